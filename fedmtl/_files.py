@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def append_bytes(path: Path, length: int, content: Iterable[bytes]) -> None:
+    """Write ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind them is cut off.
+
+    The file is made, with its folder, where ``length`` is 0. All is on the disk when this returns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "r+b" if length else "wb") as file:
+        file.truncate(length)
+        file.seek(length)
+        for part in content:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
@@ -58,10 +58,6 @@ class Threads:
         for thread in running:
             thread.result()
         return cast("list[Result]", found)
-
-    def begin(self, work: Callable[[], Result]) -> Future[Result]:
-        """Let a thread do some work beside; the result is waited for where it is needed."""
-        return self._pool.submit(work)
 
     def close(self) -> None:
         """Stop the threads."""

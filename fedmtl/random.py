@@ -144,11 +144,6 @@ def _bits_on_host(key: int, client: Tensor, index: Tensor, step: int) -> Tensor:
     return torch.from_numpy(bits.view(np.int64)).reshape(index.shape)
 
 
-def uniform_of(words: np.ndarray) -> np.ndarray:
-    """Return the numbers of :func:`keyed_uniform` of the first words of :func:`philox_words`."""
-    return ((words & 0x7FFFFFFFFFFFFFFF) >> 10).astype(np.float64) * 2.0**-53
-
-
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
     """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of :func:`keyed_bits`."""
     return (keyed_bits(key, client, step, index) >> 10).to(torch.float64) * 2.0**-53

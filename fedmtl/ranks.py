@@ -13,10 +13,9 @@ import logging
 import os
 import pickle
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
 from typing import Any, TypeVar
@@ -32,10 +31,7 @@ T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
 _NOTICE = 10.0  # seconds after which a process says that it waits for them
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
-_INLINE = 4000  # bytes of a value that travel with its length
-_HEAD = 16
 _LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)  # gloo has no class for it
-_POLL = 0.2  # seconds between two looks whether all ranks have arrived
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,27 +96,6 @@ class Ranks:
         """Return whether this is rank 0."""
         return self.rank == 0
 
-    @property
-    def alone(self) -> Ranks:
-        """Return this process as the only one of a run of its own, beside the others of its machine."""
-        return replace(self, rank=0, size=1, group=None)
-
-    def take(self, purpose: str) -> int:
-        """Return the next of the numbers 0, 1, 2, ... of ``purpose``, each of which one rank gets: the one that asks.
-        No rank waits for another."""
-        with self._together():
-            return int(dist.distributed_c10d._get_default_store().add(f"fedmtl/{purpose}", 1)) - 1
-
-    def meet(self) -> None:
-        """Return when all ranks have called this, however long that takes; once for the ranks of a launch."""
-        if self.size == 1:
-            return
-        self.take("met")
-        store = dist.distributed_c10d._get_default_store()
-        with self._together():
-            while store.add("fedmtl/met", 0) < self.size:
-                time.sleep(_POLL)
-
     def leave(self) -> None:
         """End this process's part in a launch, when it has nothing more to ask or to answer: threads that still wait
         for the others when the process ends would abort it. A group that the program made itself stays."""
@@ -153,15 +128,17 @@ class Ranks:
         every rank. Tensors arrive on the CPU."""
         if self.size == 1:
             return make()
-        value, error = None, None
+        value, error, box = None, None, [b""]
         if self.first:
             try:
                 value = make()
             except Exception as raised:
                 error = _known(raised)
-            self._broadcast(_packed((value, error)))
-        else:
-            value, error = pickle.loads(self._broadcast(b""))
+            box = [_packed((value, error))]
+        with self._together():
+            dist.broadcast_object_list(box, 0, group=self.group)
+        if not self.first:
+            value, error = pickle.loads(box[0])
         if error is not None:
             raise _known(error)
         return value  # type: ignore[return-value]
@@ -175,14 +152,13 @@ class Ranks:
             dist.all_gather_object(found, value, group=self.group)
         return found
 
-    def join(self, rows: Tensor, places: Tensor, count: int, *, at_all: bool = True) -> Tensor:
-        """Return rows from all ranks in one tensor.
+    def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
+        """Return rows from all ranks in one tensor, at every rank.
 
         Args:
             rows: (k, ...) those of this rank, the same dtype and further sizes everywhere.
             places: int64 (k,) where they belong.
             count: n, rows in all; every place is that of one rank.
-            at_all: at every rank; else at the first, and elsewhere ``rows`` are returned.
 
         Returns:
             (n, ...) on the device of ``rows``; ``rows`` themselves in a single process whose places are in order.
@@ -190,21 +166,15 @@ class Ranks:
         if self.size == 1 and bool((places == torch.arange(count)).all()):
             return rows
         own = rows.detach().cpu().contiguous()
-        out = own.new_zeros(count if at_all or self.first else 0, *rows.shape[1:])
+        out = own.new_zeros(count, *rows.shape[1:])
         for rank, where in enumerate(self.gather(places.tolist())):
             part = own if rank == self.rank else own.new_empty(len(where), *rows.shape[1:])
             flat = part.view(-1).view(torch.uint8)
             if self.size > 1 and len(flat):
                 with self._together():
-                    if at_all:
-                        dist.broadcast(flat, rank, group=self.group)
-                    elif rank and self.first:
-                        dist.recv(flat, rank, group=self.group)
-                    elif rank == self.rank and rank:
-                        dist.send(flat, 0, group=self.group)
-            if len(out):
-                out[torch.tensor(where, dtype=torch.int64)] = part
-        return out.to(rows.device) if len(out) or not count else rows
+                    dist.broadcast(flat, rank, group=self.group)
+            out[torch.tensor(where, dtype=torch.int64)] = part
+        return out.to(rows.device)
 
     @contextmanager
     def agree(self) -> Iterator[None]:
@@ -223,23 +193,6 @@ class Ranks:
                 if isinstance(found, FedmtlError) and rank and self.first:
                     found = type(found)(f"rank {rank}: {found}")
                 raise _known(found) from error
-
-    def _broadcast(self, data: bytes) -> bytes:
-        """Return the bytes of rank 0: in one message where they are few, else in two."""
-        head = torch.zeros(_HEAD + _INLINE, dtype=torch.uint8)
-        if self.first:
-            known = data[:_INLINE]
-            head[:8] = torch.frombuffer(bytearray(len(data).to_bytes(8, "little")), dtype=torch.uint8)
-            head[_HEAD : _HEAD + len(known)] = torch.frombuffer(bytearray(known), dtype=torch.uint8)
-        with self._together():
-            dist.broadcast(head, 0, group=self.group)
-        length = int.from_bytes(bytes(head[:8].tolist()), "little")
-        if length <= _INLINE:
-            return head[_HEAD : _HEAD + length].numpy().tobytes()
-        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.first else head.new_empty(length)
-        with self._together():
-            dist.broadcast(whole, 0, group=self.group)
-        return whole.numpy().tobytes()
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -2,8 +2,8 @@
 
     python scripts/mutants.py [ALGORITHM ...] > mutants.md
 
-Every mutant is audited with all checks in its configurations of each algorithm: of pmtl, pmtl-local, fedavg and
-fedprox, which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose clients
+Every mutant is audited with all checks in its configurations of each algorithm: of pmtl, pmtl-local and fedavg,
+which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose clients
 act one at a time; some of the latter with further releases.
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import BoundSampler, SamplingLaw, calibrate_multiplier, step_event
+from fedmtl.privacy import BoundSampler, Price
 from fedmtl.privacy.accounting.composition import renyi_curve
 from fedmtl.privacy.accounting.pld import LossLaw
 
@@ -45,9 +45,10 @@ def regression(
     return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=None, name="regression")
 
 
-def calibrated(sampler: BoundSampler, law: SamplingLaw, *, releases: int = 1, **asked) -> float:
-    """The multiplier of each Gaussian release of a step; ``asked`` are the target, delta and number of steps."""
-    return calibrate_multiplier(lambda z: step_event((z,) * releases, sampler, law), **asked)
+def price_of(sampler: BoundSampler, delta: float, *, releases: int = 1, mechanism: str = "gaussian") -> Price:
+    """The price of steps with releases of one number each, under the sampler's own law."""
+    sampled = sampler.probability if sampler.law().amplified else 1.0
+    return Price(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
 
 
 def renyi_epsilon(event, uses: int, delta: float) -> float:

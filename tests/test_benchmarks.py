@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -24,5 +25,31 @@ def test_a_driver_refuses_what_is_not_there_before_any_work(driver, words, messa
     monkeypatch.setattr(sys, "argv", [driver, *words.split()])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(BENCHMARKS / driver), run_name="__main__")
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "2 writers, 5 images each on average; the study needs 206 writers and 60 images each: give the full file"),
+        (["--chosen"], "scores.csv has no settings of femnist all images; leave out --chosen, which searches for them"),
+    ],
+)
+def test_the_study_with_all_images_refuses_a_file_without_them(tmp_path, words, message, monkeypatch, capsys):
+    pixels = [[0.5] * 784] * 5
+    users = {name: {"x": pixels, "y": [0, 1, 2, 3, 4]} for name in ("a", "b")}
+    file = tmp_path / "few.json"
+    file.write_text(json.dumps({"users": list(users), "num_samples": [5, 5], "user_data": users}))
+    given = ["--studies", "femnist all images", "--femnist-all", str(file), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, *words])
+    before = set(sys.modules)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(str(BENCHMARKS / "reproduce/comparison/run.py"), run_name="__main__")
+    finally:
+        for name in {"report", "settings", "sweep", "scores"} & (set(sys.modules) - before):
+            del sys.modules[name]
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]

@@ -45,3 +45,18 @@ def test_one_module_and_one_yaml_add_a_data_set(tmp_path):
     refused = run("-m", "fedmtl", "data=coins", "data.purses=5")
     assert refused.returncode == 2
     assert refused.stderr == "fedmtl: error: data.purses is no setting; accepted in data: clients.\n"
+
+
+def test_the_walks_name_files_and_functions_that_exist():
+    text = TEXT.read_text(encoding="utf-8")
+    (walks,) = re.findall(r"^## Three walks through the code\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    root = Path(fedmtl.__file__).parent
+    named = re.findall(r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", walks)
+    assert len(named) > 25
+    for file, name in named:
+        (path,) = [path for path in (root / file, root / "privacy" / file) if path.is_file()] or [None]
+        if path is None:  # named for all papers
+            assert list(root.glob(f"algorithms/*/{file}")), file
+            continue
+        for part in name.split("."):
+            assert not part or re.search(rf"^ *(def|class) {part}\b", path.read_text(), re.MULTILINE), (file, name)

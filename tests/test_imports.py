@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import fedmtl
+
 ROOT = Path(__file__).parents[1]
 
 # Each takes from a tenth of a second to more than one; `fedmtl --help` and an error in a setting need none of them.
 SLOW = (
-    *("dp_accounting", "hydra", "matplotlib", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
+    *("dp_accounting", "hydra", "jinja2", "matplotlib", "networkx", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
     *("rich", "scipy", "scipy.signal", "scipy.stats", "sklearn", "torch", "torchvision"),
 )
 OPTIONAL = ("fcntl", "h5py", "mlflow", "torch.utils.tensorboard")  # not on every system
@@ -70,6 +72,20 @@ print(*{name for name in sys.modules} & set(sys.argv[1:]))
         [sys.executable, "-c", program, *unused, "matplotlib"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("\n", 0), done.stderr
+
+
+def test_the_stub_names_all_that_the_package_offers() -> None:
+    """Type checkers read the stub, and the package reads its names from it."""
+    tree = ast.parse((ROOT / "fedmtl" / "__init__.pyi").read_text())
+    names = {
+        alias.asname: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(names) == fedmtl.__all__
+    assert {*names, "__version__"} <= set(dir(fedmtl))
+    assert fedmtl.PMTL is fedmtl.algorithms.PMTL
+    assert fedmtl.models.__name__ == "fedmtl.models"
+    with pytest.raises(AttributeError, match="module 'fedmtl' has no attribute 'Pmtl'"):
+        getattr(fedmtl, "Pmtl")  # noqa: B009 - type checkers would refuse the attribute
 
 
 def test_events_are_those_of_dp_accounting_where_that_is_imported_later() -> None:

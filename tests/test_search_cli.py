@@ -107,9 +107,20 @@ def test_an_interrupted_search_resumes(
         (["privacy.epsilon=1,2"], "privacy.epsilon is 2"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "privacy=none"], "privacy is None;"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"], "raise score_noise"),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"], "score_bound is for regression"),
+        (
+            ["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0"],
+            "error: --score-noise is 0.0; it must be a finite number above 0.",
+        ),
+        (
+            ["algorithm=pmtl", "algorithm.lam=1,2", "--mean", "0"],
+            "error: --mean is 0.0; the expected number of repetitions",
+        ),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "--shape", "-1"], "error: --shape is -1.0; it must be at least 0"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"], "error: --score-bound is for regression"),
+        (
+            ["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"],
+            "raise --score-noise (it is 0.001), or lower --mean.",
+        ),
         (["algorithm=pmtl,local"], "'algorithm=local': its algorithm releases nothing"),
     ],
 )
@@ -134,7 +145,8 @@ def test_a_table_of_several_runs_says_that_choosing_is_not_private(
 ) -> None:
     for name, lam in (("a", 0.1), ("b", 1.0)):
         (here / name / "private").mkdir(parents=True)
-        result = {"algorithm": "pmtl", "epsilon": 2.0, "delta": 1e-5, "accuracy": 0.5, "lam": lam, "seed": 0}
+        result = {"algorithm": "pmtl", "epsilon": 2.0, "delta": 1e-5, "accuracy": 0.5, "seed": 0}
+        result["configuration"] = {"algorithm": {"class": "PMTL", "lam": lam}}
         (here / name / "private" / "result.json").write_text(json.dumps(result))
     assert main(["report", "a", "b"]) == 0
     words = " ".join(capsys.readouterr().out.split())

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from fedmtl._check import non_negative, one_of, positive, positive_int
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
+from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, Price
 
 from .mp_mtl import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
 
@@ -93,10 +93,7 @@ class TaskBudget:
         kind = _LAWS[self.mechanism]
         epsilon, delta = self.record_level(records) if self.unit == "record_group" else (self.epsilon, self.delta)
 
-        def step(multiplier: float) -> Any:
-            return kind(multiplier).event(dimension)
-
-        return kind(calibrate_multiplier(step, target=epsilon, delta=delta, uses=uses))
+        return kind(Price(mechanism=kind.name, sizes=(dimension,), delta=delta).multiplier(epsilon, uses))
 
     def replaced(self, counts: Tensor) -> Tensor:
         """Share of a task's mean loss that one protected unit can replace: (n,), 1 / n_i or 1."""

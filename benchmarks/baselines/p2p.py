@@ -73,13 +73,13 @@ class PeerProblem:
     @cached_property
     def ridge(self) -> Array:
         """lambda_i, (n,)."""
-        return self.network.ridge(self.network.counts)
+        return self.network.ridge
 
     @cached_property
     def pull(self) -> Array:
         """mu D_ii c_i, (n,)."""
         n = self.network
-        pull: Array = n.mu * n.graph.normalization * n.confidence(n.counts)
+        pull: Array = n.mu * n.graph.normalization * n.confidence
         return pull
 
     @property

@@ -71,7 +71,7 @@ class GossipState:
         half = graph.weights.data / 2
         self._copy_pull = half / (half + self._rho)  # of Theta_i in its copy of Theta_j
         self._hold = self._rho + half * self._rho / (half + self._rho)  # of all terms of arc (i, j) in Theta_i
-        smooth = problem.pull * problem.network.curvature(problem.network.counts)
+        smooth = problem.pull * problem.network.curvature
         total = smooth + np.add.reduceat(self._hold, self._pointer[:-1])
         self._size = 1.0 / total
         self.theta = start.copy()

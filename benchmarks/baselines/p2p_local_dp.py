@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from fedmtl._check import positive
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
+from fedmtl.privacy import Price, RecordPrivacy
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import NoiseLaw
 from fedmtl.privacy.noise.registry import LAWS
@@ -117,10 +116,8 @@ def perturb_records(
     count, width = vectors.shape
     delta = privacy.resolved_delta(count)
 
-    def step(multiplier: float) -> Any:
-        return LAWS[privacy.mechanism](multiplier).event(width)
-
-    law = LAWS[privacy.mechanism](calibrate_multiplier(step, target=float(privacy.epsilon), delta=delta, uses=1))
+    price = Price(mechanism=privacy.mechanism, sizes=(width,), delta=delta)
+    law = LAWS[privacy.mechanism](price.multiplier(float(privacy.epsilon), 1))
     source = SeededSource(seed, replicate)
     noise = law.draw_rows(source, "local-dp/record", 0, torch.arange(count), width)
     released = torch.from_numpy(vectors.numpy() + 2 * bound * noise)
@@ -129,7 +126,7 @@ def perturb_records(
         y = torch.ones(count, dtype=torch.float64)
     else:
         y = released[:, p] * (target / privacy.clip_norm / _SHRINK)
-    at = step(law.multiplier)
+    at = law.event(width)
     spent = epsilon_of(at, 1, delta)
     perturbed = LinearData(
         released[:, :p].contiguous().split(counts), y.split(counts), False, f"{data.name}, perturbed"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
 
+from matplotlib.axes import Axes
 from scipy.stats import t as student
 from sweep import markdown
 
@@ -135,39 +136,98 @@ def mark(own: Sequence[Score], other: Sequence[Score]) -> str:
     return "▲" if (gain > 0) == own[0].larger else "▼"
 
 
-def table(scores: Sequence[Score], setting: str, *, digits: int = 3) -> str:
-    """Return a table of a setting: a line a method, a column an epsilon, marks against training alone, best in bold.
+def methods_of(scores: Iterable[Score]) -> list[str]:
+    """Return the methods, in the order in which they come first."""
+    return list(dict.fromkeys(score.method for score in scores))
+
+
+def epsilons_of(scores: Iterable[Score]) -> list[float]:
+    """Return the epsilons of runs that release something under noise, in ascending order."""
+    return sorted({score.epsilon for score in scores if 0 < score.epsilon < math.inf})
+
+
+def by_epsilon(scores: Sequence[Score], cell: Callable[[Sequence[Score], float], str]) -> str:
+    """Return a table of a setting: a line a method, a column an epsilon, in each what ``cell`` writes of its scores.
 
     What does not depend on epsilon (training alone, public rows alone) has its score in every column.
     """
-    own = [score for score in scores if score.setting == setting]
-    methods = list(dict.fromkeys(score.method for score in own))
-    epsilons = sorted({score.epsilon for score in own if 0 < score.epsilon < math.inf})
-    cells = {
-        (method, epsilon): [s for s in own if s.method == method and s.epsilon in (epsilon, 0.0)]
-        for method in methods
-        for epsilon in epsilons
-    }
-    methods = [method for method in methods if any(cells[method, epsilon] for epsilon in epsilons)]
-    local = next((score.method for score in own if score.role == "local"), None)
-    sign = 1.0 if own[0].larger else -1.0
-
-    def value_of(method: str, epsilon: float) -> float:
-        return sign * mean(score.score for score in cells[method, epsilon])
-
-    best = {e: max((m for m in methods if cells[m, e]), key=lambda m, e=e: value_of(m, e)) for e in epsilons}
+    epsilons = epsilons_of(scores)
     lines = []
-    for method in methods:
-        line = [method]
-        for epsilon in epsilons:
-            found = cells[method, epsilon]
-            if not found:
-                line.append("")
-                continue
-            value, half = interval(score.score for score in found)
-            text = f"{value:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
-            text = f"**{text}**" if best[epsilon] == method else text
-            marked = mark(found, cells[local, epsilon]) if local and method != local and len(found) > 1 else ""
-            line.append(f"{text} {marked}".strip())
-        lines.append(line)
+    for method in methods_of(scores):
+        own = [score for score in scores if score.method == method]
+        found = [[score for score in own if score.epsilon in (epsilon, 0.0)] for epsilon in epsilons]
+        if any(found):
+            cells = zip(found, epsilons, strict=True)
+            lines.append([method, *(cell(some, epsilon) if some else "" for some, epsilon in cells)])
     return markdown(["method", *(f"epsilon {epsilon:g}:" for epsilon in epsilons)], lines)
+
+
+def table(
+    scores: Sequence[Score],
+    setting: str,
+    *,
+    digits: int = 3,
+    text: Callable[[float], str] | None = None,
+    against: Sequence[str] = (),
+) -> str:
+    """Return a table of a setting: means with half their 95% intervals, the best of an epsilon in bold, and marks of
+    the paired differences.
+
+    Args:
+        scores: of this setting and others.
+        setting: its title.
+        digits: after the point, where there is no ``text``, which writes a number.
+        against: methods that the others are marked against, with a dot where the interval leaves 0 in; none for
+            training alone, without dots.
+    """
+    own = [score for score in scores if score.setting == setting]
+    write = text or (lambda value: f"{value:.{digits}f}")
+    local = next((score.method for score in own if score.role == "local"), None)
+    sign, dot = (1.0 if own[0].larger else -1.0), "·" if against else ""
+    others = against or [local]
+
+    def at(method: str | None, epsilon: float) -> list[Score]:
+        return [score for score in own if score.method == method and score.epsilon in (epsilon, 0.0)]
+
+    highest = {
+        epsilon: max(sign * mean(s.score for s in some) for m in methods_of(own) if (some := at(m, epsilon)))
+        for epsilon in epsilons_of(own)
+    }
+
+    def cell(found: Sequence[Score], epsilon: float) -> str:
+        (value, half), method = interval(score.score for score in found), found[0].method
+        shown = write(value) + ("" if math.isnan(half) else f" ± {write(half)}")
+        shown = f"**{shown}**" if sign * value == highest[epsilon] else shown
+        if method == local or len(found) < 2:
+            return shown
+        marks = [mark(found, at(other, epsilon)) or dot for other in others if other not in (None, method)]
+        return f"{shown} {''.join(marks)}".strip()
+
+    return by_epsilon(own, cell)
+
+
+def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: float = 1.0, **style: Any) -> None:
+    """Draw the mean of a method by epsilon with 95% intervals; a level line where it does not depend on epsilon.
+
+    Args:
+        axes: a panel.
+        own: scores of one method in one setting; without any nothing is drawn.
+        scale: of the scores.
+        shift: of the epsilons, so that methods do not hide one another.
+        style: of the line.
+    """
+    epsilons = epsilons_of(own)
+    if own and not epsilons:
+        axes.axhline(scale * mean(score.score for score in own), **{k: v for k, v in style.items() if k != "marker"})
+    elif own:
+        points = [interval(score.score for score in own if score.epsilon == epsilon) for epsilon in epsilons]
+        means, halves = zip(*points, strict=True)
+        y, bars = ([scale * value for value in values] for values in (means, halves))
+        axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
+
+
+def epsilon_axis(axes: Axes, epsilons: Sequence[float]) -> None:
+    """Give a panel a logarithmic axis with the epsilons as its marks."""
+    axes.set_xscale("log")
+    axes.set_xticks(epsilons, labels=[f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()

@@ -34,7 +34,7 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import operation_threads
 from fedmtl.privacy import ScaledRows, SeededSource
 from fedmtl.privacy.noise.registry import LAWS
-from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
+from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
@@ -141,12 +141,12 @@ def learner(records: int, bound: str = "clip") -> Workload:
     algorithm = AsyncLearner(kappa=20.0, horizon=1000, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
     clip = 5.0 if algorithm.xi is None else algorithm.xi
     problem = problem_of(data, 10**6)
-    rows = list(algorithm._work(problem).data.x)
+    rows = list(algorithm.data(problem).x)
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
     pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
 
     loop = central_learner(
-        arrays, targets, a=algorithm.effective_step(owners, owners, 1000), reg=algorithm.reg,
+        arrays, targets, a=algorithm.effective_step(owners, 1000), reg=algorithm.reg,
         top=algorithm.theta_max, clip=clip, clipped=bound == "clip",
     )  # fmt: skip
 
@@ -188,7 +188,7 @@ def tasks() -> Workload:
         problem=problem,
         algorithm=algorithm,
         budgets=(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, mechanism="l2_laplace"),),
-        schedule=lambda events: Latencies(latency=UniformLatency(0.0, 15.0), events=events),
+        schedule=lambda events: Latencies(latency=RandomLatency("uniform", {"scale": 15.0}), events=events),
         loop=lambda who, noise: run(who, noise).T,
         law=l2_laplace,
         released="shared",

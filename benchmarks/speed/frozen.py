@@ -86,7 +86,7 @@ class Contender:
         timed = self.seconds[WARM_UP:]
         with self.problem.executor.stack() as stack:
             frozen = sum(p.nbytes for p in stack.train_module.parameters() if not p.requires_grad)
-            size = (stack.rows.nbytes + stack.grads.nbytes + frozen) / 2**20
+            size = (2 * stack.rows.nbytes + frozen) / 2**20
             copies = len(stack.rows)
         total = sum(p.numel() for p in self.problem.module.parameters())
         return (

@@ -1,10 +1,10 @@
-"""Rounds on a GPU: fedmtl with and without recorded local steps, a plain PyTorch loop, and pfl, on the same work.
+"""Rounds on a GPU: fedmtl in float32 and with products in bfloat16, a plain PyTorch loop, and pfl, on the same work.
 
 W1 and W2 are those of rounds.py. W3 has 3,400 clients, cohorts of 10 and a network of 1.2 million parameters; W4 1,000
 clients of 50 images in colour, cohorts of 50 and 1.6 million parameters; both on random images, since the time of a
 round does not depend on what they show. Contenders take turns, each in a process of its own, and print a line of JSON:
-seconds a round (a round ends when the GPU has), memory, how often a round waited for the GPU, recorded graphs, final
-loss. ``--tests`` first runs the tests that need a GPU. ``--small`` tries the command where there is none.
+seconds a round (a round ends when the GPU has), memory, final loss.
+``--tests`` first runs the tests that need a GPU. ``--small`` tries the command where there is none.
 
 Whatever fails, takes longer than ``--limit`` or would begin after ``--seconds`` is said, and the rest goes on: first
 every contender once on every workload, then all of them again. Each line is printed and written when it is there.
@@ -43,23 +43,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 PLANNED = 1500  # rounds of W3 and W4
 
 
-def variants(model: str, device: str) -> dict[str, list[str]]:
-    """Name of a variant of fedmtl -> its further arguments."""
-    recorded = {"strategy": "stacked", "graphs": True}
-    found = {
-        "fedmtl": (recorded, "float32"),
-        "fedmtl, no graphs": (recorded | {"graphs": False}, "float32"),
-        "fedmtl, no TF32": (recorded | {"tf32": False}, "float32"),
-        "fedmtl, bfloat16": (recorded, "bfloat16"),
-    }
-    if model != "logistic":
-        found["fedmtl, grouped convolutions"] = (recorded | {"convolutions": "grouped"}, "float32")
-    if device == "cpu":  # has no TF32, and takes grouped convolutions unless it is told
-        del found["fedmtl, no TF32"]
-        found = {name: ({"convolutions": "products"} | one, dtype) for name, (one, dtype) in found.items()}
-    return {name: ["--execution", json.dumps(one), "--dtype", dtype] for name, (one, dtype) in found.items()}
-
-
+VARIANTS = {"fedmtl": "float32", "fedmtl, bfloat16": "bfloat16"}  # with their dtypes
 Side = tuple[str, str, str, list[str]]
 """Name, script, interpreter and further arguments of a contender."""
 
@@ -77,7 +61,8 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
     prepared.problem.executor.close()
-    sides = [(name, "fedmtl", sys.executable, more) for name, more in variants(settings["model"], given.device).items()]
+    stacked = ["--execution", json.dumps({"strategy": "stacked"}), "--dtype"]
+    sides = [(name, "fedmtl", sys.executable, [*stacked, dtype]) for name, dtype in VARIANTS.items()]
     sides.append(("plain loop", "plain loop", sys.executable, []))
     if given.pfl_python and settings["method"] == "fedprox":
         sides.append(("pfl", "pfl", given.pfl_python, []))
@@ -125,15 +110,15 @@ def summaries(found: list[Line]) -> list[Line]:
 def table(lines: list[Line]) -> str:
     """The lines as a Markdown table."""
     names = ["workload", "contender", "seconds a round (least to most)", "1,500 rounds", "against fedmtl"]
-    names += ["waits a round", "graphs", "GPU MiB", "final loss"]
-    rows = [f"| {' | '.join(names)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    names += ["GPU MiB", "final loss"]
+    rows = [f"| {' | '.join(names)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for line in lines:
         times = ratio(line, lines)
         told = "1" if line["contender"] == "fedmtl" else "no ratio" if times is None else f"{times:.2f} x"
         cells = [
             line["workload"], f"{line['contender']} {line['version']}",
             f"{line['seconds']:.5f} ({line['least']:.5f} to {line['most']:.5f})", f"{PLANNED * line['seconds']:.1f} s",
-            told, line.get("waits", ""), line.get("graphs", ""), line["gpu_mib"] or "", f"{line['loss']:.4f}",
+            told, line["gpu_mib"] or "", f"{line['loss']:.4f}",
         ]  # fmt: skip
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)

@@ -28,7 +28,7 @@ from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.synthetic.agents import make_synthetic_agents
-from fedmtl.graphs import Graph, ring
+from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
@@ -73,7 +73,12 @@ def population(n: int, p: int, records: int, seed: int = 0) -> FederatedDataset:
 
 
 def run(
-    data: FederatedDataset, graph: Graph, events: int, per_client: int, replicates: int = 1, clock=time.perf_counter
+    data: FederatedDataset,
+    graph: Graph | GraphSettings,
+    events: int,
+    per_client: int,
+    replicates: int = 1,
+    clock=time.perf_counter,
 ) -> tuple[float, float]:
     """Seconds to open everything, and wake-ups a second after that."""
     began = clock()
@@ -135,7 +140,7 @@ def main() -> None:
             print(f"  {name:<10} {middle:>8,.0f} {spread}   {middle / plain:.2f} x the loop")
     if part in ("scale", "both"):
         for n in (1_000, 10_000, 100_000):
-            opened, speed = run(population(n, 10, 5), ring([f"a{i}" for i in range(n)], 3), 20_000, 100)
+            opened, speed = run(population(n, 10, 5), Ring(3), 20_000, 100)
             top = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(f"{n:>7,} agents: {speed:,.0f} wake-ups a second, opened in {opened:.1f} s, {top:,.0f} MiB at most")
 

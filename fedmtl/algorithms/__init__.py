@@ -2,8 +2,9 @@
 
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
-from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast, simulate
+from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
 from .async_learner.one_answer import Moments, PublicStart
+from .async_learner.simulated import simulate
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
@@ -25,7 +26,7 @@ from .ppsgd import PPSGD
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
 from .server import ServerOptimizer, apply_update
-from .store import ClientStore, MappedClientStore
+from .store import ClientStore
 
 __all__ = [
     "APFL",
@@ -39,7 +40,7 @@ __all__ = [
     "AsyncLearner",
     "ClientStore",
     "ClusteredPMTL",
-    "Collaboration",
+    "CostOfPrivacy",
     "Ditto",
     "DomainBound",
     "FedAvg",
@@ -47,11 +48,9 @@ __all__ = [
     "FedProx",
     "FedRep",
     "Finetune",
-    "Forecast",
     "Local",
     "LocalFit",
     "MPMTLayers",
-    "MappedClientStore",
     "Moments",
     "Own",
     "PFedMe",
@@ -65,8 +64,7 @@ __all__ = [
     "ServerOptimizer",
     "State",
     "apply_update",
-    "choose_kappa",
-    "fit_forecast",
+    "cost_of_privacy",
     "keep_models",
     "largest_delay",
     "personal_fields",

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._devices import sent, waits
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, PrivacyError
-from ..local import BatchPlan, Executor, LocalSolver, Mixture, plan_batches, train_locally
+from ..local import BatchPlan, Executor, LocalSolver, LocalTraining, Mixture, plan_batches
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
 from ..local.optimizers import Strength, rows_of
 from ..local.places import LANES, grain_of, places
-from ..local.private import train_privately
 from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
 from ..privacy.clip import Clip, not_finite
@@ -31,8 +27,7 @@ from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from ..stacked.per_example import piece_width
-from .dealing import part_of
-from .store import ClientStore, Fields, MappedClientStore, PartStore
+from .store import ClientStore, Fields
 
 PERSONALIZE_ROUND = 2**32 - 1
 """The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
@@ -41,19 +36,10 @@ PERSONALIZE_ROUND = 2**32 - 1
 @dataclass
 class Tally:
     """Counts local trainings, and those that ended in a model that is not finite: such a client sends nothing and keeps
-    the model that it had.
-
-    Off the CPU the second count is a tensor while a round is computed; whoever asks for :attr:`lost` waits for it.
-    """
+    the model that it had."""
 
     trained: int = 0
-    diverged: int | Tensor = 0
-
-    @property
-    def lost(self) -> int:
-        """Return ``diverged`` as a number."""
-        self.diverged = int(self.diverged)
-        return self.diverged
+    diverged: int = 0
 
 
 @dataclass
@@ -81,7 +67,7 @@ class Problem:
         executor: computes chunks of clients.
         rounds: planned number of events.
         seed: of the run.
-        store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
+        rows_in_files: whether the clients' own tensors are read from files of the run's folder, and not kept in memory.
         protects_records: whether the protected unit is one record, so that gradients of local training are released.
         tally: counts local trainings, for whoever runs the simulation; private.
         ranks: the processes that compute the run.
@@ -98,7 +84,7 @@ class Problem:
     executor: Executor
     rounds: int
     seed: int
-    store_folder: Path | None = None
+    rows_in_files: bool = False
     protects_records: bool = False
     tally: Tally | None = None
     ranks: Ranks = ALONE
@@ -152,29 +138,23 @@ class Problem:
 
     def client_store(self, fields: Fields) -> ClientStore:
         """Return an empty store of the clients' own tensors, on the problem's device."""
-        folder = None if self.store_folder is None else part_of(self.store_folder, self.ranks.rank, self.ranks.size)
+        return ClientStore(
+            self.clients,
+            fields,
+            device=self.initial.device,
+            members=None if self.owner is None else (self.owner == self.ranks.rank).nonzero()[:, 0],
+            part=f"{self.ranks.rank}-of-{self.ranks.size}",
+            in_files=self.rows_in_files,
+        )
+
+    def gathered(self, store: ClientStore) -> ClientStore:
+        """Return a store with the tensors of all clients, at every rank; in a single process ``store`` itself."""
         if self.owner is None:
-            return self._store(self.clients, fields, folder)
-        members = (self.owner == self.ranks.rank).nonzero()[:, 0]
-        return PartStore(self.clients, members, self._store(len(members), fields, folder))
-
-    def _store(self, clients: int, fields: Fields, folder: Path | None) -> ClientStore:
-        device = self.initial.device
-        if folder is None:
-            return ClientStore(clients, fields, device=device)
-        return MappedClientStore(clients, fields, folder=folder, device=device)
-
-    def gathered(self, store: ClientStore, *, at_all: bool = False) -> ClientStore:
-        """Return a store with the tensors of all clients, at the first rank, or at all of them; elsewhere, and where
-        the tensors are in files, ``store`` itself."""
-        if not isinstance(store, PartStore) or (self.store_folder is not None and not at_all):
             return store
-        whole = ClientStore(self.clients, store.fields, device=self.initial.device if at_all else "cpu")
-        for name in store.fields:
-            rows = self.ranks.join(store.gather(name, store.members), store.members, self.clients, at_all=at_all)
-            if at_all or self.ranks.first:
-                whole.assign(name, rows)
-        return whole if at_all or self.ranks.first else store
+        whole, own = ClientStore(self.clients, store.fields, device=self.initial.device), store.members
+        joined = {name: self.ranks.join(store.gather(name, own), own, self.clients) for name in store.fields}
+        whole.scatter_all(torch.arange(self.clients), joined)
+        return whole
 
     def train_locally(
         self,
@@ -188,12 +168,8 @@ class Problem:
         divergence: Loss | None = None,
         moving: Tensor | None = None,
         mixture: Mixture | None = None,
-        less: Tensor | None = None,
-        kept: Tensor | None = None,
-        out: Tensor | None = None,
-        into: RowTotal | None = None,
     ) -> Tensor:
-        """Return every client's model after its local run, or how far it is from a point.
+        """Return every client's model after its local run.
 
         Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
         client without one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
@@ -207,85 +183,25 @@ class Problem:
                 with one strength for each coordinate, or a :class:`~fedmtl.local.precision.Precision` P, and the pull
                 is (1/2) (w - anchor)^T P (w - anchor).
             divergence: what the pull measures in place of the squared distance, see
-                :func:`fedmtl.local.train_locally`; not where records are protected.
+                :class:`fedmtl.local.LocalTraining`; not where records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
             mixture: personal models (k, D) that are trained beside, at the same batches, see
                 :class:`fedmtl.local.Mixture`; changed in place, and without noise where records are protected, since
                 nothing of them is sent. None without.
-            less: (D,), what is subtracted from every model; None for nothing.
-            kept: (k, D), where the models themselves go beside the result; None for nowhere.
-            out: (k, D), where the result goes; may be ``start``.
-            into: a sum that the rows of the result are added to, and nobody keeps them; see :meth:`send_change`.
 
         Returns:
-            (k, D), on the device and in the dtype of ``initial``; (0, D) where it was added ``into`` a sum.
+            (k, D), on the device and in the dtype of ``initial``.
 
         Raises:
             PrivacyError: single records are protected, and there is no way out: a number in place of the round.
         """
+        models = self.initial.new_empty(len(clients), self.dimension)
         number = round if isinstance(round, int) else round.number
-        count = len(clients) if into is None else 0
-        result = self.initial.new_empty(count, self.dimension) if out is None else out
-        if self.protects_records:
-            if divergence is not None:
-                raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
-            self._train_privately(solver, start, clients, result, round, lam, anchor, moving, mixture)
-            if kept is not None:
-                kept.copy_(result)
-            return self._counted(result if less is None else result.sub_(less), number)
-        sums = None if self.tally is None or not self._by_processor else result.new_zeros(len(clients))
-        counts = self.data.train.counts[clients]
-        steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
-        lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
-        idle = sent((steps == 0).nonzero()[:, 0], start.device)
-        if len(idle) and (out is not start or less is not None):
-            stay = start[idle] if start.dim() == 2 else start
-            still = stay if less is None else stay - less
-            if into is None:
-                result[idle] = still
-            else:
-                into.add(still.expand(len(idle), -1))
-            if kept is not None:
-                kept[idle] = stay
-            if sums is not None:
-                sums[idle] = stay.sum(-1)
-        for width in widths[steps > 0].unique().tolist():
-            alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
-            members, real = places(steps[alike], lanes[alike], grain)
-            block = plannable(int(steps[alike].max()), width, grain)
-            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
-                plan = plan_batches(
-                    self.data, solver, clients[place], seed=self.seed, round=number, width=width, grain=grain
-                )
-                plan.steps = torch.where(used, plan.steps, 0)  # of a filler nothing is written
-
-                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
-                    train_locally(
-                        stack,
-                        self.data,
-                        self.loss,
-                        solver,
-                        plan.part(part),
-                        start,
-                        out=result if into is None else into,
-                        place=place[part],
-                        less=less,
-                        kept=kept,
-                        sums=sums,
-                        lam=lam,
-                        anchor=anchor,
-                        divergence=divergence,
-                        moving=moving,
-                        mixture=mixture,
-                    )
-
-                with self.executor.products():
-                    self.executor.map(work, len(place), grain=grain, examples=width)
-        if into is not None:
-            into.has(clients)
-        if mixture is not None:
-            self._counted(mixture.models, number)
-        return self._counted(result, number, sums)
+        run = LocalTraining(
+            self.data, self.loss, solver, number, start, lam, anchor, divergence, moving, mixture
+        )  # fmt: skip
+        self._train(run, clients, round, lambda place, trained: _write(models, place, trained))
+        return models
 
     def send_change(
         self,
@@ -301,82 +217,108 @@ class Problem:
         kept: Tensor | None = None,
         mixture: Mixture | None = None,
     ) -> Tensor | RowTotal:
-        """Return what clients send who send how far they are from ``less`` after their local run: rows (k, D), or their
-        clipped sum where nobody needs the rows.
+        """Return what clients send who send how far they are from a shared model after their local run: rows (k, D), or
+        their clipped sum where the channel needs no rows.
 
         Args:
             name: of the release.
-            solver, start, clients, round, less, lam, anchor, kept, mixture: see :meth:`train_locally`.
+            solver, start, clients, round, lam, anchor, mixture: see :meth:`train_locally`.
+            less: (D,), the shared model.
+            kept: (k, D), where the models themselves go; None for nowhere.
         """
-        total = round.total(name) if round.total is not None and self._by_processor else None
-        rows = self.train_locally(
-            solver, start, clients, round=round, lam=lam, anchor=anchor, less=less, kept=kept, into=total,
-            mixture=mixture
-        )  # fmt: skip
-        return rows if total is None else total
+        total = round.total(name) if round.total is not None and self.initial.device.type == "cpu" else None
+        changes = self.initial.new_empty(len(clients) if total is None else 0, self.dimension)
 
-    @property
-    def _by_processor(self) -> bool:
-        """Whether local steps are made by the processor, as they are asked for."""
-        return not waits(self.initial.device) and not self.executor.execution.graphs
+        def send(place: Tensor, models: Tensor) -> None:
+            if kept is not None:
+                _write(kept, place, models)
+            if total is None:
+                _write(changes, place, models - less)
+            else:
+                total.add(models - less)
 
-    def _counted(self, models: Tensor, round: int, sums: Tensor | None = None) -> Tensor:
-        """Count local trainings; where ``sums`` (k,) are given, which are finite where models are, the models may have
-        gone into a sum."""
-        if self.tally is not None and round != PERSONALIZE_ROUND:
-            self.tally.trained += len(models) if sums is None else len(sums)
-            whole = sums is None or (len(models) == len(sums) and not bool(torch.isfinite(sums).all()))
-            self.tally.diverged = self.tally.diverged + not_finite(models if whole or sums is None else sums[:, None])
-        return models
+        run = LocalTraining(self.data, self.loss, solver, round.number, start, lam, anchor, mixture=mixture)
+        self._train(run, clients, round, send)
+        if total is None:
+            return changes
+        total.has(clients)
+        return total
 
-    def _train_privately(
-        self,
-        solver: LocalSolver,
-        start: Tensor,
-        clients: Tensor,
-        result: Tensor,
-        round: Round | int,
-        lam: Strength,
-        anchor: Tensor | None,
-        moving: Tensor | None,
-        mixture: Mixture | None,
+    def _train(
+        self, run: LocalTraining, clients: Tensor, round: Round | int, receive: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """Train ``clients``, int64 (k,), and hand places among them, int64 (d,), and models (d, D) to ``receive`` as
+        they finish; of a client without a local step its start. Several threads may call it."""
+        diverged: list[int] = []
+
+        def finish(place: Tensor, models: Tensor) -> None:
+            if self.tally is not None:
+                diverged.append(not_finite(models))
+            receive(place, models)
+
+        train = self._train_on_records if self.protects_records else self._train_on_batches
+        idle = train(run, clients, round, finish)
+        if len(idle):
+            finish(idle, rows_of(run.start, idle).expand(len(idle), -1))
+        if self.tally is not None and run.round != PERSONALIZE_ROUND:
+            beside = () if run.mixture is None or self.protects_records else (run.mixture.models,)
+            self.tally.trained += len(clients) * (1 + len(beside))
+            self.tally.diverged += sum(diverged) + sum(map(not_finite, beside))
+
+    def _train_on_batches(
+        self, run: LocalTraining, clients: Tensor, round: Round | int, finish: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        if round == PERSONALIZE_ROUND:
-            return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
+        """Train on batches; return the places of clients without a local step."""
+        counts = self.data.train.counts[clients]
+        steps, widths = run.solver.step_counts(counts), batch_widths(counts, run.solver.batch_size)
+        lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
+        for width in widths[steps > 0].unique().tolist():
+            alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
+            members, real = places(steps[alike], lanes[alike], grain)
+            block = plannable(int(steps[alike].max()), width, grain)
+            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
+                plan = plan_batches(
+                    self.data, run.solver, clients[place], seed=self.seed, round=run.round, width=width, grain=grain
+                )
+                plan.steps = torch.where(used, plan.steps, 0)  # a filler never finishes
+
+                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
+                    for done, models in run.on_batches(stack, plan.part(part), place[part]):
+                        finish(done, models)
+
+                self.executor.map(work, len(place), grain=grain)
+        return (steps == 0).nonzero()[:, 0]
+
+    def _train_on_records(
+        self, run: LocalTraining, clients: Tensor, round: Round | int, finish: Callable[[Tensor, Tensor], None]
+    ) -> Tensor:
+        """Train by DP-SGD; return the places of clients without a local step that was charged."""
+        if run.divergence is not None:
+            raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
+        if run.round == PERSONALIZE_ROUND:
+            return torch.arange(len(clients))
         if isinstance(round, int) or round.local is None:
             raise PrivacyError(
                 "Single records are protected, so local training needs the round and not its number: pass the round "
                 "that Algorithm.client gets on to train_locally(round=...)."
             )
-        local, number, alone = round.local, round.number, self.executor.chunk < LANES
+        local, alone = round.local, self.executor.chunk < LANES
         width = None if alone else piece_width(float(local.plan.expected.max(initial=0.0)))
-        order = by_decreasing(local.steps(clients))
+        steps = local.steps(clients)
+        order = by_decreasing(steps)
+        order = order[steps[order] > 0]
 
         def work(stack: StackedModule, part: slice) -> None:
-            own = order[part]
-            place = own.to(start.device)
-            beside = None if mixture is None else mixture.of(place)
-            result[place] = train_privately(
-                stack,
-                self.data,
-                self.loss,
-                solver,
-                rows_of(start, place),
-                clients=clients[own],
-                round=number,
-                records=local,
-                width=width,
-                lam=rows_of(lam, place),
-                anchor=rows_of(anchor, place),
-                moving=moving,
-                mixture=beside,
-            )
-            if mixture is not None and beside is not None:
-                mixture.write(place, beside)
+            for done, models in run.on_records(stack, clients[order[part]], order[part], local, width):
+                finish(done, models)
 
-        with self.executor.products():
-            self.executor.map(work, len(clients), grain=1 if alone else None)
-        return result
+        self.executor.map(work, len(order), grain=1 if alone else None)
+        return (steps == 0).nonzero()[:, 0]
+
+
+def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:
+    """Write models (d, D) to their places, int64 (d,) on the host."""
+    rows.index_copy_(0, place.to(rows.device), models)
 
 
 @dataclass(frozen=True)
@@ -389,11 +331,6 @@ class Round:
             sent.
         local: the local steps that the round has charged, where single records are protected; else None.
         clips: whether releases clip at all.
-        time: float64 (1, 1), virtual time.
-        members: the records that will take part in the next release of a client that acts alone, for what it computes
-            from them by itself: :meth:`fedmtl.privacy.Channel.members`. None in rounds.
-        noise: noise that such a client adds inside, and never sends: :meth:`fedmtl.privacy.Channel.local_noise`. None
-            in rounds.
         cohort: int64 (k,), who takes part, where the clients of a round are computed in several places; it decides in
             which lanes of a stack they stand (:mod:`fedmtl.local.places`), and no number.
     """
@@ -402,9 +339,6 @@ class Round:
     clip: Callable[[str, Tensor], Tensor]
     local: LocalSteps | None = None
     clips: bool = True
-    time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
-    members: Callable[..., np.ndarray | None] | None = None
-    noise: Callable[..., Tensor] | None = None
     cohort: Tensor | None = None
     total: Callable[[str], RowTotal | None] | None = None
 
@@ -430,7 +364,6 @@ class Released:
         clip: of the gradients of single records, where clients act one at a time and their releases clip; else None.
         clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
         step: number of the round or activation.
-        time: float64 (1, 1), virtual time.
         answered: whether the client of an activation released something; else its values are zero.
     """
 
@@ -439,7 +372,6 @@ class Released:
     noise_std: Callable[[str], Tensor]
     clients: Tensor | None = None
     step: int = 0
-    time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     clip: Clip | None = None
     answered: bool = True
 
@@ -561,7 +493,7 @@ class Algorithm:
             channel: the only way out of the clients.
         """
         with problem.executor.one_thread() as threads:
-            channel.use_threads(threads)
+            channel.threads = threads
             for one in block.steps() if self.one_at_a_time else (block,):
                 state = self._step(problem, state, one, channel)
         return state
@@ -572,15 +504,11 @@ class Algorithm:
         if self.one_at_a_time and not len(clients):
             channel.release(GRADIENT, NOBODY)
             return state
-        time = block.time.numpy().T
         round = Round(
             block.first,
             channel.clip,
             channel.local,
             channel.privacy is not None,
-            time,
-            members=channel.members if self.one_at_a_time else None,
-            noise=channel.local_noise if self.one_at_a_time else None,
             cohort=None if problem.owner is None else cohort,
             total=None if self.one_at_a_time else channel.total,
         )
@@ -615,16 +543,13 @@ class Algorithm:
             block: who takes part; charged already.
             channel: the only way out of the clients.
         """
-        clients, time = block.cohort, block.time.numpy().T
-        clients = clients[problem.own(clients)]
+        clients = block.cohort[problem.own(block.cohort)]
         answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
             values = {name: value[0, 0] for name, value in values.items()}
         known, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
-        released = Released(
-            values, channel.denominator, channel.noise_std, known, block.first, time, clip, answered=answered
-        )
+        released = Released(values, channel.denominator, channel.noise_std, known, block.first, clip, answered=answered)
         return self.server(problem, public, released)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
@@ -657,11 +582,6 @@ class Algorithm:
         """Return the personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
-    def for_replicates(self, numbers: range) -> Algorithm:
-        """Return the settings of some of the repetitions of a run, where each has settings of its own. These settings,
-        by default."""
-        return self
-
     def local_baseline(self) -> Algorithm | None:
         """Return what the clients have alone, where that is an exact fit of the same function of their own records;
         else None, the default, and the baseline is local training."""
@@ -669,8 +589,4 @@ class Algorithm:
 
     def objective(self, problem: Problem, state: State) -> Tensor | None:
         """Return the training objective of every repetition, (R,) float64, or None, the default; it is not private."""
-        return None
-
-    def least_objective(self, problem: Problem) -> float | None:
-        """Return the least value of the objective, where the algorithm knows it; it is not private."""
         return None

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from .._check import positive
-from .._devices import sent
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .personal import personal_fields
 from .server import ServerOptimizer, apply_update
 
 
@@ -93,7 +93,8 @@ class FedRep(Algorithm):
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         size = problem.dimension - int(self.shared_places(problem).sum())
-        fields = {"head": ((size,), problem.initial.dtype), "seen": ((), torch.bool)}
+        fields = {**personal_fields(problem), "head": ((size,), problem.initial.dtype)}
+        del fields["model"]
         return State({"model": problem.initial.clone()}, problem.client_store(fields))
 
     def client(
@@ -107,6 +108,7 @@ class FedRep(Algorithm):
         return {"update": (models - start)[:, _numbers(shared, models)]}, {
             "head": heads,
             "seen": torch.ones_like(own["seen"]),
+            "trained": own["trained"] | finite,
         }
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ class FedRep(Algorithm):
 
 def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
     """Return the numbers of the coordinates that are ``chosen``, bool (D,) on the host, on the device of ``like``."""
-    return sent(chosen.nonzero()[:, 0], like.device)
+    return chosen.nonzero()[:, 0].to(like.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from .._check import non_negative, one_of
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.batches import batch_widths
-from ..local.solver import address_of
+from ..local.train import address_of
 from ..stacked import StackedModule
 from ..stacked.losses import divergence_of
 from ..stacked.per_example import example_gradients

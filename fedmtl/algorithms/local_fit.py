@@ -14,7 +14,7 @@ from ..data import RowBound
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Block
 from .base import Problem, State
-from .linear.data import DomainBound, LinearAlgorithm, LinearData, prepared, probe_linear
+from .linear.data import DomainBound, LinearAlgorithm, probe_linear
 from .linear.evidence import own_ridges
 from .linear.solve import minimize
 from .linear.stack import TaskStack
@@ -66,14 +66,9 @@ class LocalFit(LinearAlgorithm):
             return super().row_bound(problem)
         return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
 
-    def data(self, problem: Problem) -> LinearData:
-        """Return the training records within the bounds, as the base class does, or within ``domain``."""
-        domain = self.domain
-        if not isinstance(domain, DomainBound):
-            return super().data(problem)
-        records = LinearData.of(problem)
-        self.linear_loss.check_targets(records.y, records.name)
-        return prepared(problem, (self, "records"), lambda: domain.bounded(records))
+    def target_bound(self, problem: Problem) -> float | None:
+        """Return the bound on targets of ``domain``; without one that of the base class."""
+        return self.domain.y if isinstance(self.domain, DomainBound) else super().target_bound(problem)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()

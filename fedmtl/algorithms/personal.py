@@ -7,14 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._devices import known
 from .base import Own, Problem
 from .store import Fields
 
 
 def personal_fields(problem: Problem) -> Fields:
-    """Return the fields of the store: the client's model (D,), and whether it has taken part."""
-    return {"model": ((problem.dimension,), problem.initial.dtype), "seen": ((), torch.bool)}
+    """Return the fields of the store: the client's model (D,), whether it has taken part, and whether one of its local
+    trainings ended in a finite model."""
+    flags: Fields = {"seen": ((), torch.bool), "trained": ((), torch.bool)}
+    return {"model": ((problem.dimension,), problem.initial.dtype), **flags}
 
 
 def starting_models(own: Own, first: Tensor) -> Tensor:
@@ -23,7 +24,7 @@ def starting_models(own: Own, first: Tensor) -> Tensor:
     May be ``own["model"]`` itself.
     """
     rows, seen = own["model"], own["seen"]
-    return rows if known(seen) else torch.where(seen[:, None], rows, first)
+    return rows if bool(seen.all()) else torch.where(seen[:, None], rows, first)
 
 
 def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
@@ -31,10 +32,11 @@ def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
 
     A client whose model is no longer finite keeps its start.
     """
-    if not known(torch.isfinite(models.sum(1))):  # no sum is finite by chance, and few are not by overflow
+    trained = torch.ones_like(own["seen"])
+    if not bool(torch.isfinite(models.sum(1)).all()):  # no sum is finite by chance, and few are not by overflow
         finite = torch.isfinite(models).all(1)
-        models = torch.where(finite[:, None], models, start)
-    return own | {"model": models, "seen": torch.ones_like(own["seen"])}
+        models, trained = torch.where(finite[:, None], models, start), own["trained"] | finite
+    return own | {"model": models, "seen": torch.ones_like(own["seen"]), "trained": trained}
 
 
 def personal_models(own: Own, clients: Tensor, train_new: Callable[[Tensor], Tensor]) -> Tensor:

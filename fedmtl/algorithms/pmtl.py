@@ -94,14 +94,14 @@ class PMTL(Algorithm):
         mean = public["mean"]
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(own, mean)
-        models = torch.empty_like(start)
         # 3. what every member sends
         if self.delta == "global":
+            models = torch.empty_like(start)
             change = problem.send_change(
                 "update", self.local, start, clients, round=round, lam=self.lam, anchor=mean, less=mean, kept=models
             )
             return {"update": change}, keep_models(own, models, start)
-        problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean, out=models)
+        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
         own = keep_models(own, models, start)
         update = round.clip(
             "update", models - problem.initial - own["sent"]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .._check import one_of, positive
-from .._devices import sent
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from .base import Algorithm, Problem, Released, State
@@ -80,7 +79,7 @@ def apply_update(
     if optimizer is not None:
         return optimizer.step(public, name, lr * update)
     model = public[name]
-    return {**public, name: (model.to(torch.float64) + lr * sent(update, model.device)).to(model.dtype)}
+    return {**public, name: (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,27 @@
-"""Per-client private tensors for any population."""
+"""The clients' own tensors: rows in memory or in files, and files of rows that a checkpoint names.
+
+A file of rows only grows. A checkpoint has the number of rows of each file that count, and of several rows of a client
+the last one counts; what an interrupted save has left behind them is cut off by the next one. A file whose rows are
+replaced by later ones for the most part is followed by a new one, and is removed when a checkpoint has named that one.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from .._devices import sent
-from .._files import write_bytes
+from .._files import append_bytes
 from ..errors import ConfigError, ResumeError
 
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """{name: (shape of one client's value, dtype)}."""
+
+_BYTES = 1 << 26  # of rows that are copied at once
 
 
 def checked(fields: Fields) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -37,330 +40,256 @@ def checked(fields: Fields) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return dict(fields)
 
 
-class WrittenRows:
-    """Rows (n, *shape) of which those that were ever written take memory.
+class Rows:
+    """Rows (n, *shape), zeros at first, of which those that were ever written take memory.
 
     Args:
+        members: int64 (m,), the clients that have rows here, ascending.
         clients: n.
-        shape: of one row.
-        dtype: of the rows.
-        device: where they are.
+        shape, dtype: of one row.
+        device: where the rows are.
+        in_files: whether rows that a checkpoint has named are read from its file, and not kept in memory.
     """
 
     def __init__(
-        self, clients: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        members: Tensor,
+        clients: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        in_files: bool = False,
     ) -> None:
-        self._place = torch.full((clients,), -1, dtype=torch.int32)  # of a client's row among those written
-        self._ids = torch.zeros(0, dtype=torch.int64)
-        self._rows = torch.zeros(0, *shape, dtype=dtype, device=device)  # the first len(self) of them
+        self._members, self._shape, self._in_files = members, shape, in_files
+        self._changed = torch.zeros(clients, dtype=torch.bool)  # since the last save
+        self._line = torch.full((clients,), -1, dtype=torch.int32)  # of a client's row in the file; -1: none is read
+        self._file, self._length = "", 0  # the file of the last save, and its rows
+        width = math.prod(shape) * dtype.itemsize
+        self._record = np.dtype([("client", "<i8"), ("row", "u1", (width,))])
+        self._records = np.empty(0, self._record)
+        self._empty = torch.zeros(0, *shape, dtype=dtype, device=device)
+        self._clear()
 
-    def __len__(self) -> int:
-        """Return the number of rows that were written."""
-        return len(self._ids)
+    def _clear(self) -> None:
+        """Forget the rows in memory."""
+        self._place = torch.full_like(self._line, -1)  # of a client's row in memory
+        self._ids, self._rows = torch.zeros(0, dtype=torch.int64), self._empty  # the first len(ids) rows
 
-    @property
-    def ids(self) -> Tensor:
-        """Return whose rows these are, in the order in which they were first written, int64 (m,)."""
-        return self._ids
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the rows of ``ids``, int64 (k,); where they are all of this store in order they may be no copies."""
+        everyone = len(ids) == len(self._members) == len(self._ids) and torch.equal(ids, self._ids)
+        return self._rows[: len(ids)] if everyone else self.gather(ids)
 
-    @property
-    def rows(self) -> Tensor:
-        """Return the rows of :attr:`ids`, (m, *shape): not a copy."""
-        return self._rows[: len(self)]
-
-    def fill(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Return ``rows`` (k, *shape), those of ``ids`` (k,) as they are without what is here, with what is written
-        here in their place; may be ``rows`` itself, changed."""
-        place = self._place[ids.cpu()].long()
-        known = (place >= 0).nonzero()[:, 0]
-        if len(known) == len(ids):
-            return self._rows[sent(place, self._rows.device)]
-        rows[sent(known, rows.device)] = self._rows[sent(place[known], self._rows.device)].to(rows.device)
+    def gather(self, ids: Tensor) -> Tensor:
+        """Return a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
+        place, line = self._place[ids].long(), self._line[ids].long()
+        if bool((place >= 0).all()):
+            return self._rows[place]
+        rows = self._rows.new_zeros(len(ids), *self._shape)
+        filed = ((place < 0) & (line >= 0)).nonzero()[:, 0]
+        if len(filed):
+            rows[filed] = self._decoded(self._records["row"][line[filed].numpy()])
+        there = (place >= 0).nonzero()[:, 0]
+        rows[there] = self._rows[place[there]]
         return rows
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Keep a copy of ``rows`` (k, *shape) for ``ids``, int64 (k,), of which none is there twice."""
-        ids = ids.cpu()
         new = ids[self._place[ids] < 0]
         if len(new):
-            first = len(self)
+            first = len(self._ids)
             self._place[new] = torch.arange(first, first + len(new), dtype=torch.int32)
             self._ids = torch.cat([self._ids, new])
-            if len(self) > len(self._rows):  # to twice the size, so that a run copies every row a few times at most
-                size = min(max(len(self), 2 * first), len(self._place))
-                grown = self._rows.new_empty(size, *self._rows.shape[1:])
+            if len(self._ids) > len(self._rows):  # to twice the size, so that a run copies every row a few times
+                grown = self._rows.new_empty(min(max(len(self._ids), 2 * first), len(self._place)), *self._shape)
                 grown[:first] = self._rows[:first]
                 self._rows = grown
-        place = self._place[ids].long()
-        self._rows[sent(place, self._rows.device)] = rows.detach().to(self._rows)
+        self._rows[self._place[ids].long()] = rows.detach().to(self._rows)
+        self._changed[ids] = True
+        if len(new) and len(self._ids) == len(self._members):
+            self._hold(self.gather(self._members))
 
-    def dense(self) -> Tensor:
-        """Return a tensor with the rows of all clients (n, *shape), zero where none was written."""
-        whole = self._rows.new_zeros(len(self._place), *self._rows.shape[1:])
-        whole[sent(self._ids, whole.device)] = self.rows
-        return whole
+    def take(self, rows: Tensor) -> None:
+        """Replace the rows of all clients here by ``rows`` (m, *shape), which belong to the store from now on."""
+        self._hold(rows.detach().to(self._rows))
+        self._changed[self._members] = True
+
+    def _hold(self, rows: Tensor) -> None:
+        self._ids, self._rows = self._members, rows
+        self._place[self._members] = torch.arange(len(rows), dtype=torch.int32)
+
+    def save(self, folder: Path, name: str) -> dict[str, int]:
+        """Append the rows that changed since the last save to their file in ``folder``, or write those of all clients
+        to the new file ``name`` where there is none, or where most rows of the old one no longer count.
+
+        Returns:
+            The file and its number of rows, for the checkpoint; empty if no client has a row.
+        """
+        ids = self._changed.nonzero()[:, 0]
+        every = ((self._place >= 0) | (self._line >= 0)).nonzero()[:, 0]
+        if len(ids) and (not self._file or self._length + len(ids) > 2 * len(every)):
+            ids, self._file, self._length = every, name, 0
+        if len(ids):
+            append_bytes(folder / self._file, self._length * self._record.itemsize, self._encoded(ids))
+            if self._in_files:
+                self._line[ids] = torch.arange(self._length, self._length + len(ids), dtype=torch.int32)
+            self._length += len(ids)
+            self._changed.zero_()
+        return {self._file: self._length} if self._file else {}
+
+    def settle(self, folder: Path) -> None:
+        """Read saved rows from their file from now on, where rows are kept in files."""
+        if self._in_files and self._file:
+            self._records = _records(folder / self._file, self._record, self._length)
+            self._clear()
+
+    def load(self, folder: Path, files: Mapping[str, int], goes_on: bool) -> None:
+        """Take the rows of these clients from ``files`` with their numbers of rows.
+
+        Args:
+            folder: of the files.
+            files: of the checkpoint.
+            goes_on: whether the only file is one of this process, to which it appends.
+
+        Raises:
+            ResumeError: a file is missing, or too short.
+        """
+        self._clear()
+        self._changed.zero_()
+        for file, length in files.items():
+            records = _records(folder / file, self._record, length)
+            line = np.full(len(self._line), -1, np.int32)
+            line[records["client"]] = np.arange(length, dtype=np.int32)  # the last one counts
+            if goes_on:
+                self._file, self._length = file, length
+            if goes_on and self._in_files:
+                self._line, self._records = torch.from_numpy(line), records
+                continue
+            ids = self._members[torch.from_numpy(line)[self._members] >= 0]
+            for some in ids.split(self._chunk):
+                self.write(some, self._decoded(records["row"][line[some.numpy()]]))
+        if goes_on:
+            self._changed.zero_()
+
+    @property
+    def _chunk(self) -> int:
+        return max(1, _BYTES // self._record.itemsize)
+
+    def _encoded(self, ids: Tensor) -> Iterator[bytes]:
+        for some in ids.split(self._chunk):
+            records = np.empty(len(some), self._record)
+            records["client"] = some
+            rows = self.gather(some).cpu().reshape(len(some), math.prod(self._shape))
+            records["row"] = rows.view(torch.uint8).numpy()
+            yield records.tobytes()
+
+    def _decoded(self, rows: np.ndarray) -> Tensor:
+        found = torch.empty(len(rows), math.prod(self._shape), dtype=self._empty.dtype)
+        found.view(torch.uint8).numpy()[:] = rows
+        return found.reshape(len(rows), *self._shape).to(self._empty.device)
+
+
+def _records(path: Path, record: np.dtype, length: int) -> np.ndarray:
+    if not path.is_file() or path.stat().st_size < length * record.itemsize:
+        raise ResumeError(
+            f"{path} is missing, or has less than the {length:,} rows of clients that the checkpoint names. Where "
+            f"folders are on disks of several machines, a run goes on with as many processes, each on its machine, or "
+            f"with any number once the files are in one folder that all machines reach."
+        )
+    return np.memmap(path, dtype=record, mode="r", shape=(length,))
 
 
 class ClientStore:
     """Named per-client tensors (n, *shape), all zeros at first.
 
-    Only clients whose rows were written take memory, and room in a checkpoint, until they are more than half of all.
-
     Args:
         clients: n.
         fields: shape of one client's value and dtype, by name.
         device: where the tensors live.
+        members: int64 (m,), ascending: the clients that have rows here, where several processes have some each; rows
+            of the others are dropped. None: all.
+        part: of the processes this is, as in ``"0-of-1"``.
+        in_files: whether rows that a checkpoint has named are read from its files, and not kept in memory.
     """
 
-    def __init__(self, clients: int, fields: Fields, *, device: torch.device | str = "cpu") -> None:
-        self.clients = clients
-        self.fields = checked(fields)
-        self.device = device
-        self._written = {name: WrittenRows(clients, shape, dtype, device) for name, (shape, dtype) in fields.items()}
-        self._dense: dict[str, Tensor] = {}  # of the fields that most clients have
+    def __init__(
+        self,
+        clients: int,
+        fields: Fields,
+        *,
+        device: torch.device | str = "cpu",
+        members: Tensor | None = None,
+        part: str = "0-of-1",
+        in_files: bool = False,
+    ) -> None:
+        self.clients, self.fields, self.part = clients, checked(fields), part
+        self.members = torch.arange(clients) if members is None else members
+        self._rows = {name: Rows(self.members, clients, *field, device, in_files) for name, field in fields.items()}
+        self._size = "-of-" + part.partition("-of-")[2]
+        self._is_here = torch.zeros(clients, dtype=torch.bool)
+        self._is_here[self.members] = True
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
         """Return a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
-        if name in self._dense:
-            return self._dense[name][sent(ids, self._dense[name].device)]
-        shape, dtype = self.fields[name]
-        return self._written[name].fill(ids, torch.zeros(len(ids), *shape, dtype=dtype, device=self.device))
-
-    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
-        """Replace the rows of ``ids`` by ``rows`` (k, *shape)."""
-        if name in self._dense:
-            tensor = self._dense[name]
-            tensor[sent(ids, tensor.device)] = rows.to(tensor)
-            return
-        self._written[name].write(ids, rows)
-        if 2 * len(self._written[name]) > self.clients:
-            self.whole(name)
+        return self._rows[name].gather(ids.cpu())
 
     def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the rows of ``ids``, int64 (k,), of every field: (k, *shape) each.
 
         They must not be changed: where the ids are those of all clients in order they may be no copies.
         """
-        whole = self._in_order(ids)
-        return {
-            name: self.whole(name) if whole and name in self._dense else self.gather(name, ids) for name in self.fields
-        }
+        return {name: rows.read(ids.cpu()) for name, rows in self._rows.items()}
+
+    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
+        """Replace the rows of ``ids`` by ``rows`` (k, *shape)."""
+        ids = ids.cpu()
+        here = self._is_here[ids]
+        if not bool(here.all()):
+            ids, rows = ids[here], rows[here.to(rows.device)]
+        self._rows[name].write(ids, rows)
 
     def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Replace the rows of ``ids`` in every field of ``rows``, (k, *shape) each, which are the store's own then."""
-        whole = self._in_order(ids)
+        everyone = torch.equal(ids.cpu(), self.members)
         for name, values in rows.items():
-            if whole:
-                self.assign(name, values)
+            if everyone:
+                self._rows[name].take(values)
             else:
                 self.scatter(name, ids, values)
 
-    def _in_order(self, ids: Tensor) -> bool:
-        return len(ids) == self.clients and bool((ids.cpu() == torch.arange(self.clients)).all())
-
     def whole(self, name: str) -> Tensor:
-        """Return the rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be
-        changed."""
-        if name not in self._dense:
-            self.assign(name, self._written[name].dense())
-        return self._dense[name]
+        """Return the rows of all clients, (n, *shape), which must not be changed."""
+        if len(self.members) < self.clients:
+            raise NotImplementedError("A rank has the tensors of its own clients alone; gather them first.")
+        return self._rows[name].read(self.members)
 
-    def assign(self, name: str, rows: Tensor) -> None:
-        """Replace the rows of all clients by ``rows`` (n, *shape), which are the store's own from now on."""
-        self._dense[name] = rows.to(self.device, self.fields[name][1])
-        self._written.pop(name, None)
+    def save(self, folder: Path, step: int) -> dict[str, int]:
+        """Write what changed since the last save to files in ``folder``, before the checkpoint of ``step``, which must
+        hold what is returned: by file the number of rows that count."""
+        return {
+            f"{name}/{file}": length
+            for name, rows in self._rows.items()
+            for file, length in rows.save(folder / name, f"{step}-{self.part}").items()
+        }
 
-    def snapshot(self, step: int) -> dict[str, Tensor]:
-        """Return what the checkpoint of ``step`` must hold of the clients, not copies: by name the rows of all of them,
-        or of those whose rows were written, with their numbers under the name and ``.ids``."""
-        found = {name: tensor.contiguous() for name, tensor in self._dense.items()}
-        for name, written in self._written.items():
-            found |= {name: written.rows, f"{name}.ids": written.ids}
-        return found
+    def commit(self, folder: Path, files: Mapping[str, int]) -> None:
+        """Take note that a checkpoint with ``files`` of all processes is in place: others are removed."""
+        for name, rows in self._rows.items():
+            rows.settle(folder / name)
+            for path in (folder / name).glob("*"):
+                others = path.name.endswith(self._size) and not path.name.endswith(f"-{self.part}")  # who may write now
+                if not others and f"{name}/{path.name}" not in files:
+                    path.unlink(missing_ok=True)
 
-    def commit(self) -> None:
-        """Take note that the checkpoint of the last snapshot is in place."""
-
-    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Take the values of the snapshot of ``step``.
+    def load(self, folder: Path, files: Mapping[str, int]) -> None:
+        """Take the rows that a checkpoint with ``files`` of all processes names, of however many there were.
 
         Raises:
-            ResumeError: names or shapes differ.
+            ResumeError: a file is missing, or too short.
         """
-        numbers = {name: tensors[f"{name}.ids"] for name in self.fields if f"{name}.ids" in tensors}
-        found = {name: tuple(t.shape) for name, t in tensors.items() if name.removesuffix(".ids") not in numbers}
-        for name, ids in numbers.items():  # rows of some clients
-            rows = tensors.get(name, ids)
-            fit = len(rows) == len(ids) and bool(((ids >= 0) & (ids < self.clients)).all())
-            found[name] = (self.clients if fit else len(rows), *rows.shape[1:])
-        shapes = {name: (self.clients, *shape) for name, (shape, _) in self.fields.items()}
-        if shapes != found:
-            raise ResumeError(f"The checkpoint holds client tensors {found}; this run expects {shapes}.")
-        for name, (shape, dtype) in self.fields.items():
-            self._dense.pop(name, None)
-            self._written[name] = WrittenRows(self.clients, shape, dtype, self.device)
-            if name in numbers:
-                self._written[name].write(numbers[name], tensors[name])
-            else:
-                self.assign(name, tensors[name].clone())
-
-
-class PartStore(ClientStore):
-    """The tensors of some of the clients, which are addressed by their numbers among all; rows of the others are
-    dropped. A rank of a run over several processes has one.
-
-    Args:
-        clients: n, all of them.
-        members: int64 (m,), whose tensors are kept, ascending.
-        inner: keeps them, in this order.
-    """
-
-    def __init__(self, clients: int, members: Tensor, inner: ClientStore) -> None:
-        self.clients, self.members, self.inner, self.fields = clients, members, inner, inner.fields
-        self._place = torch.full((clients,), -1)
-        self._place[members] = torch.arange(len(members))
-
-    def gather(self, name: str, ids: Tensor) -> Tensor:
-        return self.inner.gather(name, self._place[ids.cpu()])
-
-    def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
-        return self.inner.gather_all(self._place[ids.cpu()])
-
-    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
-        place = self._place[ids.cpu()]
-        kept = (place >= 0).nonzero()[:, 0]
-        self.inner.scatter(name, place[kept], rows[sent(kept, rows.device)])
-
-    def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
-        place = self._place[ids.cpu()]
-        if bool((place >= 0).all()):
-            self.inner.scatter_all(place, rows)
-        else:
-            super().scatter_all(ids, rows)
-
-    def _in_order(self, ids: Tensor) -> bool:
-        return False
-
-    def whole(self, name: str) -> Tensor:
-        raise NotImplementedError("A rank has the tensors of its own clients alone; gather them first.")
-
-    def assign(self, name: str, rows: Tensor) -> None:
-        self.inner.assign(name, rows[self.members.to(rows.device)])
-
-    def snapshot(self, step: int) -> dict[str, Tensor]:
-        return self.inner.snapshot(step)
-
-    def commit(self) -> None:
-        self.inner.commit()
-
-    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Take the values of the snapshot of ``step``, of all clients (those of a mapped store are in its folder)."""
-        if not tensors:
-            self.inner.restore(tensors, step)
-            return
-        whole = ClientStore(self.clients, self.fields)
-        whole.restore(tensors, step)
-        for name in self.fields:
-            self.inner.assign(name, whole.gather(name, self.members))
-
-
-class MappedClientStore(ClientStore):
-    """A :class:`ClientStore` in memory-mapped files, for populations larger than memory.
-
-    The files hold the rows of the last committed checkpoint; rows written since then are kept in memory, over them.
-    A snapshot writes these to a journal named by its step, the checkpoint's own rename decides whether the step
-    counts, and the commit copies the journal into the files. After a crash, :meth:`restore` applies the journal of
-    the checkpoint's step again, which is idempotent, and drops any other: what is found is the checkpoint's state.
-
-    Args:
-        clients, fields: see :class:`ClientStore`.
-        folder: where the files live; existing files are opened.
-        device: where gathered rows go.
-    """
-
-    def __init__(self, clients: int, fields: Fields, *, folder: str | Path, device: torch.device | str = "cpu") -> None:
-        self.clients, self.fields, self.folder, self.device = clients, checked(fields), Path(folder), device
-        self.folder.mkdir(parents=True, exist_ok=True)
-        layout = json.dumps({k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True)
-        description = self.folder / "layout.json"
-        if description.exists() and description.read_text() != layout:
-            raise ResumeError(f"{description} describes other client tensors than this run has: {layout}.")
-        self._maps: dict[str, Tensor] = {}
-        for name, (shape, dtype) in self.fields.items():
-            kind = torch.zeros((), dtype=dtype).numpy().dtype
-            path, full = self.folder / f"{name}.bin", (clients, *shape)
-            mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"
-            self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
-        if not description.exists():
-            write_bytes(description, layout.encode())
-        self._dense = {}
-        self._drop()
-
-    @classmethod
-    def existing(cls, clients: int, folder: Path) -> MappedClientStore:
-        """Open the files of ``clients`` clients in ``folder``, with the fields that they were written with."""
-        layout = json.loads((folder / "layout.json").read_text())
-        fields = {name: (tuple(s), getattr(torch, d.removeprefix("torch."))) for name, (_, s, d) in layout.items()}
-        return cls(clients, fields, folder=folder)
-
-    def _drop(self) -> None:
-        """Forget what was written since the last committed checkpoint."""
-        self._pending: tuple[Path, dict[str, Tensor]] | None = None
-        self._written = {name: WrittenRows(self.clients, *field) for name, field in self.fields.items()}
-
-    def gather(self, name: str, ids: Tensor) -> Tensor:
-        return self._written[name].fill(ids, self._maps[name][ids.cpu()]).to(self.device)
-
-    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
-        self._written[name].write(ids, rows)
-
-    def whole(self, name: str) -> Tensor:
-        return self.gather(name, torch.arange(self.clients))
-
-    def assign(self, name: str, rows: Tensor) -> None:
-        self.scatter(name, torch.arange(self.clients), rows)
-
-    def snapshot(self, step: int) -> dict[str, Tensor]:
-        """Write the journal of ``step``; the checkpoint itself need not hold anything of the clients."""
-        journal: dict[str, Tensor] = {}
-        for name, written in self._written.items():
-            if len(written):
-                journal |= {f"{name}.ids": written.ids, f"{name}.rows": written.rows}
-        if journal:
-            path = self.folder / f"journal-{step}.safetensors"
-            write_bytes(path, save(journal))  # durable before the checkpoint is
-            self._pending = path, journal
-        return {}
-
-    def commit(self) -> None:
-        """Copy the journal of the last snapshot into the files."""
-        if self._pending is not None:
-            self._apply(*self._pending)
-            self._drop()
-
-    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go to the checkpoint of ``step``: finish its commit if a crash cut it short, and drop everything later.
-
-        Raises:
-            ResumeError: the checkpoint holds client tensors itself, so it was written by a store in memory.
-        """
-        if tensors:
-            raise ResumeError("The checkpoint was written with client_store='memory'; resume it with that.")
-        self._drop()
-        for path in self.folder.glob("journal-*"):
-            if path.name == f"journal-{step}.safetensors":
-                self._apply(path, load_file(path))
-            else:
-                path.unlink()
-
-    def _apply(self, path: Path, journal: Mapping[str, Tensor]) -> None:
-        for name in self.fields:
-            if f"{name}.ids" in journal:
-                self._maps[name][journal[f"{name}.ids"]] = journal[f"{name}.rows"]
-                _sync(self.folder / f"{name}.bin")
-        path.unlink()
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+        own = {file: length for file, length in files.items() if file.endswith(f"-{self.part}")}
+        goes_on = all(file.endswith(self._size) for file in files)
+        for name, rows in self._rows.items():
+            chosen = (own if goes_on else files).items()
+            named = {file.partition("/")[2]: length for file, length in chosen if file.startswith(f"{name}/")}
+            rows.load(folder / name, named, goes_on)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .config import ByKey, Config, check_names, compose, instantiate_group, resolve, settings
+from .config import ByKey, Config, check_names, compose, instantiate_group, resolve, settings, updated
 from .options import add_config_dir, command_parser
 
 _KEYS = ("data", "finetune", "metrics", "device", "seed")
@@ -40,7 +40,7 @@ def adapt(words: list[str]) -> int:
     """
     parser = command_parser("adapt", "Personal models of clients that took no part in a run.", _EPILOG)
     parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"settings of {', '.join(_KEYS)}")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=f"settings of {', '.join(_KEYS)}")
     parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
     add_config_dir(parser)
     options = parser.parse_intermixed_args(words)
@@ -97,7 +97,7 @@ def _config(options: argparse.Namespace) -> Config:
     for key in _KEYS:
         own = _given(options.overrides, key)
         if key in ("data", "finetune") and not any(text.startswith(f"{key}=") for text in own):
-            config[key] = _updated(config, key, own)
+            config[key] = updated(config, key, own)
         elif own:
             check_names(own, options.config_dir)
             config[key] = resolve(compose(tuple(own), options.config_dir))[key]
@@ -106,22 +106,3 @@ def _config(options: argparse.Namespace) -> Config:
 
 def _given(overrides: Sequence[str], key: str) -> list[str]:
     return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == key]
-
-
-def _updated(config: Config, group: str, overrides: Sequence[str]) -> Any:
-    """The group's stored settings with some of them replaced."""
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.create({group: config[group]})
-    for text in overrides:
-        key = text.split("=")[0]
-        if "=" not in text or OmegaConf.select(node, key, default=_MISSING) is _MISSING:
-            accepted = ", ".join(f"{group}.{name}" for name in config[group] or () if name != "_target_")
-            raise ConfigError(
-                f"{text} is no setting of the run; accepted: {accepted or 'nothing'}, or {group}=OPTION and its parts."
-            )
-        node.merge_with_dotlist([text])
-    return OmegaConf.to_container(node)[group]  # type: ignore[index, call-overload]
-
-
-_MISSING = object()

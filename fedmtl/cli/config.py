@@ -43,9 +43,32 @@ _REMOVED = {  # settings of earlier versions, and what there is instead
     "privacy.observer": "epsilon holds against all other clients",
     "privacy.accountant": "epsilon is computed from privacy loss distributions",
     "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
+    **dict.fromkeys(("schedule.latency.low", "schedule.latency.high"), "use law and parameters of scipy.stats there"),
     "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
+    "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
+    "algorithm.arrivals": "every record is there from the start",
+    "algorithm.departed": "the models of agents that are away count as they were broadcast last",
+    "algorithm.warm_start": "a run starts from algorithm.start, a public constant",
+    "algorithm.warm_lam": "a run starts from algorithm.start, a public constant",
+    "guarantee": "what a paper prescribes is algorithm=NAME_published",
+    "privacy.guarantee": "what a paper prescribes is algorithm=NAME_published",
+    "algorithm.guarantee": "what a paper prescribes is algorithm=NAME_published",
+    **dict.fromkeys(
+        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"), "use algorithm=pp_dmtl_published"
+    ),
     "algorithm.method": "use algorithm=async_learner, public_start or moments",
+    "execution.graphs": "local steps run as they are, on every device",
+    "execution.data": "data are on the run's device",
+    "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
+    "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
+    "algorithm.groups": "every owner answers with its own noise",
+    "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
+    "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
 }
+for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):
+    _REMOVED[f"data={_data}"] = _REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
+        "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
+    )
 
 
 def config_folder() -> Path:
@@ -271,6 +294,8 @@ def _named(key: str, values: Any, accepted: Sequence[str]) -> Config:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} is {values!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
     for name in values:
+        if f"{key}.{name}" in _REMOVED:
+            raise ConfigError(f"{key}.{name} is gone: {_REMOVED[f'{key}.{name}']}.")
         if name not in accepted:
             raise ConfigError(f"unknown key {key}.{name}; accepted: {', '.join(accepted)}.")
     return {str(name): value for name, value in values.items()}
@@ -294,6 +319,62 @@ def build(config: Config, folder: Path) -> Trainer:
     data = instantiate_group(config, "data")
     with ByKey(config):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
+
+
+def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
+    """Return the stored settings of a run with its logger, which writes into the folder of the run or where these
+    overrides say: a file does not say where else numbers of private data go.
+
+    Args:
+        config: as ``private/config.yaml`` has it.
+        folder: of the run.
+        overrides: settings of the logger that the user gives anew.
+
+    Raises:
+        ConfigError: another setting, or a stored place outside of the run that is not given anew.
+    """
+    for text in overrides:
+        if text.split("=")[0].split(".")[0] != "logger":
+            raise ConfigError(f"{text} is not taken here; accepted: logger=..., logger.KEY=....")
+    if any(text.startswith("logger=") for text in overrides):
+        check_names(overrides, None)
+        return config | {"logger": resolve(compose(tuple(overrides)))["logger"]}
+    logger, given = updated(config, "logger", overrides), {text.split("=")[0] for text in overrides}
+    root = folder.resolve()
+    for key, value in (logger or {}).items():
+        inside = value is None or (isinstance(value, str) and (root / value).resolve().is_relative_to(root))
+        if f"logger.{key}" in given or key not in ("folder", "tracking_uri") or (inside and key == "folder"):
+            continue
+        if value is not None:
+            raise ConfigError(
+                f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
+                "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
+                f"{folder} logger.{key}=VALUE; logger=none goes on without."
+            )
+    return config | {"logger": logger}
+
+
+def updated(config: Config, group: str, overrides: Sequence[str]) -> Any:
+    """Return the stored settings of a group with some of them replaced.
+
+    Raises:
+        ConfigError: a setting that it does not have.
+    """
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.create({group: config.get(group)})
+    for text in overrides:
+        key = text.split("=")[0]
+        if "=" not in text or OmegaConf.select(node, key, default=_MISSING) is _MISSING:
+            accepted = ", ".join(f"{group}.{name}" for name in config.get(group) or () if name != "_target_")
+            raise ConfigError(
+                f"{text} is no setting of the run; accepted: {accepted or 'nothing'}, or {group}=OPTION and its parts."
+            )
+        node.merge_with_dotlist([text])
+    return OmegaConf.to_container(node)[group]  # type: ignore[index, call-overload]
+
+
+_MISSING = object()
 
 
 class _Printed(logging.StreamHandler[Any]):
@@ -353,6 +434,8 @@ def check_names(overrides: Sequence[str], extra: Path | None) -> None:
         value = override.value()
         if isinstance(value, (dict, list)):
             raise ConfigError(f"{group} is {value!r}; accepted: {', '.join(options[group])}, and its parts by name.")
+        if text in _REMOVED and value not in options[group]:
+            raise ConfigError(f"{text} is gone: {_REMOVED[text]}.")
         if value not in options[group]:
             close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}? " if close else ""
@@ -458,7 +541,7 @@ def _made(node: Any, place: str) -> Any:
     if "_target_" not in node:
         return parts
     try:
-        target = resolved_target(str(node["_target_"]), TRUST.get())
+        target = resolved_target(str(node["_target_"]), TRUST.get(), logger=place == "logger")
     except ConfigError as error:
         raise ConfigError(f"{place}._target_ is {error}") from error
     try:

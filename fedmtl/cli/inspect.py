@@ -24,7 +24,7 @@ No check proves privacy: a verdict is that the claim could not be refuted at a l
 """
 _VERIFY = """\
 The checks: the hashes of all files, the chain of hashes of the ledger and its head in privacy.json and in the
-checkpoint, every charge against the schedule, epsilon from below by a second accountant, the last released values on
+checkpoint, every charge against the schedule, epsilon by dp-accounting, the last released values on
 their public grid, and the shared model against the checkpoint. What cannot be confirmed is said to be not covered. With
 --json the output can travel with a model as its privacy certificate; it holds nothing private.
 

@@ -22,11 +22,23 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
-from .config import TRUST, ByKey, Config, build, check, choices, config_folder, hydra_base, printed_log, resolve
+from .config import (
+    TRUST,
+    ByKey,
+    Config,
+    build,
+    check,
+    choices,
+    config_folder,
+    hydra_base,
+    printed_log,
+    resolve,
+    with_logger,
+)
 from .inspect import audit, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
-from .sweep import STORED, Job, Turns, jobs, left, marked, unlike
+from .sweep import STORED, Job, jobs, left, marked, unlike
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -57,7 +69,7 @@ examples
   fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
 
 common settings
-  rounds, seed, replicates, epsilons, baselines, metrics, device, execution, scale, guarantee
+  rounds, seed, replicates, epsilons, baselines, metrics, device, execution, scale
   privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort
   algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
 
@@ -192,28 +204,22 @@ def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
         return 0
     codes = [0]
     sweep = jobs(options.overrides, Path()) if options.multirun else []
-    turns = Turns(ranks if sweep else None)
 
     def task(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
         job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
-        if job is not None and not turns.come(job.number):
-            return
         command = shlex.join(["fedmtl", *hydra.overrides.task])
-        with _errors_in_one_line(debug, codes, job):
-            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, turns.ranks if sweep else ranks)
+        with _errors_in_one_line(debug, codes, job), _ending_for_all(job, ranks):
+            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, ranks)
 
     _hydra(words, task)
     return _end_of_sweep(codes, ranks) if sweep else max(codes)
 
 
 def _end_of_sweep(codes: list[int], ranks: Ranks | None) -> int:
-    """Return the exit code of a sweep when all ranks have done their jobs."""
-    if ranks is not None:
-        ranks.meet()
-        codes = ranks.gather(max(codes))
+    """Return the exit code of a sweep, after a note on what the choice among its runs costs."""
     if _writes(ranks):
         print(f"\n{CHOICE_NOT_COVERED}", flush=True)
     return max(codes)
@@ -264,19 +270,32 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: R
             _fit(trainer, folder, resume=False, job=job, ranks=ranks)
 
 
-def _resume_sweep(sweep: Path, debug: bool, ranks: Ranks | None) -> int:
-    """Finish the jobs of a sweep: those that finished stay, others go on or begin, also those that failed."""
-    codes, turns = [0], Turns(ranks)
-    for one in left(sweep, turns):
+def _go_on(config: Config, folder: Path, job: Job | None, ranks: Ranks | None) -> None:
+    """Continue a run that has begun."""
+    with marked(folder) if _writes(ranks) else nullcontext(), ByKey(config):
+        with _agreed(ranks):
+            trainer = build(config, folder)
+        _fit(trainer, folder, resume=True, job=job, ranks=ranks)
+
+
+def _resume_sweep(sweep: Path, overrides: Sequence[str], debug: bool, ranks: Ranks | None) -> int:
+    """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others go on or begin,
+    also those that failed."""
+    codes = [0]
+    with _agreed(ranks):
+        every = list(left(sweep))
+    for one in every:
         if one.config is None:
-            print(f"{one.job}: finished before, {_short(one.folder)}", flush=True)
+            if _writes(ranks):
+                print(f"{one.job}: finished before, {_short(one.folder)}", flush=True)
             continue
-        with _errors_in_one_line(debug, codes, one.job):
-            if not one.begun:
-                _begin(one.config, one.folder, one.command, one.job, turns.ranks)
-                continue
-            with marked(one.folder), ByKey(one.config):
-                _fit(build(one.config, one.folder), one.folder, resume=True, job=one.job, ranks=turns.ranks)
+        with _errors_in_one_line(debug, codes, one.job), _ending_for_all(one.job, ranks):
+            with _agreed(ranks):
+                config = with_logger(one.config, one.folder, overrides)
+            if one.begun:
+                _go_on(config, one.folder, one.job, ranks)
+            else:
+                _begin(config, one.folder, one.command, one.job, ranks)
     return _end_of_sweep(codes, ranks)
 
 
@@ -284,11 +303,14 @@ def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -
     description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
     parser = command_parser("resume", description)
     parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
-    options = parser.parse_args(words)
-    folder = options.folder
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="logger.KEY=VALUE", help="where a logger writes, if elsewhere"
+    )
+    options = parser.parse_intermixed_args(words)
+    folder, overrides = options.folder, options.overrides
     stored = folder / "private" / "config.yaml"
     if (folder / STORED).is_file() and not stored.is_file():
-        return _resume_sweep(folder, debug, ranks)
+        return _resume_sweep(folder, overrides, debug, ranks)
     with _agreed(ranks):
         if not stored.is_file():
             raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
@@ -298,13 +320,15 @@ def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -
     assert isinstance(config, dict)
     stored_settings = {str(key): value for key, value in config.items()}
     if "search" in stored_settings:
-        if ranks is not None:
-            raise ConfigError("A search is resumed in one process; start it without torchrun.")
+        if ranks is not None or overrides:
+            wrong = (
+                f"has no logger; leave out {overrides[0]}" if overrides else "is resumed in one process, not torchrun"
+            )
+            raise ConfigError(f"A search {wrong}.")
         return resume_search(stored_settings, folder)
-    with marked(folder) if _writes(ranks) else nullcontext(), ByKey(stored_settings):
-        with _agreed(ranks):
-            trainer = build(stored_settings, folder)
-        _fit(trainer, folder, resume=True, ranks=ranks)
+    with _agreed(ranks):
+        given = with_logger(stored_settings, folder, overrides)
+    _go_on(given, folder, None, ranks)
     return 0
 
 
@@ -336,7 +360,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
             trainer.fit(resume=resume, ranks=ranks)
         return
     if job is not None:
-        trainer = replace(trainer, progress=trainer.progress and job.watched and ranks is None)
+        trainer = replace(trainer, progress=trainer.progress and job.watched)
         began = time.monotonic()
         sweep = _short(job.sweep)
         with resumable(sweep, logging.WARNING), told_to_end(sweep) if ranks is not None else nullcontext():
@@ -389,7 +413,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | 
 
     def tell(error: Exception, text: str) -> None:
         if rank == 0 or not getattr(error, "agreed", False):  # else the first rank says it
-            say(f"error: {whose}{f'rank {rank}: ' if rank and job is None else ''}{text}")
+            say(f"error: {whose}{f'rank {rank}: ' if rank else ''}{text}")
 
     try:
         yield codes
@@ -406,6 +430,19 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | 
             raise
         tell(error, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
         codes.append(FAILED)
+
+
+@contextmanager
+def _ending_for_all(job: Job | None, ranks: Ranks | None) -> Iterator[None]:
+    """End this process of several where the job of a sweep has an error that the others do not have: they wait for it
+    in that job, and hear that it has ended."""
+    try:
+        yield
+    except Exception as error:
+        if job is None or ranks is None or getattr(error, "agreed", False):
+            raise
+        say(f"error: {job}: rank {ranks.rank}: {type(error).__name__}: {' '.join(str(error).split())}")
+        raise SystemExit(FAILED) from error
 
 
 def _short(folder: Path) -> Path:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, FedmtlError
 from .config import Config, build, check, combinations, compose, resolve, settings
 from .options import add_config_dir, command_parser, make_paths_absolute, resumable, write_config
 
@@ -43,8 +45,9 @@ def search(words: list[str]) -> int:
     folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
-    private_search = _build(configs, arguments, folder)
-    private_search.plan()  # what cannot be accounted is refused before anything is written
+    with _by_option():
+        private_search = _build(configs, arguments, folder)
+        private_search.plan()  # what cannot be accounted is refused before anything is written
     for config in configs.values():
         make_paths_absolute(config)
     write_config(folder, " ".join(["fedmtl search", *words]), {"search": arguments | {"candidates": configs}})
@@ -55,7 +58,8 @@ def search(words: list[str]) -> int:
 def resume_search(config: Config, folder: Path) -> int:
     """Continue the search whose ``private/config.yaml`` holds ``config``."""
     arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
-    _fit(_build(config["search"]["candidates"], arguments, folder), folder, resume=True)
+    candidates = {name: one | {"logger": {}} for name, one in config["search"]["candidates"].items()}
+    _fit(_build(candidates, arguments, folder), folder, resume=True)
     return 0
 
 
@@ -111,6 +115,16 @@ def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) 
     trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
     return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
+
+
+@contextmanager
+def _by_option() -> Iterator[None]:
+    """Translate errors inside the block: they name the options of the command, not the arguments in Python."""
+    try:
+        yield
+    except FedmtlError as error:
+        text = re.sub(r"\bPrivateSearch\.(\w+)", lambda found: f"--{found[1].replace('_', '-')}", str(error))
+        raise type(error)(text) from error
 
 
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:

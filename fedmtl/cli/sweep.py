@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
-from ..report.tables import ERROR, write_text
+from ..report.runs import ERROR
+from ..report.tables import write_text
 from .config import Config, combinations, compose, resolve
 from .options import make_paths_absolute
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
     from ..trainer import Result
 
 STORED = "multirun.yaml"
@@ -90,31 +90,8 @@ class Left:
     begun: bool
 
 
-class Turns:
-    """Whose turn a job is: of several ranks, that of one that has nothing to do.
-
-    Args:
-        ranks: that share the jobs, which each of them goes through in order; None where one process has them all.
-
-    Attributes:
-        ranks: this process as that of a run of its own; None where it is the only one.
-    """
-
-    def __init__(self, ranks: Ranks | None) -> None:
-        self._all, self._next = ranks, -1
-        self.ranks = None if ranks is None else ranks.alone
-
-    def come(self, number: int) -> bool:
-        """Return whether job ``number`` is that of this process; asked once, when the jobs before it are done."""
-        if self._all is None:
-            return True
-        if self._next < number:
-            self._next = self._all.take("jobs")
-        return self._next == number
-
-
-def left(sweep: Path, turns: Turns) -> Iterator[Left]:
-    """Yield the jobs of the sweep in ``sweep`` that are this process's to finish, each when its turn comes.
+def left(sweep: Path) -> Iterator[Left]:
+    """Yield the jobs of the sweep in ``sweep``.
 
     A job that never wrote its settings is composed anew, with paths as they were when the sweep began.
 
@@ -136,8 +113,6 @@ def left(sweep: Path, turns: Turns) -> Iterator[Left]:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{sweep / STORED} has {text}, which is no setting of a run; take it out.")
     for job, overrides in jobs(task, sweep):
-        if not turns.come(job.number):
-            continue
         folder = sweep / str(job.number)
         given, command = folder / "private" / "config.yaml", shlex.join(["fedmtl", *overrides])
         if (folder / "private" / "result.json").is_file():

@@ -6,14 +6,11 @@ from .dataset import FederatedDataset
 from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
 from .partition import by_classes, by_column, dirichlet, from_partition, shards
-from .readers.adult import read_adult
 from .readers.celeba import read_celeba
 from .readers.cifar import read_cifar
 from .readers.digits import load_digits_clients
 from .readers.femnist import read_femnist
-from .readers.hospital import read_hospital
 from .readers.leaf import read_leaf
-from .readers.lending import read_lending
 from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
 from .readers.school import read_school
 from .readers.stackoverflow import read_stackoverflow
@@ -50,13 +47,10 @@ __all__ = [
     "make_synthetic_agents",
     "make_synthetic_tasks",
     "movielens_users",
-    "read_adult",
     "read_celeba",
     "read_cifar",
     "read_femnist",
-    "read_hospital",
     "read_leaf",
-    "read_lending",
     "read_movielens",
     "read_school",
     "read_stackoverflow",

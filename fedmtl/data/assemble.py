@@ -26,6 +26,10 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         DataError: the value does not hold numbers, or its rows differ in length.
     """
     if isinstance(value, Tensor):
+        if value.layout not in (torch.strided, torch.sparse_csr):
+            raise DataError(
+                f"{where}, field {field!r} has the layout {value.layout}; accepted: dense tensors, sparse CSR."
+            )
         return value.detach()
     if scipy.sparse.issparse(value):
         matrix: Any = scipy.sparse.csr_array(value)  # type: ignore[call-overload]
@@ -98,6 +102,8 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
             if array.dtype.kind not in "fiub":
                 raise DataError(f"{place} holds {str(value)[:40]!r}; accepted: numbers.")
             if hasattr(value, "getbands"):
+                if value.mode in ("P", "PA"):
+                    raise DataError(f"{place} is an image with a palette; give one with colours: image.convert('RGB').")
                 array = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
             row = torch.from_numpy(np.array(array, dtype=np.float32 if array.dtype == np.float64 else array.dtype))
         if made and row.shape != made[0].shape:
@@ -179,6 +185,9 @@ def group_rows(
     known = getattr(table, "column_names", None)
     if known is None and hasattr(table, "columns") and hasattr(table, "iloc"):
         known = list(table.columns)
+        for name in dict.fromkeys((client, target, *features)):
+            if known.count(name) > 1:
+                raise DataError(f"{where}: column {name!r} occurs twice; names of columns must differ.")
         table = {name: table[name].tolist() for name in dict.fromkeys((client, target, *features)) if name in known}
     if known is None or not hasattr(table, "__getitem__"):
         raise DataError(
@@ -189,11 +198,12 @@ def group_rows(
     for column in (client, target, *features):
         if column not in known:
             raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, known))}.")
-    places: dict[str, list[int]] = {}
-    for row, name in enumerate(table[client]):
-        if name is None or name == "":
-            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
-        places.setdefault(str(name), []).append(row)
+    for column in features:
+        if column in (client, target):
+            raise DataError(f"{where}: features names {column!r}, which is the client or target column; leave it out.")
+    places = _places(table[client], f"{where}: row", f"column {client!r}")
+    if not places:
+        raise DataError(f"{where} has no rows; at least one a client is needed.")
     columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
     count = sum(map(len, places.values()))
     for name, values in columns.items():
@@ -206,6 +216,27 @@ def group_rows(
             )
     x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
     return {name: (x[rows], columns[target][rows]) for name, rows in places.items()}
+
+
+def _places(clients: Iterable[Any], where: str, field: str) -> dict[str, list[int]]:
+    """Return the rows of each client by its id, in the order in which they first occur.
+
+    Raises:
+        DataError: a row without a client, or an id that is a number in one row and a text in another.
+    """
+    import pandas as pd
+
+    places: dict[str, list[int]] = {}
+    texts: dict[str, bool] = {}
+    for row, name in enumerate(clients):
+        if pd.api.types.is_scalar(name) and (pd.isna(name) or name == ""):
+            raise DataError(f"{where} {row}, {field} is empty; every row must name its client.")
+        if texts.setdefault(str(name), isinstance(name, str)) != isinstance(name, str):
+            raise DataError(
+                f"{where} {row}, {field} holds the client {str(name)!r} as a number and as a text; give all as texts."
+            )
+        places.setdefault(str(name), []).append(row)
+    return places
 
 
 def stack_clients(

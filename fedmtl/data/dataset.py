@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import id_of
+from .._check import id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import as_targets, group_rows, infer_classes, pack_inputs, stack_clients
@@ -179,19 +179,6 @@ class FederatedDataset:
         y = y.to(dtype) if y.is_floating_point() else y.long()
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
-    def stored(self, side: Side, device: torch.device) -> tuple[Tensor, Tensor, float, float] | None:
-        """Return what :meth:`gather` takes rows of, where that is simple: x (N, ...) and labels y, int64 (N,), on the
-        CPU, and the scale and shift of x; None elsewhere, and for another ``device``."""
-        x, y = self.side(side).x, self.side(side).y
-        affine = Affine() if type(self.transform) is Cast else self.transform
-        if type(affine) is not Affine or isinstance(affine.scale, tuple) or isinstance(affine.shift, tuple):
-            return None
-        if not x.device.type == y.device.type == device.type == "cpu" or x.layout != torch.strided:
-            return None
-        if not x.is_contiguous() or y.dtype != torch.int64 or y.dim() != 1:
-            return None
-        return x, y, float(affine.scale), float(affine.shift)
-
     @classmethod
     def from_tensors(
         cls,
@@ -307,6 +294,7 @@ class FederatedDataset:
         Raises:
             DataError: a missing column, or malformed rows, named by row and column.
         """
+        positive_int("from_columns", min_examples=min_examples)
         columns = (features,) if isinstance(features, str) else tuple(features)
         train = group_rows(table, client, target, columns, name)
         held = {} if test is None else group_rows(test, client, target, columns, f"{name} (test)")

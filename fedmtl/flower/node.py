@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -257,8 +256,7 @@ class Node:
             channel.set_norms(tensors_of(content, "channel"))
         except ConfigError as error:
             raise ConfigError(f"the server sends {error}") from error
-        clips, time = channel.privacy is not None, np.full((1, 1), float(number))
-        return Round(number, channel.clip, channel.local, clips=clips, time=time)
+        return Round(number, channel.clip, channel.local, clips=channel.privacy is not None)
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
         sent = tensors_of(content, "public")

@@ -1,8 +1,8 @@
 """Weighted graphs of agents: sparse, symmetric, rows by id."""
 
-from .builders import clusters, complete, exp_angle, from_edges, knn_cosine, ring
 from .graph import Graph
 from .settings import Clusters, Complete, EdgesFile, GraphSettings, KNNCosine, Ring
+from .vectors import exp_angle, knn_cosine
 
 __all__ = [
     "Clusters",
@@ -12,10 +12,6 @@ __all__ = [
     "GraphSettings",
     "KNNCosine",
     "Ring",
-    "clusters",
-    "complete",
     "exp_angle",
-    "from_edges",
     "knn_cosine",
-    "ring",
 ]

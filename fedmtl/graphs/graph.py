@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from ..errors import ConfigError
 
@@ -41,6 +40,39 @@ class Graph:
     ids: tuple[str, ...]
     isolated: bool = False
     digest: str = field(init=False)
+
+    @classmethod
+    def from_pairs(
+        cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str], *, isolated: bool = False
+    ) -> Graph:
+        """Return the graph of pairs of agents, by their places in ``ids``.
+
+        One that is given in both orders is one pair, with the larger weight.
+
+        Args:
+            first, second: places, (m,) each, without repeats.
+            weight: one for each pair, or one for all.
+            ids, isolated: of the graph.
+        """
+        places, n = np.stack([np.asarray(first), np.asarray(second)]), len(ids)
+        pairs = csr_array((np.broadcast_to(weight, places.shape[1:]).astype(np.float64), tuple(places)), shape=(n, n))
+        return cls(pairs.maximum(pairs.T.tocsr()), tuple(ids), isolated)
+
+    @classmethod
+    def from_networkx(cls, graph: Any, *, weight: str = "weight", isolated: bool = False) -> Graph:
+        """Return an undirected graph of networkx, whose nodes are the clients' ids.
+
+        Args:
+            graph: such as ``networkx.watts_strogatz_graph(100, 4, 0.1)``; nodes that are numbers become texts.
+            weight: the name of the edges' attribute that is the weight; an edge without it has weight 1.
+            isolated: of the graph.
+        """
+        import networkx
+
+        if graph.is_directed():
+            raise ConfigError("Graph.from_networkx: the graph is directed; give graph.to_undirected(), for instance.")
+        weights = networkx.to_scipy_sparse_array(graph, weight=weight, dtype=np.float64)
+        return cls(weights, tuple(map(str, graph)), isolated)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))
@@ -110,24 +142,6 @@ class Graph:
     def edges(self) -> int:
         """Return the number of pairs that are connected."""
         return int(self.weights.nnz) // 2
-
-    @cached_property
-    def components(self) -> Ints:
-        """Return the connected component of each agent, (n,) int64, numbered from 0."""
-        return connected_components(self.weights, directed=False)[1].astype(np.int64)
-
-    def neighbours(self, agent: str) -> tuple[str, ...]:
-        """Return the ids of an agent's neighbours, in the order of the rows.
-
-        Raises:
-            ConfigError: an unknown agent.
-        """
-        if agent not in self._rows:
-            raise ConfigError(
-                f"Graph: there is no agent {agent!r}; the agents are {self.ids[0]!r} .. {self.ids[-1]!r}."
-            )
-        i, pointer = self._rows[agent], self.weights.indptr
-        return tuple(self.ids[j] for j in self.weights.indices[pointer[i] : pointer[i + 1]])
 
     @cached_property
     def _rows(self) -> dict[str, int]:

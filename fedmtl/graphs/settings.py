@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
 from .._check import non_negative, positive, positive_int
+from .._files import csv_rows
 from ..errors import ConfigError, DataError
-from .builders import clusters, complete, from_edges, knn_cosine, ring
 from .graph import Graph
+from .vectors import knn_cosine
 
 
 @runtime_checkable
@@ -38,8 +41,9 @@ class Complete:
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Build the graph of :func:`~fedmtl.graphs.complete`."""
-        return complete(data.ids)
+        """Connect all pairs (n (n - 1) stored numbers)."""
+        n = len(data.ids)
+        return Graph(csr_array(np.ones((n, n)) - np.eye(n)), data.ids)
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,16 @@ class Ring:
         positive_int(self, reach=self.reach)
 
     def build(self, data: Any) -> Graph:
-        """Build the graph of :func:`~fedmtl.graphs.ring`."""
-        return ring(data.ids, self.reach)
+        """Connect the places.
+
+        Raises:
+            ConfigError: a reach that goes around: 2 reach must be below n.
+        """
+        n = len(data.ids)
+        if 2 * self.reach >= n and (n, self.reach) != (2, 1):
+            raise ConfigError(f"Ring.reach is {self.reach:,} for {n:,} clients; 2 reach must be below their number.")
+        place = np.tile(np.arange(n), self.reach)
+        return Graph.from_pairs(place, (place + np.repeat(np.arange(1, self.reach + 1), n)) % n, 1.0, data.ids)
 
 
 @dataclass(frozen=True)
@@ -80,20 +92,37 @@ class Clusters:
         return hash((tuple(self.labels.items()), self.inside, self.between))
 
     def build(self, data: Any) -> Graph:
-        """Build the graph of :func:`~fedmtl.graphs.clusters`."""
+        """Connect the clusters.
+
+        Raises:
+            ConfigError: a client without a cluster, a label of no client, or a cluster of one client with ``between``
+                0, which has no neighbours.
+        """
         for name in self.labels:
             if name not in data.ids:
                 raise ConfigError(f"Clusters.labels names {name!r}, which is no client of {data.name}.")
         for name in data.ids:
             if name not in self.labels:
                 raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
-        labels = [self.labels[name] for name in data.ids]
-        return clusters(labels, inside=self.inside, between=self.between, ids=data.ids)
+        n = len(data.ids)
+        number = np.unique([str(self.labels[name]) for name in data.ids], return_inverse=True)[1]
+        member = csr_array((np.ones(n), (np.arange(n), number)))
+        same = member @ member.T
+        weights = self.inside * same if self.between == 0 else np.where(same.toarray() > 0, self.inside, self.between)
+        weights = csr_array(weights)
+        weights.setdiag(0.0)
+        return Graph(weights, data.ids)
 
 
 @dataclass(frozen=True)
 class EdgesFile:
-    """A CSV file of edges by client id; see :func:`~fedmtl.graphs.from_edges`.
+    """A CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1), by client id.
+
+    Every pair of agents stands in the file once, in either order, or twice with the same weight.
+
+    Args:
+        path: a text file, or one compressed with gzip (``.gz``).
+        isolated: accept clients that the file does not have.
 
     Raises:
         DataError: there is no such file.
@@ -112,9 +141,24 @@ class EdgesFile:
         object.__setattr__(self, "digest", hashlib.blake2b(content, digest_size=16).hexdigest())
 
     def build(self, data: Any) -> Graph:
-        """Read it."""
+        """Read the file.
+
+        Raises:
+            DataError: a malformed row; the message names it.
+            ConfigError: an unknown agent, a pair with two different weights, or a client without neighbours.
+        """
+        place = {name: i for i, name in enumerate(data.ids)}
+        weights: dict[tuple[int, int], float] = {}
+        for where, cells in csv_rows(Path(self.path), "agent,neighbour,weight", "agent,neighbour", what="edges are"):
+            pair, weight = _edge(cells, place, where)
+            if weights.setdefault(pair, weight) != weight:
+                raise ConfigError(
+                    f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here and "
+                    f"{weights[pair]:g} before; weights must be symmetric."
+                )
+        first, second = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
         try:
-            return from_edges(self.path, data.ids, isolated=self.isolated)
+            return Graph.from_pairs(first, second, list(weights.values()), data.ids, isolated=self.isolated)
         except ConfigError as error:
             raise ConfigError(str(error).replace("Graph: ", f"{self.path}: ")) from error
 
@@ -151,3 +195,19 @@ class KNNCosine:
         sums = np.zeros((len(data.ids), flat.shape[1]))
         np.add.at(sums, client, signed)
         return knn_cosine(sums, self.k, ids=data.ids)
+
+
+def _edge(cells: list[str], place: dict[str, int], where: str) -> tuple[tuple[int, int], float]:
+    for name in cells[:2]:
+        if name not in place:
+            raise ConfigError(f"{where}: there is no agent {name!r}; the agents are the clients of the data.")
+    try:
+        weight = float(cells[2]) if len(cells) == 3 else 1.0
+    except ValueError:
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise DataError(f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0.")
+    i, j = sorted((place[cells[0]], place[cells[1]]))
+    if i == j:
+        raise ConfigError(f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends.")
+    return (i, j), weight

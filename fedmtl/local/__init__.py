@@ -3,27 +3,24 @@
 from .batches import BatchPlan
 from .executor import Execution, Executor, operation_threads
 from .mixture import Mixture
-from .optimizers import Elementwise, StackedOptimizer, StackedSGD
-from .private import train_privately
+from .optimizers import StackedOptimizer
 from .proximal import PENALTIES, Penalty, prox_nuclear
-from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally
+from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches
+from .train import LocalTraining
 
 __all__ = [
     "PENALTIES",
     "BatchPlan",
-    "Elementwise",
     "Execution",
     "Executor",
     "LocalOptimizer",
     "LocalSGD",
     "LocalSolver",
+    "LocalTraining",
     "Mixture",
     "Penalty",
     "StackedOptimizer",
-    "StackedSGD",
     "operation_threads",
     "plan_batches",
     "prox_nuclear",
-    "train_locally",
-    "train_privately",
 ]

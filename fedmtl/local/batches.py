@@ -57,7 +57,6 @@ class BatchPlan:
 
     Attributes:
         keys: as given.
-        round: as given.
         steps: as given.
         index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one of the same client.
         lengths: int64 (S, k), how many of them are no padding.
@@ -77,7 +76,7 @@ class BatchPlan:
         width: int | None = None,
         grain: int = 1,
     ) -> None:
-        self.keys, self.steps, self.round, self.grain = keys, steps, round, grain
+        self.keys, self.steps, self.grain = keys, steps, grain
         per_epoch = batches_per_epoch(counts, batch_size)
         size = width or (int(batch_widths(counts, batch_size).max()) if len(counts) else 0)
         step = torch.minimum(torch.arange(self.max_steps)[:, None], (steps - 1).clamp(min=0))
@@ -107,6 +106,11 @@ class BatchPlan:
         """Local steps of the client that makes most."""
         return int(self.steps.numpy().max(initial=0))
 
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights of the examples in their batch's mean, (S, k, B); 0 of padding."""
+        lengths = torch.from_numpy(self.lengths[: self.max_steps])
+        return self.mask[: self.max_steps].to(dtype).div_(lengths[..., None])
+
     def part(self, clients: slice) -> BatchPlan:
         """Return the plan of some of the clients, sharing this one's memory."""
         plan = copy.copy(self)
@@ -115,28 +119,13 @@ class BatchPlan:
         plan.mask = self.mask[:, clients]
         return plan
 
-    def leading(self) -> list[int]:
-        """Return, for local steps 0 to ``max_steps - 1``, how many leading clients have all that make it."""
-        steps, found = self.steps.tolist(), []
-        count = len(steps)
-        for number in range(max(steps, default=0)):
-            while steps[count - 1] <= number:
-                count -= 1
-            found.append(count)
-        return found
-
-    def shapes(self) -> list[tuple[int, int]]:
-        """Return, for local steps 0 to ``max_steps - 1``, how many leading clients are computed, and on how many
-        columns: without padding where there is nobody beside."""
-        count, columns = self.index.shape[1:]
-        active = [min(count, -(-last // self.grain) * self.grain) for last in self.leading()]
-        widths = self.lengths[:, 0].tolist() if count == 1 else [columns] * len(active)
-        return list(zip(active, widths, strict=False))
-
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local steps 0 to ``max_steps - 1``."""
-        steps = self.steps.numpy()
-        for number, (active, width) in enumerate(self.shapes()):
+        """Yield the batches of local steps 0 to ``max_steps - 1``, of a client by itself without padding."""
+        steps, (count, columns) = self.steps.numpy(), self.index.shape[1:]
+        for number in range(self.max_steps):
+            last = int(np.flatnonzero(steps > number)[-1]) + 1
+            active = min(count, -(-last // self.grain) * self.grain)
+            width = columns if count > 1 else int(self.lengths[number, 0])
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
             yield Batch(self.index[number, :active, :width], self.mask[number, :active, :width], active, done)
 

@@ -3,8 +3,8 @@
 Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device.
 On a CPU several small stacks in threads win for convolutions, whose batching rule is a grouped convolution, and for
 perceptrons, whose batched products cost little to call: a stack that stays in a core's cache through all of its local
-steps is read from memory once. One batched program wins elsewhere, and on a GPU. Operations within a thread use one
-thread: nothing waits for a core that is busy with other work.
+steps is read from memory once. One batched program wins elsewhere. Operations within a thread use one thread: nothing
+waits for a core that is busy with other work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
@@ -21,24 +21,18 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
-from .._check import boolean, given, one_of, positive_int
-from .._devices import float32_products, waits
+from .._check import one_of, positive_int
 from .._threads import Threads
-from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
-from ..stacked.convolutions import ConvolutionalNetwork
-from ..stacked.graphs import Graphs
-from ..stacked.perceptron import Perceptron
-from ..stacked.unfolded import by_products
+from ..stacked.products import Perceptron
 from .batches import max_clients
 from .places import LANES
 
 _SMALL = 1 << 20
 _A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
 _ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
-_CACHE_BYTES = 3 << 19  # of parameters in a stack: three quarters of a common second-level cache
+_CACHE_BYTES = 3 << 20  # of parameters in a stack
 _WORTH_A_THREAD = 1 << 17  # parameters in a stack
-_DEVICE_EXAMPLES = 1 << 14  # of a stack off the CPU: more fill no GPU better, and windows of images are large
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -51,30 +45,15 @@ class Execution:
             in each of several threads; ``"auto"`` takes threads for convolutions and perceptrons on a CPU and stacked
             otherwise.
         chunk: clients computed together, at most; ``None`` takes in a thread 8, or 1 where a model has 2**16 parameters
-            or more, and of a perceptron as many as stay in the cache but at least 4; otherwise as many as would have
-            about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by one,
-            and without padding.
+            or more, and of a perceptron as many as have 3 MiB of parameters but at least 4; otherwise as many as would
+            have about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by
+            one, and without padding.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
-        graphs: whether the local steps of a stack are recorded, for some numbers of clients, and replayed from then on:
-            on a GPU as CUDA graphs, on a CPU as a test of that. ``None`` records them on a GPU. Optimizers with states
-            of their own (Adam), pulls other than to an anchor, and sparse data go without.
-        data: where the clients' rows are: ``"device"``, ``"host"``, or ``"auto"``: on a GPU as long as they take less
-            than half of its free memory.
-        tf32: whether float32 products of local training on a GPU may round their factors to TF32. Clips, norms, sums
-            and noise are in float64 and never do.
-        convolutions: how those of stacked clients are computed, ``"grouped"`` as one convolution in groups,
-            ``"products"`` as a batched product with their windows (:mod:`fedmtl.stacked.unfolded`); ``"auto"`` takes
-            products on a GPU, and on a CPU those of a client alone are computed as
-            :mod:`fedmtl.stacked.convolutions` does it, where the network is one of those.
     """
 
     strategy: str = "auto"
     chunk: int | None = None
     threads: int | None = None
-    graphs: bool | None = None
-    data: str = "auto"
-    tf32: bool = True
-    convolutions: str = "auto"
 
     def __post_init__(self) -> None:
         one_of(self, ("auto", "stacked", "threads"), strategy=self.strategy)
@@ -82,11 +61,6 @@ class Execution:
             positive_int(self, chunk=self.chunk)
         if self.threads is not None:
             positive_int(self, threads=self.threads)
-        boolean(self, tf32=self.tf32, **given(graphs=self.graphs))
-        one_of(self, ("auto", "device", "host"), data=self.data)
-        one_of(self, ("auto", "grouped", "products"), convolutions=self.convolutions)
-        if self.graphs and self.strategy == "threads":
-            raise ConfigError("Execution.graphs is true, but threads record no local steps; use strategy='stacked'.")
 
     def resolve(self, module: nn.Module, device: torch.device) -> Execution:
         """Return the same settings with every choice made for this module and device."""
@@ -94,18 +68,13 @@ class Execution:
         perceptron = Perceptron.of(module, Layout.of(module)) is not None
         if strategy == "auto":
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-            threads = (convolutional or perceptron) and device.type == "cpu" and not self.graphs
-            strategy = "threads" if threads else "stacked"
+            strategy = "threads" if (convolutional or perceptron) and device.type == "cpu" else "stacked"
         if strategy == "threads":
             row = size * next(module.parameters()).element_size()
             cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
             few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
             return replace(self, strategy="threads", chunk=self.chunk or few, threads=self.threads or available_cores())
-        found = replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1)
-        if device.type != "cuda":
-            return found
-        unfolded = "products" if self.convolutions == "auto" else self.convolutions
-        return replace(found, graphs=self.graphs is not False, convolutions=unfolded)
+        return replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1)
 
 
 class Executor:
@@ -133,31 +102,15 @@ class Executor:
         self.chunk, threads = execution.chunk, execution.threads
         self._least = _WORTH_A_THREAD // sum(p.numel() for p in module.parameters())
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
-        if execution.convolutions == "products":
-            module = by_products(module)
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
             stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
-            stack.graphs = Graphs(self.chunk) if execution.graphs else None
             stack.train_in(autocast)
-            if execution.convolutions == "grouped" and isinstance(stack.perceptron, ConvolutionalNetwork):
-                stack.perceptron = None
             self._stacks.put(stack)
-        self._device = device
         self._threads = Threads(threads) if execution.strategy == "threads" else None
 
-    def map(
-        self,
-        work: Callable[[StackedModule, slice], None],
-        count: int,
-        *,
-        grain: int | None = None,
-        examples: int = 1,
-    ) -> None:
+    def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
-
-        Off the CPU they are also so short that at most about 16,000 examples, ``examples`` a place, are computed at
-        once.
 
         With a ``grain`` of :func:`~fedmtl.local.places.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.
@@ -165,8 +118,6 @@ class Executor:
         size = self.chunk
         if self._threads is not None:  # at least two slices a thread, so that none waits long for the last
             size = min(size, max(1, self._least, count // (2 * self._threads.count)))
-        if waits(self._device):
-            size = min(size, max(1, _DEVICE_EXAMPLES // examples))
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
@@ -199,10 +150,6 @@ class Executor:
         finally:
             torch.set_num_threads(before)
 
-    def products(self) -> AbstractContextManager[None]:
-        """Within the block, float32 products are as :class:`Execution` says."""
-        return float32_products(self._device, tf32=self.execution.tf32)
-
     @contextmanager
     def stack(self) -> Iterator[StackedModule]:
         """Borrow one of the stacked modules."""
@@ -213,11 +160,7 @@ class Executor:
             self._stacks.put(stack)
 
     def close(self) -> None:
-        """Stop the worker threads, and give back the memory of recorded steps."""
-        for _ in range(self._stacks.qsize()):
-            with self.stack() as stack:
-                if stack.graphs is not None:
-                    stack.graphs.forget()
+        """Stop the worker threads."""
         if self._threads is not None:
             self._threads.close()
 

@@ -5,24 +5,24 @@ has not already charged. :func:`open_channel` is the one door.
 """
 
 from ..random import distinct_ranks
-from .accounting.calibration import calibrate_multiplier, calibrate_selection, selection_epsilon
+from .accounting.calibration import calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon
 from .accounting.knorm import KNormDpEvent
 from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
-from .gradients import GradientPlan, PublishedClaim, WarmStartRelease
+from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
 from .local_steps import LocalSteps
 from .noise.discrete import DiscreteGaussianNoise
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .noise.wishart import WishartNoise
 from .opening import open_channel
+from .price import Price
 from .quantile import QuantileClip
-from .release import Release, ReleasePlan, step_event
+from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
 from .samplers import (
     BoundSampler,
@@ -34,14 +34,13 @@ from .samplers import (
     SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import BoundedMeans, ClientVectors, GradientMessage, RecordGradients, ScaledRows, Turns
+from .sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows, Turns
 
 __all__ = [
     "BoundSampler",
     "BoundedMeans",
     "Channel",
     "ClientPrivacy",
-    "ClientVectors",
     "CyclicCohorts",
     "DiscreteGaussianNoise",
     "FixedCohort",
@@ -59,6 +58,7 @@ __all__ = [
     "NoiseLaw",
     "NoiseSource",
     "PoissonSampling",
+    "Price",
     "Privacy",
     "PrivacyReport",
     "PublishedClaim",
@@ -75,9 +75,6 @@ __all__ = [
     "SeededSource",
     "SignalToNoise",
     "Turns",
-    "WarmStartRelease",
-    "WishartNoise",
-    "calibrate_multiplier",
     "calibrate_selection",
     "clip_rows",
     "clipped_sum",
@@ -87,6 +84,5 @@ __all__ = [
     "grid_width",
     "open_channel",
     "selection_epsilon",
-    "step_event",
     "to_grid",
 ]

@@ -6,11 +6,8 @@ client is charged for the steps in which it takes part, with a hard cap on their
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,98 +15,8 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .accounting.composition import epsilon, largest_uses, total_variation
-from .events import dp_event
 from .ledger import Ledger
-
-Uses = Any  # a dp_accounting event, or a tuple of them
-"""What the uses of one account cost: every use the same event, or the first, second, ... use each its own."""
-
-
-def _everybody() -> np.ndarray:
-    return np.zeros((1, 1), dtype=np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Cost:
-    """What uses cost: accounts of one kind have the same events.
-
-    Attributes:
-        delta: of every epsilon.
-        events: one entry for each kind: the event of each charge, or a tuple of the events of the first, second, ...
-            use, whose cost after u uses is the composition of the first u. There is no use beyond them.
-        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings of their own.
-        repeats: charges in one use, for each kind (the local steps of one participation).
-        refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
-        first: bool (m,), whether the first event of an account is that of a release before all steps.
-    """
-
-    delta: float
-    events: tuple[Uses, ...]
-    kind: np.ndarray = field(default_factory=_everybody)
-    repeats: tuple[int, ...] = (1,)
-    refuted: str | None = None
-    first: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=bool))
-
-    def uses_of(self, account: int = 0, replicate: int = 0) -> Uses:
-        """Return what the uses of one account cost, a release before all steps first."""
-        return self.events[self.kind[replicate if len(self.kind) > 1 else 0, account]]
-
-    def step(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
-        """Return the event of one charge in the use numbered ``use`` (from 0) of ``account``."""
-        uses = self.uses_of(account, replicate)
-        return uses[use + int(self.first[account % self.first.size])] if isinstance(uses, tuple) else uses
-
-    def limit(self, account: int = 0) -> int | None:
-        """Return the number of uses that have an event, or None where all uses have the same one."""
-        uses = self.uses_of(account)
-        return len(uses) - int(self.first[account % self.first.size]) if isinstance(uses, tuple) else None
-
-    def epsilons(self, uses: np.ndarray | int, *, first: bool = False) -> np.ndarray:
-        """Return the epsilon of every account after ``uses``, by the accountant, refuted or not; what is asked twice is
-        composed once.
-
-        Args:
-            uses: whole numbers, (R, m), (m,) or one for all.
-            first: whether the releases before all steps are charged as well.
-
-        Returns:
-            float64 (R, m), R being P at least.
-        """
-        charges = np.asarray(uses) + (self.first if first else 0)
-        kind, charges = np.broadcast_arrays(self.kind, charges)
-        base = int(charges.max(initial=0)) + 1
-        asked, index = np.unique(kind * base + charges, return_inverse=True)
-        found = np.array([self._one(int(k) // base, int(k) % base) for k in asked], dtype=np.float64)
-        return found[index.reshape(kind.shape)]
-
-    def epsilon(self, uses: np.ndarray | int, *, first: bool = False) -> float:
-        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
-        return float(self.epsilons(uses, first=first).max())
-
-    def distance(self, uses: np.ndarray | int) -> float:
-        """Return the largest total variation distance, after ``uses``, of an account's releases from those that are
-        accounted, see :class:`.accounting.losses.ApproximationDpEvent`; mostly 0."""
-        most = int(np.max(uses, initial=0))
-        return max(
-            total_variation(composed(kind[:most]), 1) if isinstance(kind, tuple) else total_variation(kind, most)
-            for kind in self.events
-        )
-
-    def _one(self, kind: int, uses: int) -> float:
-        steps, repeats = self.events[kind], self.repeats[kind if len(self.repeats) > 1 else 0]
-        if uses == 0 or repeats == 0:
-            return 0.0
-        if not isinstance(steps, tuple):
-            return epsilon(steps, repeats * uses, self.delta)
-        if uses > len(steps):
-            raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {len(steps)}.")
-        return epsilon(composed(steps[:uses]), repeats, self.delta)
-
-
-def composed(steps: Sequence[Any]) -> Any:
-    """Return the uses of one account as one event."""
-    return dp_event.ComposedDpEvent(list(steps))
+from .price import Prices
 
 
 class Account:
@@ -118,7 +25,7 @@ class Account:
     Args:
         clients: n, the population.
         steps: planned number of steps.
-        cost: what uses cost, or None where nothing is noised (epsilon is then infinite).
+        prices: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
         caps: (n,) int64, the most participations of each client, or None without caps.
         ledger: where charges are kept, or None where nothing is charged.
@@ -131,7 +38,7 @@ class Account:
         clients: int,
         *,
         steps: int,
-        cost: Cost | None = None,
+        prices: Prices | None = None,
         budget: float | None = None,
         caps: np.ndarray | None = None,
         ledger: Ledger | None = None,
@@ -140,15 +47,13 @@ class Account:
     ) -> None:
         if ledger is not None and by_client and replicates != 1:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
-        self.cost, self.budget, self.caps, self.ledger = cost, budget, caps, ledger
+        self.prices, self.budget, self.caps, self.ledger = prices, budget, caps, ledger
         self.by_client = by_client
         self._steps = steps
         self._started = False
-        self._capacity: int | None = None
+        self._fitting = 0  # uses that are known to fit the budget
         self._base, self._made = ledger.charged if ledger is not None else 0, 0
         self._next = 0
-        self._first_charged = ledger is not None and ledger.firsts > 0
-        self._first_made = False  # in this session
         self._uses = np.zeros((replicates, clients), dtype=np.int64)
         if ledger is not None and by_client:
             self._uses[0] = ledger.uses()
@@ -158,7 +63,7 @@ class Account:
     @property
     def delta(self) -> float | None:
         """Return the delta of every epsilon, or None where nothing is noised."""
-        return None if self.cost is None else self.cost.delta
+        return None if self.prices is None else self.prices.delta
 
     @property
     def participations(self) -> np.ndarray:
@@ -188,12 +93,6 @@ class Account:
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
         return np.full((len(self._uses), 1), spent)
 
-    @property
-    def first_releases(self) -> int:
-        """Return the number of releases before all steps that are charged."""
-        made = self.cost is not None and (self._first_charged or self.remaining_charged)
-        return int(self.cost.first.sum()) if made and self.cost is not None else 0
-
     # What that costs
 
     def epsilons(self, *, spent: bool = False) -> np.ndarray:
@@ -202,24 +101,20 @@ class Account:
         Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
         """
         uses = self.spent if spent or self.remaining_charged else self.uses
-        first = self._first_charged or self.remaining_charged
-        made = uses > 0 if self.cost is None else (uses > 0) | (self.cost.first & first)
-        if self.cost is None or self.cost.refuted is not None:
-            return np.where(made, math.inf, 0.0)
-        return self.cost.epsilons(uses, first=first)
+        if self.prices is None or self.prices.refuted is not None:
+            return np.where(uses > 0, math.inf, 0.0)
+        return self.prices.epsilons(uses)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, (m,) or of everybody, and the releases before all steps: infinite
-        where the accounting is refuted."""
-        refuted = self.cost is not None and self.cost.refuted is not None
+        """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the accounting is refuted."""
+        refuted = self.prices is not None and self.prices.refuted is not None
         return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
-        """Return the accountant's largest epsilon after ``uses`` and the releases before all steps, whether it is
-        refuted or not."""
+        """Return the accountant's largest epsilon after ``uses``, whether it is refuted or not."""
         if not np.any(uses):
             return 0.0
-        return math.inf if self.cost is None else self.cost.epsilon(uses, first=True)
+        return math.inf if self.prices is None else self.prices.epsilon(uses)
 
     # Charging
 
@@ -255,7 +150,7 @@ class Account:
         self._started = True
 
     def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
-        """Charge a block of consecutive steps; on return the charge is on the disk.
+        """Charge a block of consecutive steps; on return the charge is written, in secure mode to the disk.
 
         Args:
             first: number of the first step; no step is charged twice in a session.
@@ -276,11 +171,6 @@ class Account:
         if self.by_client or self.caps is not None:
             before, acting, totals = self._counted(members)
             self._check_caps(first, end, acting[1], totals)
-        if self.cost is not None and self.cost.first.any():
-            if first == 0:
-                self.charge_first()
-            elif not self._first_charged:
-                raise ResumeError(f"Step {first} comes after a first release, which was never charged.")
         if self.ledger is not None:
             if not self.by_client:
                 self._check_budget(self.ledger, first, end)
@@ -302,24 +192,6 @@ class Account:
                 f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
                 f"its cap of {int(self.caps[client])}."
             )
-
-    def charge_first(self) -> None:
-        """Charge the release before all steps of every client that has one, once; on return the charge is on the disk.
-
-        Raises:
-            BudgetExhausted: an earlier session of secure mode was charged for it, and its noise is lost.
-        """
-        if self._first_made or self.cost is None:
-            return
-        ledger = self.ledger
-        if ledger is not None and ledger.firsts and not ledger.replays_free:
-            raise BudgetExhausted(
-                "The first release was charged in an earlier session and cannot be made again: its budget is spent. "
-                "Start a new run."
-            )
-        if ledger is not None and not ledger.firsts:
-            ledger.charge_first()
-        self._first_made = self._first_charged = True
 
     def charge_remaining(self, done: int) -> None:
         """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
@@ -350,14 +222,13 @@ class Account:
         if self.ledger is not None and len(self._uses) == 1:
             return {}
         if self.by_client:
-            return {"uses": torch.from_numpy(self._uses.copy()), "first": torch.tensor(self._first_charged)}
+            return {"uses": torch.from_numpy(self._uses.copy())}
         return {"charged": torch.tensor(self.steps_charged)} if len(self._uses) > 1 else {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
         if "uses" in state:
             self._uses[:] = state["uses"].numpy()
-            self._first_charged = bool(state["first"])
         if "charged" in state and self.ledger is not None and int(state["charged"]):
             self.ledger.charge(0, int(state["charged"]))
 
@@ -408,25 +279,16 @@ class Account:
 
     def _room(self, charged: int, wanted: int) -> int:
         """Return how many of ``wanted`` more steps fit the budget."""
-        if self.cost is None:
+        if self.prices is None:
             return wanted
-        limit = self.cost.limit()
-        if limit is not None:
-            wanted = max(0, min(wanted, limit - charged))
+        most = self.prices.most
+        if most is not None:
+            wanted = max(0, min(wanted, most - charged))
         if self.budget is None:
             return wanted
-        if self._capacity is None:
+        if charged + wanted > self._fitting:
             planned = max(self._steps, charged + wanted)
-            if self.claimed_at(planned if limit is None else min(planned, limit)) <= self.budget:
-                return wanted  # one figure answers for all the planned steps
-            self._capacity = _affordable(self.cost, self.budget)
-        return min(wanted, self._capacity - charged)
-
-
-def _affordable(cost: Cost, budget: float) -> int:
-    """Return the most steps that fit the budget."""
-    limit = cost.limit()
-    if limit is None:
-        step = cost.step()
-        return largest_uses(step, budget, cost.delta)
-    return bisect.bisect_right(range(limit + 1), budget, key=lambda uses: cost.epsilon(uses)) - 1
+            planned = planned if most is None else min(planned, most)
+            fits = self.claimed_at(planned) <= self.budget  # one figure answers for all the planned steps
+            self._fitting = planned if fits else self.prices.affordable(self.budget)
+        return min(wanted, self._fitting - charged)

@@ -131,7 +131,7 @@ class ChainFile:
     """
 
     def __init__(self, path: Path, *, version: int, single: bool, resume: bool) -> None:
-        self.path = path
+        self.path, self._single = path, single
         path.parent.mkdir(parents=True, exist_ok=True)
         created = not path.exists()
         self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - held until close
@@ -148,7 +148,7 @@ class ChainFile:
                 self._check_head(needed=single)
             if self.chain.size < len(raw):
                 self._file.truncate(self.chain.size)
-            os.fsync(self._file.fileno())
+            self.sync()
             self._open_head()
             if created:
                 sync_folder(path.parent)
@@ -157,14 +157,20 @@ class ChainFile:
             raise
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line with the hash of the one before; returns once it is on the disk."""
+        """Write a line with the hash of the one before: to the disk where the file is ``single``, else to the system,
+        which keeps it if the process ends."""
         content = {**line, PREVIOUS: self.head.digest}
         written = json.dumps(content, separators=(",", ":")).encode() + b"\n"
         self._file.write(written)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._single:
+            self.sync()
         self.head = Head(self.head.lines + 1, digest_of(written))
         self._note_head()
+
+    def sync(self) -> None:
+        """Return once all lines are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the files; idempotent."""

@@ -1,10 +1,11 @@
 """The channel: the only path from private rows to public values, for rounds and for clients that act one at a time.
 
-Order of a round: ``draw`` the cohort, ``begin`` (charge in the ledger, flushed to disk; ``BudgetExhausted`` before any
-data is read), then ``release`` once for each declared name. All releases of a round are charged together, as one
-Gaussian release of the concatenated vector under one cohort. Order of a block of activations: ``begin``, then one
-gradient ``release`` for each activation, in order. Under record-level privacy in rounds, the local steps of DP-SGD are
-released through ``local``, and what clients send is post-processing, which ``release`` adds up as it is.
+Order of a round: ``draw`` the cohort, ``begin`` (the charge is written in the ledger, in secure mode to the disk;
+``BudgetExhausted`` before any data is read), then ``release`` once for each declared name. All releases of a round are
+charged together, as one Gaussian release of the concatenated vector under one cohort. Order of a block of activations:
+``begin``, then one gradient ``release`` for each activation, in order. Under record-level privacy in rounds, the local
+steps of DP-SGD are released through ``local``, and what clients send is post-processing, which ``release`` adds up as
+it is.
 
 Every release is clip, sum by segment (the cohort, or each client), noise of the sum's sensitivity, division by a public
 constant. R repetitions of a run, each with its own noise (and its own clients, where these act one at a time), are
@@ -19,9 +20,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -33,27 +32,24 @@ from ..ranks import ALONE, Ranks
 from .account import Account
 from .chain import Head
 from .clip import MARGIN, Clip, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
-from .gradients import GradientPlan, NoiseTerms, first_law
+from .gradients import GradientPlan
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
 from .noise.discrete import DiscreteGaussianNoise
-from .noise.grid import GridValue, privatize, privatize_whole, whole_width
-from .noise.laws import NoiseLaw
+from .noise.grid import GridValue, noised, whole_width
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
 from .release import Release, ReleasePlan
-from .report import PrivacyReport, SignalToNoise, channel_report, unspent
+from .report import PrivacyReport, SignalToNoise, channel_report
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import Privacy
 from .sums import (
     BoundedMeans,
-    ClientVectors,
     GradientChunks,
     GradientMessage,
-    Places,
     RecordDraws,
     RecordGradients,
     RecordSums,
@@ -68,13 +64,9 @@ Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
 """(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
 before clip and noise, also where a replay forces the released value. It is private: for audits and tests alone."""
-Message = Tensor | RowTotal | GradientMessage | GradientChunks | ClientVectors
-GRADIENT, FIRST = "gradient", "first"
+Message = Tensor | RowTotal | GradientMessage | GradientChunks
+GRADIENT = "gradient"
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
-_APART = 1 << 22  # numbers of noise drawn for repetitions that do not wait for one another
-_AT_LEAST_APART = 16
-_PLACED = 256  # activations, of which it is computed together who acts in which repetitions
-_WORTH_A_THREAD = 1 << 13  # numbers of noise
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
@@ -91,7 +83,6 @@ class _Window:
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         drawn: see ``noise``.
-        places: of the next activations, where several repetitions are computed together.
     """
 
     first: int
@@ -101,7 +92,6 @@ class _Window:
     scales: np.ndarray
     noise: np.ndarray
     drawn: int = 0
-    places: Places | None = None
 
 
 class Channel:
@@ -109,6 +99,9 @@ class Channel:
 
     Attributes:
         settings: the privacy of all repetitions, or of each; empty without privacy.
+        privacy: the settings, of repetitions those of the loudest noise; None without privacy.
+        mechanism: name of the law of the noise; None without privacy.
+        replicates: R, the repetitions that are released together.
         account: what has been charged.
         sampler: who takes part in rounds, with its cap on uses where one applies; None for activations.
         law: what the sampler guarantees, or None without privacy.
@@ -127,7 +120,7 @@ class Channel:
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
         ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
-        threads: over which the sum of a cohort's rows is spread, if any; see :meth:`use_threads`.
+        threads: over which the sum of a cohort's rows is spread, if any.
     """
 
     def __init__(
@@ -143,7 +136,6 @@ class Channel:
         multipliers: tuple[float, ...] = (),
         rows: dict[str, BoundRowNoise] | None = None,
         gradients: GradientPlan | None = None,
-        terms: NoiseTerms | None = None,
         schedule: str = "",
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
@@ -152,8 +144,11 @@ class Channel:
         order: Tensor | None = None,
     ) -> None:
         self.settings, self.account, self.sampler, self.law = settings, account, sampler, law
+        self.privacy: Privacy | None = settings[0] if settings else None
+        self.mechanism: str | None = None if self.privacy is None else self.privacy.mechanism
+        self.replicates = len(sources)
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
-        self.gradients, self.terms, self.schedule = gradients, terms, schedule
+        self.gradients, self.prices, self.schedule = gradients, account.prices, schedule
         self.ledger_name, self.notes, self.ranks = ledger_name, notes, ranks
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.tap: Tap | None = None
@@ -167,7 +162,6 @@ class Channel:
         self._adaptive = settings[0].clip_norm if settings else None
         self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
         self._correlated: dict[str, CorrelatedNoise] = {}
-        self._begun: dict[tuple[int, str, int], Future[np.ndarray]] = {}
         self._step: int | None = None
         self._use = 0
         self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun, as releases name its clients
@@ -186,25 +180,12 @@ class Channel:
             self._clearly_within = self.bound**2 / ratio
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
-            self._ahead: np.ndarray | None = None  # of it, by repetition, while repetitions are apart
-            self._begins, self._partial, self._sampled = 0, self.draws.partial, self.draws.sampled
+            self._sampled = self.draws.sampled
             self._secure = self.source.name == "secure"
-            self._behind: dict[int, np.ndarray] = {}  # recorded activations that some repetitions have yet to release
-            self._first_made = False
         else:
             self.draws = None
 
     # What it is
-
-    @property
-    def privacy(self) -> Privacy | None:
-        """Return the settings; of repetitions those of the loudest noise."""
-        return self.settings[0] if self.settings else None
-
-    @property
-    def replicates(self) -> int:
-        """Return R, the repetitions that are released together."""
-        return len(self.sources)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
@@ -227,28 +208,22 @@ class Channel:
         return math.inf if self.privacy is None else self.privacy.initial_norm
 
     @property
-    def mechanism(self) -> str | None:
-        """Name of the law of the noise; None without privacy."""
-        return None if self.privacy is None else self.privacy.mechanism
-
-    @property
     def noised(self) -> bool:
         """Whether anything is noised."""
-        return self.terms is not None or bool(self.multipliers)
+        return self.prices is not None
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
         """Return z by client, where the unit is one record (at a weight of 1, where uses have weights): (n,) float64,
         or (R, n) where repetitions have settings of their own; None without noise."""
-        if self.terms is None:
+        if self.prices is None or self.gradients is None:
             return None
-        return self.terms.multipliers if len(self.settings) > 1 else self.terms.multipliers[0]
+        return self.prices.by_account if len(self.settings) > 1 else self.prices.by_account[0]
 
     @property
     def noise_multiplier(self) -> float | None:
         """Return the largest z; None without noise."""
-        found = self.noise_multipliers if self.terms is not None else np.array(self.multipliers)
-        return float(np.max(found)) if found is not None and np.size(found) else None
+        return None if self.prices is None else max(self.prices.multipliers)
 
     @property
     def caps(self) -> np.ndarray:
@@ -256,10 +231,9 @@ class Channel:
         assert self.account.caps is not None
         return self.account.caps
 
-    @property
-    def ledger_head(self) -> Head | None:
-        """Return the end of the ledger's chain of hashes as it is now; None where no file is kept."""
-        return None if self.account.ledger is None else self.account.ledger.head
+    def sync(self) -> Head | None:
+        """Return the end of the ledger's chain of hashes once all of it is on the disk; None where no file is kept."""
+        return None if self.account.ledger is None else self.account.ledger.sync()
 
     # A step
 
@@ -271,7 +245,7 @@ class Channel:
         """
         self.ranks.share(lambda: self._start(step))
         if self.gradients is not None and self.sampler is None and not self._end:
-            self._place = self._end = self._begins = step
+            self._place = self._end = step
 
     def _start(self, step: int) -> None:
         self.account.start(step, None if self.sampler is None else lambda earlier: self._members(self._sample(earlier)))
@@ -306,7 +280,7 @@ class Channel:
         return ranks if self.gradients is None else self.gradients.order[ranks]
 
     def begin(self, step: int, members: Tensor) -> None:
-        """Charge a round, or a block of activations; on return the charge is on the disk.
+        """Charge a round, or a block of activations; on return the charge is written, in secure mode to the disk.
 
         Args:
             step: number of the round, or of the first activation; each begins once.
@@ -347,7 +321,7 @@ class Channel:
         """Return a public value: clip, sum by segment, noise, divide.
 
         Args:
-            name: a declared release of rows, once a round; ``"gradient"``, or ``"first"`` for a warm start.
+            name: a declared release of rows, once a round; ``"gradient"``.
             message: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0; (R, k, D) of
                 R > 1 repetitions; or the sum that they were added to, of :meth:`total`. A row with a NaN or infinity
                 counts as zero and the denominator stays; an empty cohort still releases noise. Or gradients of records,
@@ -360,25 +334,17 @@ class Channel:
         Returns:
             ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or
             (R, D, D) for R > 1 repetitions. Of gradients ``(sum_j clip(g_j) + noise) / (q_i n_i)``: (count, R, D)
-            float64, zero where nobody acts; (A, D) of a local step, on the device of the gradients; (R, n, D) of a warm
-            start.
+            float64, zero where nobody acts; (A, D) of a local step, on the device of the gradients.
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, nothing that has begun, rows
                 of the wrong shape, or of clients that were not drawn; a sum of other rows, or with other limits than
                 that of :meth:`total`; a mean beyond the bound of the domain.
-            BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
-        if not isinstance(message, (Tensor, RowTotal)) and name != (
-            FIRST if isinstance(message, ClientVectors) else GRADIENT
-        ):
-            raise PrivacyError(
-                f"Release {name!r} is of rows; gradients of records are {GRADIENT!r}, vectors {FIRST!r}."
-            )
+        if not isinstance(message, (Tensor, RowTotal)) and name != GRADIENT:
+            raise PrivacyError(f"Release {name!r} is of rows; gradients of records are {GRADIENT!r}.")
         if isinstance(message, (ScaledRows, RecordGradients, BoundedMeans)):
             return torch.from_numpy(self.release_gradients(message, count))
-        if isinstance(message, ClientVectors):
-            return self._release_first(message)
         if clients is None:
             raise PrivacyError(f"Release {name!r} needs the clients that it is of.")
         if isinstance(message, GradientChunks):
@@ -531,7 +497,7 @@ class Channel:
         window = self._window
         if window is None or self._place <= window.first:
             raise PrivacyError("No activation has been released, so its noise is not known.")
-        if self.terms is None:
+        if self.prices is None:
             return torch.zeros(self.replicates, dtype=torch.float64)
         at = self._place - 1 - window.first
         unit = LAWS[str(self.mechanism)](1.0).std(1.0, dimension)
@@ -560,35 +526,19 @@ class Channel:
             law = release.noise
             if law is not None:
                 scale = law.std(release.sensitivity, release.size)
-                if isinstance(law, DiscreteGaussianNoise):
-                    cell = widths[r]
-                    value = privatize_whole(one, law, source, f"noise/{name}", step, scale=scale, width=cell)
-                    width: Tensor | float | None = cell if source.name == "secure" else None
+                cell = widths[r] if widths else None
+                if isinstance(law, DiscreteGaussianNoise) and cell is not None:
+                    deviation = math.floor(scale / cell) + 1
+                    noise = torch.from_numpy(law.cells(source, f"noise/{name}", step, release.size, deviation))
                 else:
-                    begun = self._begun.pop((step, name, r), None)
-                    drawn = self._drawn_noise(name, release, source, step) if begun is None else begun.result()
-                    noise = torch.from_numpy(drawn) * release.sensitivity
-                    bound = release.contribution_bound
-                    value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
+                    noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
+                bound = release.contribution_bound
+                value, width = noised(one, noise, source, bound=bound, norm=law.norm, scale=scale, cell=cell)
                 one.copy_(value)
                 if width is not None:
                     self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
         value = total / self.denominator
         return smat(value) if self._plans[name].form == "symmetric" else value
-
-    def use_threads(self, threads: Threads | None) -> None:
-        """Spread the sums of the round that has begun over ``threads``, and draw its noise in one of them meanwhile."""
-        self.threads = threads
-        self._begun.clear()
-        step = self._step
-        if threads is None or step is None or self._replay is not None or not self.ranks.first:
-            return
-        for name in self.releases:
-            for r, (release, source) in enumerate(zip(self._current(name), self.sources, strict=False)):
-                noised = release.noise is not None and not isinstance(release.noise, DiscreteGaussianNoise)
-                if noised and release.bands is None and release.size >= _WORTH_A_THREAD:
-                    draw = partial(self._drawn_noise, name, release, source, step)
-                    self._begun[step, name, r] = threads.begin(draw)
 
     def _drawn_noise(self, name: str, release: Release, source: NoiseSource, step: int) -> np.ndarray:
         """Return the noise of a release at sensitivity 1: (size,) float64."""
@@ -621,7 +571,7 @@ class Channel:
     def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
         std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
         noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
-        return privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
+        return noised(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
 
     def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
         if self._step is None:
@@ -667,7 +617,7 @@ class Channel:
         self._check_finished()
         if first != self._end:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
-        acting = self._acting(first, clients)
+        acting = self._acting(clients)
         uses = self.account.charge(first, acting[:, :, None])
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])
@@ -677,7 +627,7 @@ class Channel:
         if self._place < self._end:
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
-    def _acting(self, first: int, clients: np.ndarray) -> np.ndarray:
+    def _acting(self, clients: np.ndarray) -> np.ndarray:
         """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
         these are silent."""
         assert self.draws is not None
@@ -688,7 +638,7 @@ class Channel:
                 f"{clients.shape} with {low} to {high}."
             )
         if not self.draws.never_empty:
-            clients = np.where(self.draws.present(first, clients) > 0, clients, -1)
+            clients = np.where(self.draws.counts[clients] > 0, clients, -1)
         if self.gradients is not None and self.gradients.at_cap == "silent":
             clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
         return clients
@@ -696,11 +646,10 @@ class Channel:
     def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
         assert self.gradients is not None
         assert self.draws is not None
-        present = self.draws.present(first, acting)
-        divisors = np.where(acting >= 0, present * self.gradients.rates[acting], 1.0)
+        divisors = np.where(acting >= 0, self.gradients.expected[acting], 1.0)
         scales = np.zeros(acting.shape)
-        if self.terms is not None:
-            scales = 2 * self.bound * self.terms.of_uses(acting, uses)  # neighbours replace a record
+        if self.prices is not None:
+            scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
         by_step = [np.array(one.T, order="C") for one in (acting, uses, divisors, scales)]
         return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing)
@@ -712,10 +661,6 @@ class Channel:
         window, at = self._window, self._place
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is charged for them.")
-        if self._ahead is not None:
-            raise PrivacyError(
-                "Repetitions are apart: what is released next is not the same activation in all of them."
-            )
         start = at - window.first
         if self._replay is None or self.tap is not None:
             value = self._sums(message, window, start, count)
@@ -756,112 +701,20 @@ class Channel:
             at += 1
             yield self.release_gradients(message)[0]
 
-    @property
-    def apart(self) -> int:
-        """Return by how many activations one repetition may be ahead of another in :meth:`release_runs`; 0 of one."""
-        if self.replicates == 1:
-            return 0
-        return max(_AT_LEAST_APART, _APART // (self.replicates * self.sums.dimension))
-
-    def release_runs(self, message: GradientMessage, counts: np.ndarray) -> np.ndarray:
-        """Release the next ``counts`` (R,) activations of every repetition, which is a run of its own.
-
-        Args:
-            message: gradients at what has been released before; in one call no activation waits for another one's.
-            counts: int64, the same for all where :attr:`apart` is 0.
-
-        Returns:
-            (sum of counts, D) float64 of the first repetition in order, then of the second, ...; zero where nobody
-            acts.
-
-        Raises:
-            PrivacyError: as for :meth:`release`; or repetitions get too far apart.
-        """
-        if self.replicates == 1:
-            return self.release_gradients(message, int(counts[0]))[:, 0]
-        if self._ahead is None and bool((counts == counts[0]).all()):
-            together = self.release_gradients(message, int(counts[0]))
-            return together.swapaxes(0, 1).reshape(-1, together.shape[2])
-        window, ahead = self._window, np.zeros_like(counts) if self._ahead is None else self._ahead
-        reach = int((ahead + counts).max())
-        if window is None or self._place + reach > self._end or int(counts.min()) < 0:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is charged for them.")
-        if reach > self.apart:
-            raise PrivacyError(f"Repetitions are {reach} activations apart; at most {self.apart} here.")
-        where = np.repeat(np.arange(len(counts)), counts)
-        which = np.arange(len(where)) + np.repeat(ahead + counts - np.cumsum(counts), counts)
-        steps = which + (self._place - window.first)
-        value = self._sums_at(message, window.clients[steps, where], which, where)
-        self._tap_sums(self._place + which, window.clients[steps, where], value)
-        if self._replay is not None:
-            value = np.stack(
-                [self._replayed_activations(self._place + w, 1)[0, r] for w, r in zip(which, where, strict=True)]
-            )
-        elif self.terms is not None:
-            start, last = self._place - window.first, int(steps.max())
-            if not window.drawn <= start <= last < window.drawn + len(window.noise):
-                self._draw_noise(window, start, self.apart)
-            value += window.noise[steps - window.drawn, where]
-        if self._replay is None:
-            value /= window.divisors[steps, where][:, None]
-        if self.record is not None:
-            for step, r, one in zip((self._place + which).tolist(), where.tolist(), value, strict=True):
-                self._behind.setdefault(step, np.zeros((len(counts), value.shape[1])))[r] = one
-            done = [step for step in sorted(self._behind) if step < self._place + int((ahead + counts).min())]
-            self.record.extend((step, GRADIENT, torch.from_numpy(self._behind.pop(step))) for step in done)
-        ahead = ahead + counts
-        self._place += int(ahead.min())
-        self._ahead = ahead - ahead.min() if int(ahead.min()) < reach else None
-        return value
-
     def _sums(self, message: GradientMessage, window: _Window, start: int, count: int) -> np.ndarray:
         """Return (count, R, D): clipped sums of the activations from place ``start`` of the window."""
         clients = window.clients[start : start + count]
         if clients.size == 1 and not _of_all(message) and (client := clients.item()) >= 0:
             return self._sums_of(message, client, _ONLY, _ONLY)[None]
-        joint = self._sums_together(message, window, start) if count == 1 else None
-        if joint is not None:
-            return joint
         which, where = np.divmod(np.arange(clients.size), self.replicates)
         return self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
-
-    def _sums_together(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray | None:
-        """Return the sums of one activation of several repetitions (1, R, D) where they are computed at once; else
-        None."""
-        if self.replicates == 1 or isinstance(message, RecordGradients):
-            return None
-        if message.together is None:
-            return None
-        if isinstance(message, BoundedMeans):
-            clients = window.clients[start]
-            if clients.min() < 0:
-                return None
-            return self._sums_of_means(message.together(clients), window.divisors[start])[None]
-        if self._partial or self.sums.long:
-            return None
-        places = window.places
-        if places is None or not places.first <= start < places.first + len(places.widths):
-            some = window.clients[start : start + _PLACED]
-            places = window.places = Places.of(start, some, self.sums.counts, self.sums.dimension)
-        place = start - places.first
-        width = places.widths[place]
-        if not width:
-            return None
-        sums = self.sums.of_factors_together(message.together(places.table[place, :, :width]))
-        if sums is None:
-            return None
-        entries = places.entries[place]
-        value: np.ndarray = sums.reshape(-1, self.sums.dimension).take(entries, axis=0)
-        if places.nobody:
-            value[entries < 0] = 0.0
-        return value[None]
 
     def _sums_at(
         self, message: GradientMessage, clients: np.ndarray, which: np.ndarray, where: np.ndarray
     ) -> np.ndarray:
         """Return (k, D): clipped sums of activations of ``clients`` (k,), -1 for nobody, at ``which`` (k,) of those to
         come in repetitions ``where`` (k,)."""
-        if self._partial or not _of_all(message):
+        if self._sampled or not _of_all(message):
             return by_client(clients, which, where, self.sums.dimension, lambda *of: self._sums_of(message, *of))
         order, turns = turns_of(clients)
         if not turns:
@@ -878,7 +731,7 @@ class Channel:
             assert self._window is not None
             divisors = self._window.divisors[self._place - self._window.first + which, where]
             return self._sums_of_means(message.means(client, which, where), divisors)
-        drawn = self.members(client, which, where, hold=False) if self._partial else None
+        drawn = self.members(client, which, where, hold=False) if self._sampled else None
         if isinstance(message, ScaledRows):
             return self.sums.of_factors(client, message.factors(client, which, where), drawn)
         return self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
@@ -928,32 +781,32 @@ class Channel:
         """
         assert self.draws is not None
         assert self._window is not None
-        if not self.draws.partial:
+        if not self.draws.sampled:
             return None
-        steps = self._place + which
-        uses = self._window.uses[steps - self._window.first, where]
-        return self.draws.of(client, steps, uses, where, hold=hold)
+        uses = self._window.uses[self._place + which - self._window.first, where]
+        return self.draws.of(client, uses, where, hold=hold)
 
     def _noised_activations(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (count, R, D) from place ``start`` of the window."""
         count = len(total)
         divisors = window.divisors[start : start + count, :, None]
-        if self.terms is None:
+        if self.prices is None:
             total /= divisors
             return total
         if not window.drawn <= start < start + count <= window.drawn + len(window.noise):
             self._draw_noise(window, start, count)
         noise = window.noise[start - window.drawn : start - window.drawn + count]
+        norm = LAWS[str(self.mechanism)].norm
         if not self._secure:
-            total += noise
-            total /= divisors
-            return total
-        clients, norm = window.clients[start : start + count, 0], LAWS[str(self.mechanism)].norm
-        some = np.flatnonzero(clients >= 0)
+            sums, own = torch.from_numpy(total), torch.from_numpy(noise)
+            means: np.ndarray = noised(sums, own, self.source, bound=self.bound, norm=norm, scale=1.0)[0].numpy()
+            means /= divisors
+            return means
+        some = np.flatnonzero(window.clients[start : start + count, 0] >= 0)
         if some.size:
             scales = torch.from_numpy(window.scales[start + some, 0])
             sums, own = torch.from_numpy(total[some, 0]), torch.from_numpy(noise[some, 0])
-            value, width = privatize(sums, own, self.source, bound=self.bound, norm=norm, scale=scales)
+            value, width = noised(sums, own, self.source, bound=self.bound, norm=norm, scale=scales)
             assert isinstance(width, Tensor)
             n = divisors[some[-1], 0, 0]
             step = window.first + start + int(some[-1])
@@ -980,87 +833,10 @@ class Channel:
         law, addresses = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
         return law.draw_each(self.sources, purpose, torch.from_numpy(uses), addresses, self.sums.dimension)
 
-    def local_noise(self, count: int = 1, *, multiplier: float | None = None) -> Tensor:
-        """Return noise that the clients of the next activations add inside, to a point at which they take a gradient.
-
-        It is of the law of their releases and independent of the noise there; nothing leaves by it.
-
-        Args:
-            count: of activations, from the next one to be released.
-            multiplier: of the sensitivity of a released mean, for its scale; None: that of each one's release.
-
-        Returns:
-            (count, R, D) float64; zero where nobody acts, and without noise.
-
-        Raises:
-            PrivacyError: fewer activations have begun.
-        """
-        window = self._window
-        if window is None or self._place + count > self._end:
-            raise PrivacyError("Fewer activations have begun than have noise of their own inside.")
-        part = slice(self._place - window.first, self._place - window.first + count)
-        if self.terms is None:
-            return torch.zeros(count, self.replicates, self.sums.dimension, dtype=torch.float64)
-        clients, scales = window.clients[part], window.scales[part]
-        if multiplier is not None:
-            scales = np.where(clients >= 0, 2 * self.bound * multiplier, 0.0)
-        scales = scales / window.divisors[part]
-        return torch.from_numpy(self._units("noise/local", clients, window.uses[part]) * scales[:, :, None])
-
     def _replayed_activations(self, at: int, count: int) -> np.ndarray:
         """(count, R, D), the recording of the activations from ``at`` on."""
         values = [self._replayed(step, GRADIENT) for step in range(at, at + count)]
         return torch.stack([value for value in values if value is not None]).numpy()
-
-    def _release_first(self, message: ClientVectors) -> Tensor:
-        """Return (R, n, D) float64: the vector of every client that has data, with noise; zero of the others."""
-        plan = self.gradients
-        if plan is None or plan.first is None:
-            raise PrivacyError("The channel was opened without a first release, so nothing is charged for it.")
-        if self._first_made or self._begins or self._place:
-            raise PrivacyError("The first release happens once, before any activation.")
-        self.account.charge_first()
-        self._first_made = True
-        acting = np.flatnonzero(plan.counts > 0)
-        value = self._replayed(-1, FIRST)
-        if value is None or self.tap is not None:
-            vectors = torch.zeros(len(plan.ids), plan.dimension, dtype=torch.float64)
-            for client in acting.tolist():
-                vector = message.vectors(client).detach().cpu().double()
-                if vector.shape != (plan.dimension,):
-                    raise PrivacyError(f"The first vector of client {client} has not {plan.dimension} numbers.")
-                if self.tap is not None:
-                    self.tap(-1, FIRST, torch.tensor([client]), vector[None])
-                if not torch.isfinite(vector).all():  # it has no sensitivity, and to set it to 0 would move it further
-                    raise PrivacyError(
-                        "The first vector of a client is not finite, so no sensitivity bounds what one record does to "
-                        "it; nothing is released. The function that makes vectors must be finite for all records."
-                    )
-                vectors[client] = vector
-            if value is None:
-                value = self._noised_vectors(vectors, acting, np.asarray(plan.first.sensitivity, dtype=np.float64))
-        self._note(-1, FIRST, value)
-        return value
-
-    def _noised_vectors(self, vectors: Tensor, acting: np.ndarray, sensitivity: np.ndarray) -> Tensor:
-        """Return (R, n, D): vectors (n, D) with noise of the scale of a sensitivity larger by 2**-20, which leaves room
-        for rounding to the grid of secure mode. It is L2-Laplace or, with Gaussian activations, Gaussian."""
-        assert self.gradients is not None
-        out = vectors.expand(self.replicates, -1, -1).clone()
-        if self.terms is None:
-            return out
-        assert isinstance(self.terms.privacy[0], type(self.privacy))
-        law: NoiseLaw = first_law(self.terms.privacy[0])(1.0)
-        weights = np.where(self.terms.firsts > 0, self.terms.firsts, 1.0)
-        scales = (1 + MARGIN) * sensitivity * self.terms.multipliers / weights  # (P, n)
-        keys = self.gradients.addresses[acting]
-        for r, source in enumerate(self.sources):
-            scale = scales[r if len(scales) > 1 else 0, acting]
-            noise = torch.from_numpy(law.draw_rows(source, "noise/first", 0, keys, vectors.shape[1]) * scale[:, None])
-            bound = torch.from_numpy(sensitivity[acting])
-            size = torch.from_numpy(scale).clamp(min=1e-300)
-            out[r, acting], _ = privatize(vectors[acting], noise, source, bound=bound, norm="l2", scale=size)
-        return out
 
     def _release_local(self, message: GradientChunks, clients: Tensor) -> Tensor:
         """Return (A, D): one local step of DP-SGD of ``clients``, by
@@ -1092,14 +868,14 @@ class Channel:
         plan, width = self.gradients, None
         assert plan is not None
         expected = torch.from_numpy(plan.expected)[clients]
-        if self.terms is not None:
+        if self.prices is not None:
             law, source = LAWS[str(self.mechanism)](1.0), self.source
-            scale = torch.from_numpy(self.terms.multipliers[0])[clients] * self.bound  # neighbours leave a record out
+            scale = torch.from_numpy(self.prices.by_account[0])[clients] * self.bound  # neighbours leave a record out
             assert self.local is not None
             address, keys = self.local.addresses(clients, own), plan.addresses[clients]
             drawn = law.draw_rows(source, "noise/gradient", address, keys, total.shape[1])
             noise = (torch.from_numpy(drawn) * scale[:, None]).to(total.device)
-            total, width = privatize(total, noise, source, bound=self.bound, norm=law.norm, scale=scale)
+            total, width = noised(total, noise, source, bound=self.bound, norm=law.norm, scale=scale)
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):
             assert isinstance(width, Tensor)
@@ -1149,10 +925,10 @@ class Channel:
         """Return the signal to noise of the loudest release, from public quantities only; None without noise, and where
         no single figure says how loud the noise of clients that act one at a time is."""
         if self.gradients is not None:
-            if self.terms is None or self.sampler is None:
+            if self.prices is None or self.sampler is None:
                 return None
             size, law = self.gradients.dimension, LAWS[str(self.mechanism)](1.0)
-            std = law.std(1.0, size) * self.terms.multipliers[0] / self.gradients.expected
+            std = law.std(1.0, size) * self.prices.by_account[0] / self.gradients.expected
             ratio = float(np.median(std)) * math.sqrt(size)
             return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
         if not self.releases or self.noise_multiplier is None:
@@ -1160,10 +936,6 @@ class Channel:
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
         norm = loudest.noise_std * math.sqrt(loudest.size)
         return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
-
-    def unspent(self) -> str | None:
-        """Return, in words, that the least noise of the mechanism costs less than the budget; mostly None."""
-        return unspent(self)
 
     @property
     def report(self) -> PrivacyReport:

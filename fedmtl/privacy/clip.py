@@ -17,13 +17,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._check import positive
-from .._clipped import add_clipped
-from .._compiled import without_interpreter
-from .._devices import known, waits
 from .._threads import Threads
 from ..errors import ConfigError
 from .noise.laws import Norm
@@ -148,13 +146,11 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def not_finite(rows: Tensor) -> int | Tensor:
-    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum: off the CPU a tensor,
-    which nobody has waited for."""
-    if known(torch.isfinite(rows.sum())):
+def not_finite(rows: Tensor) -> int:
+    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum."""
+    if bool(torch.isfinite(rows.sum())):
         return 0
-    lost = (~torch.isfinite(rows).all(-1)).sum()
-    return lost if waits(rows.device) else int(lost)
+    return int((~torch.isfinite(rows).all(-1)).sum())
 
 
 def sum_width(bound: float, rows: int) -> float:
@@ -195,7 +191,7 @@ def clipped_sum(
     limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
         return whole_cells(rows, limit, order, width, _block_rows(rows)).cpu().mul_(width)
-    program = without_interpreter(whole_cells_by_row if are_long(rows.shape[1]) else whole_cells)
+    program = whole_cells_by_row if are_long(rows.shape[1]) else whole_cells
 
     def cells(part: Tensor) -> Tensor:
         return program(part, limit, order, width, _block_rows(part))
@@ -212,8 +208,6 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
     """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated toward zero: float64
     (D,).
 
-    It keeps to what :func:`~fedmtl._compiled.without_interpreter` knows. On a device nothing is waited for.
-
     Args:
         rows: any float dtype; those that are not finite count as zero.
         limit: on a row's norm; infinity for none.
@@ -228,7 +222,7 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
         wide = buffer[: chunk.shape[0]].copy_(chunk)
         norms = torch.linalg.vector_norm(wide, order, [1])
         finite = torch.isfinite(norms)
-        if rows.device.type != "cpu" or not bool(finite.all()):
+        if not bool(finite.all()):
             wide.masked_fill_(~finite[:, None], 0.0)
         wide.mul_((_factors(norms, limit) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
@@ -242,6 +236,29 @@ def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float, b
     for row in rows.unbind(0):
         add_clipped(cells, row, limit, order, width)
     return cells
+
+
+def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: float) -> None:
+    """Add one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated toward zero.
+
+    Args:
+        cells: float64 (D,), the sum, on the CPU.
+        row: (D,), any float dtype; one that is not finite counts as zero.
+        limit: on its norm; infinity for none.
+        order: 1 or 2, of the norm.
+        width: of the grid.
+    """
+    wide = row.to(torch.float64, copy=True)
+    if order == 1.0 and wide.shape[0] >= 1 << 15:  # threads would share the sum, and its last bits show how many
+        parts = [torch.linalg.vector_norm(part, order) for part in wide.split(1 << 14)]
+        norm = float(torch.stack(parts).sum())
+    else:
+        norm = float(torch.linalg.vector_norm(wide, order))
+    factor = 1.0 if norm <= limit * (1 + 2.0**-30) else limit / norm  # rows clipped before are longer by rounding
+    if math.isfinite(norm) and factor >= 2.0**-1022:
+        scaled = wide.mul_(factor / width).numpy()
+        np.trunc(scaled, out=scaled)  # a third of the time of torch.trunc
+        cells.add_(wide)
 
 
 def largest_norm(rows: Tensor) -> float:
@@ -351,6 +368,6 @@ def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
     norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)
-    if not known(finite):
+    if not bool(finite.all()):
         wide = wide.masked_fill(~finite[:, None], 0.0)
     return wide, norms

@@ -8,8 +8,7 @@ amplifies nothing, and every client has an account of its own with a hard cap on
 calibrated.
 
 The uses of a client may have positive public weights of mean 1: the k-th has the noise multiplier z / w_k, so a larger
-weight is more budget and less noise. A release before all steps (a warm start) has a weight of its own, and one z is
-found for the composition of everything.
+weight is more budget and less noise.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,45 +26,11 @@ from torch import Tensor
 from .._check import positive_int
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
-from .account import Cost, Uses, composed
-from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import largest_uses
-from .accounting.losses import ReplacedPoissonDpEvent
-from .allocation import normalized
-from .events import dp_event
-from .noise.laws import L2LaplaceNoise, NoiseLaw, Norm
-from .noise.registry import LAWS
+from .noise.laws import Norm
+from .price import Price, Prices, normalized
 from .settings import RecordPrivacy
 
 RecordRelation = Literal["zero_out", "replace"]
-
-
-@dataclass(frozen=True, eq=False)
-class WarmStartRelease:
-    """What an extra release of every client that has data needs, before its activations and within the same budget.
-
-    Args:
-        sensitivity: (n,) the most that the vector (D,) of a client moves in the L2 norm when one of its records is
-            replaced, above 0 for clients that have data; such as L / (n_i lambda) for the minimizer of a mean of
-            L-Lipschitz losses plus lambda ||.||^2. Not used for the others.
-        share: of a client's budget, in (0, 1), as its part of the sum of the weights of all its releases.
-    """
-
-    sensitivity: np.ndarray
-    share: float
-
-    def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not 0 < self.share < 1:
-            raise ConfigError(f"WarmStartRelease.share is {self.share!r}; it must be between 0 and 1.")
-
-    def check(self, counts: np.ndarray) -> None:
-        """Raise ConfigError unless there is a sensitivity for every client with ``counts`` (n,) records."""
-        s = np.asarray(self.sensitivity, dtype=np.float64)
-        if s.shape != counts.shape or not bool((np.isfinite(s) & (s > 0))[counts > 0].all()):
-            raise ConfigError(
-                f"WarmStartRelease.sensitivity has shape {s.shape}; it must have a positive finite number for each of "
-                f"{counts.size} clients that have data."
-            )
 
 
 @dataclass(frozen=True)
@@ -99,14 +63,11 @@ class GradientPlan:
         x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they are of none.
         rate: q in (0, 1], one for all or (n,): a record takes part in a release with that probability, by secret coins
             of its own; sums are divided by q n_i.
-        arrivals: whole numbers (n_i,) of each client, the activation from which each record is there; public. None:
-            from the start.
         at_cap: what an activation of a client at its cap is: ``"stop"``: the end of the run; ``"silent"``: one that
             releases nothing and costs nothing.
         allocation: (caps[i],) public positive weights of the first, second, ... activation of client i, of any mean.
-        first: an extra release of every client that has data, before all activations.
-        published: the accounting of an algorithm that runs under ``guarantee="paper"``. The caps and the calibration
-            are the same, and the epsilon is infinite.
+        published: an accounting that a paper claims and that does not hold. The caps and the calibration are the
+            same, and the epsilon is infinite.
         relation: how neighbours differ.
         steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings together.
         trainings: local trainings of one participation, each with the same number of local steps.
@@ -126,10 +87,8 @@ class GradientPlan:
     ranks: Tensor | None = None
     x: Sequence[Tensor] | None = None
     rate: float | np.ndarray = 1.0
-    arrivals: Sequence[np.ndarray] | None = None
     at_cap: Literal["stop", "silent"] = "stop"
     allocation: Sequence[np.ndarray] | None = None
-    first: WarmStartRelease | None = None
     published: PublishedClaim | None = None
     relation: RecordRelation = "replace"
     steps: np.ndarray | None = None
@@ -154,8 +113,6 @@ class GradientPlan:
         if self.ranks is not None and not torch.equal(self.ranks.sort().values, torch.arange(n)):
             raise ConfigError(f"ranks must be 0 to {n - 1} in any order, one for each of {n:,} clients.")
         set_(self, "rate", _rates(self.rate, n))
-        if self.first is not None:
-            self.first.check(self.counts)
         set_(self, "steps", whole_numbers("steps", np.ones(n, dtype=np.int64) if self.steps is None else self.steps, n))
         if (self.local_steps % self.trainings != 0).any():
             raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
@@ -171,7 +128,7 @@ class GradientPlan:
         """
         if clients is not None:
             what, relation = "rounds", "zero_out"
-            unused = {name: getattr(self, name) for name in ("caps", "arrivals", "allocation", "first", "published")}
+            unused = {name: getattr(self, name) for name in ("caps", "allocation", "published")}
             if clients != len(self.ids):
                 raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
         else:
@@ -225,25 +182,21 @@ class GradientPlan:
     @property
     def public_digest(self) -> str:
         """Return a digest of public numbers that the noise depends on: a run goes on with the same ones."""
-        arrays = (self.counts, *(self.arrivals or ()), *([] if self.first is None else [self.first.sensitivity]))
-        digest = hashlib.blake2b(digest_size=16)
-        for array in arrays:
-            given = np.ascontiguousarray(array)
-            digest.update(f"{given.dtype} {given.shape} ".encode() + given.tobytes())
+        counts = np.ascontiguousarray(self.counts)
+        digest = hashlib.blake2b(f"{counts.dtype} {counts.shape} ".encode() + counts.tobytes(), digest_size=16)
         return digest.hexdigest()
 
     def describe(self) -> str:
         """Return which records take part in a release, for the report."""
-        there = "records of a client" + (" that are there" if self.arrivals is not None else "")
         low, high = float(self.rates.min(initial=1.0)), float(self.rates.max(initial=0.0))
         if self.batch_size is not None:
             return f"Poisson over records, expected batch {self.batch_size} (q = {low:.4g} to {high:.4g} by client)"
         if self.relation == "zero_out":
-            return f"all {there} in every local step"
+            return "all records of a client in every local step"
         if low == 1.0:
-            return f"all {there} in every activation"
+            return "all records of a client in every activation"
         q = f"q = {low:.4g}" if low == high else f"q = {low:.4g} to {high:.4g} by client"
-        return f"Poisson over the {there}, {q}: drawn anew for every activation and secret"
+        return f"Poisson over the records of a client, {q}: drawn anew for every activation and secret"
 
 
 def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
@@ -272,128 +225,14 @@ def _rates(rate: Any, clients: int) -> np.ndarray:
 # What the releases cost
 
 
-@dataclass(frozen=True)
-class AccountKind:
-    """Clients of one kind, which are calibrated once and cost the same.
-
-    Attributes:
-        cap: most uses.
-        weights: of the uses, one for each, of mean 1; None where all are 1.
-        first: weight of the release before all steps; 0 without one.
-        rate: probability that a record takes part in a release.
-        repeats: noised sums in one use.
-        relation: how neighbours differ.
-        multiplier: z, scale of the noise over the sensitivity at a weight of 1; 0 is no noise.
-    """
-
-    cap: int
-    weights: tuple[float, ...] | None = None
-    first: float = 0.0
-    rate: float = 1.0
-    repeats: int = 1
-    relation: RecordRelation = "replace"
-    multiplier: float = 0.0
-
-    def events(self, privacy: RecordPrivacy, dimension: int) -> Uses:
-        """Return the event of a noised sum in any use, or those of the release before all steps and of every use, in
-        order."""
-        made: dict[float, Any] = {}
-        for weight in self.weights or (1.0,):
-            if weight not in made:
-                made[weight] = self._event(LAWS[privacy.mechanism], weight, self.rate, privacy, dimension)
-        if self.weights is None and self.first == 0:
-            return made[1.0]
-        uses = tuple(made[weight] for weight in self.weights or (1.0,) * self.cap)
-        if self.first == 0:
-            return uses
-        return (self._event(first_law(privacy), self.first, 1.0, privacy, dimension), *uses)
-
-    def _event(self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int) -> Any:
-        if self.multiplier == 0:
-            return dp_event.NonPrivateDpEvent()
-        event = law(self.multiplier / weight).event(dimension)
-        if rate < 1:
-            sampled = ReplacedPoissonDpEvent if self.relation == "replace" else dp_event.PoissonSampledDpEvent
-            event = sampled(rate, event)
-        return event
-
-
-def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
-    """Return the law of the noise of releases before all steps, whose sensitivity is in the L2 norm."""
-    return L2LaplaceNoise if (law := LAWS[privacy.mechanism]).norm == "l1" else law
-
-
-@dataclass(frozen=True, eq=False)
-class NoiseTerms:
-    """The noise of every client's releases, by kind of client.
-
-    Attributes:
-        privacy: settings of all repetitions, or of each.
-        kinds: distinct ones.
-        kind: (P, n) int64, the kind of every client; P is 1, or R where repetitions have settings of their own.
-        cost: what the uses cost.
-    """
-
-    privacy: tuple[RecordPrivacy, ...]
-    kinds: tuple[AccountKind, ...]
-    kind: np.ndarray
-    cost: Cost
-
-    @cached_property
-    def multipliers(self) -> np.ndarray:
-        """Return z of each client, (P, n) float64."""
-        return np.array([kind.multiplier for kind in self.kinds])[self.kind]
-
-    @property
-    def caps(self) -> np.ndarray:
-        """Return the most uses of each client, (n,) int64."""
-        return np.array([kind.cap for kind in self.kinds], dtype=np.int64)[self.kind[0]]
-
-    @cached_property
-    def weighted(self) -> bool:
-        """Whether uses differ in weight."""
-        return any(kind.weights is not None for kind in self.kinds)
-
-    @cached_property
-    def firsts(self) -> np.ndarray:
-        """Return (n,) float64: weights of releases before all steps; 0 without one."""
-        return np.array([kind.first for kind in self.kinds])[self.kind[0]]
-
-    def of_uses(self, clients: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Return the noise multipliers of the uses ``uses`` (from 0) of ``clients``, both (R, S): (R, S) float64; 0 of
-        nobody's, -1."""
-        rows = np.arange(len(clients))[:, None] if len(self.kind) > 1 else 0
-        multipliers = np.where(clients >= 0, self.multipliers[rows, clients], 0.0)
-        if not self.weighted:
-            return multipliers
-        start, flat = self._flat
-        first = start[self.kind[0][clients]]
-        some = (clients >= 0) & (first >= 0)
-        return np.where(some, multipliers / flat[np.where(some, first + uses, 0)], multipliers)
-
-    @cached_property
-    def _flat(self) -> tuple[np.ndarray, np.ndarray]:
-        start, flat = np.full(len(self.kinds), -1), [1.0]
-        for k, kind in enumerate(self.kinds):
-            if kind.weights:
-                start[k] = len(flat)
-                flat += kind.weights
-        return start, np.array(flat)
-
-    def header(self) -> dict[str, Any]:
-        """Return JSON for a ledger: one entry for every kind, and the kind of every client where there are several."""
-        kinds = [asdict(kind) | {"weights": list(kind.weights) if kind.weights else None} for kind in self.kinds]
-        return {"kinds": kinds} | ({"kind_of": self.kind[0].tolist()} if len(kinds) > 1 else {})
-
-
-def noise_terms(
+def record_prices(
     privacy: Sequence[RecordPrivacy],
     plan: GradientPlan,
     caps: np.ndarray,
     delta: float,
     *,
     header: Mapping[str, Any] | None = None,
-) -> NoiseTerms:
+) -> tuple[Prices, np.ndarray]:
     """Calibrate the noise of every kind of client.
 
     Args:
@@ -404,12 +243,17 @@ def noise_terms(
         header: of the ledger that the run goes on with: its noise and caps are taken, and the ledger refuses it if the
             rest differs.
 
+    Returns:
+        The prices of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a fixed noise
+        multiplier and a budget are given.
+
     Raises:
         ConfigError: a budget that cannot be met, or weights that do not fit.
     """
     weights = _weights(plan.allocation, caps)
     places: dict[tuple[Any, ...], int] = {}
-    asked: list[tuple[RecordPrivacy, AccountKind, float | None, str]] = []
+    prices: list[Price] = []
+    asked: list[tuple[RecordPrivacy, float | None, int, str]] = []
     kind = np.empty((len(privacy), len(plan.ids)), dtype=np.int64)
     for row, settings in enumerate(privacy):
         if len(privacy) > 1 and settings.epsilon is not None and settings.noise_multiplier is not None:
@@ -417,35 +261,43 @@ def noise_terms(
                 "Repetitions with settings of their own have the caps of all; give epsilon or noise_multiplier."
             )
         for client, (budget, cap) in enumerate(zip(settings.budgets(plan.ids), caps.tolist(), strict=True)):
-            first = 0.0
-            if plan.first is not None and plan.counts[client] > 0:
-                first = plan.first.share / (1 - plan.first.share) * cap if cap else 1.0
             own = weights[client] if weights else None  # equal ones are the same object
-            rate, repeats = float(plan.rates[client]), int(plan.local_steps[client])
-            key = (budget, settings.noise_multiplier, cap, id(own), first, rate, repeats)
+            rate, sums = float(plan.rates[client]), int(plan.local_steps[client])
+            key = (budget, settings.noise_multiplier, cap, id(own), rate, sums)
             if key not in places:
-                places[key] = len(asked)
-                asked.append(
-                    (settings, AccountKind(cap, own, first, rate, repeats, plan.relation), budget, plan.ids[client])
+                places[key] = len(prices)
+                asked.append((settings, budget, cap, plan.ids[client]))
+                prices.append(
+                    Price(
+                        mechanism=settings.mechanism,
+                        sizes=(plan.dimension,),
+                        delta=delta,
+                        sampled=rate,
+                        replaced=plan.relation == "replace",
+                        sums=sums,
+                        weights=own,
+                    )
                 )
             kind[row, client] = places[key]
     known = (header or {}).get("kinds", ())
     if len(known) == len(asked):
-        kinds = [
-            replace(new, cap=row["cap"], multiplier=row["multiplier"])
-            for (_, new, _, _), row in zip(asked, known, strict=True)
-        ]
+        noise = [(float(one["multiplier"]), int(one["cap"])) for one in known]
     else:
-        kinds = [_calibrated(*one, plan.dimension, delta) for one in asked]
-    cost = Cost(
-        delta,
-        tuple(one.events(privacy[0], plan.dimension) for one in kinds),
-        kind,
-        tuple(one.repeats for one in kinds),
-        None if plan.published is None else plan.published.why_invalid,
-        np.array([one.first > 0 for one in kinds])[kind[0]],
-    )
-    return NoiseTerms(tuple(privacy), tuple(kinds), kind, cost)
+        noise = [_calibrated(price, *one) for price, one in zip(prices, asked, strict=True)]
+    multipliers = tuple(z for z, _ in noise)
+    found = Prices(tuple(prices), multipliers, kind, None if plan.published is None else plan.published.why_invalid)
+    return found, np.array([cap for _, cap in noise], dtype=np.int64)[kind[0]]
+
+
+def prices_header(prices: Prices, caps: np.ndarray) -> dict[str, Any]:
+    """Return JSON for a ledger: one entry for every kind of client, and the kind of every client where there are
+    several."""
+    most = [int(caps[prices.kind[0] == k].max(initial=0)) for k in range(len(prices.kinds))]
+    kinds = [
+        {"price": price.to_dict(), "multiplier": z, "cap": cap}
+        for price, z, cap in zip(prices.kinds, prices.multipliers, most, strict=True)
+    ]
+    return {"kinds": kinds} | ({"kind_of": prices.kind[0].tolist()} if len(kinds) > 1 else {})
 
 
 def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[tuple[float, ...] | None]:
@@ -468,53 +320,20 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
     return by_client
 
 
-def _calibrated(
-    privacy: RecordPrivacy, kind: AccountKind, budget: float | None, client: str, dimension: int, delta: float
-) -> AccountKind:
-    """Return the kind of account with its noise multiplier and its hard cap."""
-
-    def whole(multiplier: float) -> Any:
-        events = replace(kind, multiplier=multiplier).events(privacy, dimension)
-        return composed(events) if isinstance(events, tuple) else events
-
+def _calibrated(price: Price, privacy: RecordPrivacy, budget: float | None, cap: int, client: str) -> tuple[float, int]:
+    """Return the noise multiplier of a kind of client, 0 without noise, and its hard cap."""
     if budget == math.inf:
-        return kind
+        return 0.0, cap
     if privacy.noise_multiplier is None:
         assert budget is not None
-        uses = 1 if kind.weights is not None or kind.first else max(1, kind.cap)
-        z = calibrate_multiplier(whole, target=budget, delta=delta, uses=max(1, uses * kind.repeats))
-        return replace(kind, multiplier=z)
-    kind = replace(kind, multiplier=float(privacy.noise_multiplier))
-    return kind if budget is None else replace(kind, cap=_fitting(privacy, kind, budget, client, dimension, delta))
-
-
-def _fitting(
-    privacy: RecordPrivacy, kind: AccountKind, budget: float, client: str, dimension: int, delta: float
-) -> int:
-    """Return the most uses up to the cap that the budget allows at a fixed noise multiplier."""
-    events = kind.events(privacy, dimension)
-    if not isinstance(events, tuple):
-        fitting = largest_uses(events, budget, delta) // max(1, kind.repeats)
-        if fitting < 1 and kind.relation == "zero_out" and kind.cap > 0:
-            raise ConfigError(
-                f"RecordPrivacy: noise_multiplier {kind.multiplier:g} spends more than epsilon = "
-                f"{rounded_up(budget, 6)} of client {client!r} in one round at delta = {rounded_up(delta, 6)}. Raise "
-                f"noise_multiplier or epsilon."
-            )
-        return min(kind.cap, fitting)
-    cost, extra = Cost(delta, (events,)), int(kind.first > 0)
-    if extra and cost.epsilon(1) > budget:
+        return replace(price, sums=max(1, price.sums)).multiplier(budget, max(1, cap)), cap
+    z = float(privacy.noise_multiplier)
+    if budget is None:
+        return z, cap
+    fitting = price.affordable(budget, z, cap)
+    if fitting < 1 and not price.replaced and cap > 0:
         raise ConfigError(
-            f"epsilon = {rounded_up(budget, 6)} does not even allow the first release at noise_multiplier = "
-            f"{kind.multiplier:g}; ask for more of either, or for a smaller share."
+            f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {rounded_up(budget, 6)} of client "
+            f"{client!r} in one round at delta = {rounded_up(price.delta, 6)}. Raise noise_multiplier or epsilon."
         )
-    return kind.cap - _beyond(cost, kind.cap, extra, budget)
-
-
-def _beyond(cost: Cost, cap: int, extra: int, budget: float) -> int:
-    """Return how many of ``cap`` uses, after ``extra`` charges, do not fit the budget."""
-    low, high = 0, cap + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost.epsilon(middle + extra) <= budget else (low, middle)
-    return cap - low
+    return z, fitting

@@ -1,16 +1,19 @@
-"""The ledger: what has been charged, written and flushed to disk before the noise it pays for is drawn.
+"""The ledger: what has been charged, written before the noise it pays for is drawn.
 
 Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
 noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
 begins, with its session number), ``charge`` (consecutive steps, with the cohort of each where participations are
-charged), ``first`` (one release before all steps, of everybody who has one), ``remaining`` (the run stopped early and
-is charged as if it had continued) and ``close`` (a clean end).
+charged), ``remaining`` (the run stopped early and is charged as if it had continued) and ``close`` (a clean end).
 
 A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
 and it begins at most at the end of what was charged before. The releases of an account share every step, so lines hold
 steps alone. In seeded mode a replayed step is the same release and is charged once; the fingerprint guarantees that it
 is the same. In secure mode every session draws fresh noise, so a replayed step is a new charge. A torn last line was
 never flushed, so its noise was never drawn: it is dropped.
+
+In secure mode every line is on the disk before its noise is drawn. A seeded run is a simulation, whose noise can be
+drawn again: its lines are handed to the system, which keeps them if the process is killed, and are on the disk with
+every checkpoint.
 
 In secure mode the file is locked, and its last line is compared with the head file and with the checkpoint. A second
 copy of the folder that is resumed as well releases twice under one charge, and no file can tell: the report says so.
@@ -31,7 +34,7 @@ from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, read_first
 
-VERSION = 4
+VERSION = 5
 
 
 class Ledger:
@@ -54,7 +57,6 @@ class Ledger:
         replays_free: see above.
         charged: charged steps: distinct ones in seeded mode, those of every session in secure mode.
         reached: the first step after all that were ever charged, in whatever session.
-        firsts: how often the release before all steps was charged.
         remaining: steps to which :meth:`charge_remaining` raised the charge, or None.
 
     Raises:
@@ -75,7 +77,7 @@ class Ledger:
         single: bool | None = None,
     ) -> None:
         self.header, self.replays_free = header, replays_free
-        self.session = self.firsts = self.charged = self.reached = 0
+        self.session = self.charged = self.reached = 0
         self.remaining: int | None = None
         self.run: str | None = None
         self._path, self._clients = path, clients or 0
@@ -130,8 +132,8 @@ class Ledger:
     # writing
 
     def charge(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
-        """Charge steps ``[first, end)``; returns once the line is on the disk. Steps that are charged already are not
-        charged again in seeded mode.
+        """Charge steps ``[first, end)``; returns once the line is written, in secure mode to the disk. Steps that are
+        charged already are not charged again in seeded mode.
 
         Args:
             first, end: consecutive steps; in a file they follow those that this session has charged.
@@ -159,16 +161,18 @@ class Ledger:
         self._append({"kind": "remaining", "uses": uses})
         self.remaining = uses
 
-    def charge_first(self) -> None:
-        """Charge the release that everybody who has one makes before all steps; returns once it is on the disk."""
-        self._append({"kind": "first"})
-        self.firsts += 1
+    def sync(self) -> Head | None:
+        """Return :attr:`head` once all lines are on the disk."""
+        if self._file is not None and not self._closed:
+            self._file.sync()
+        return self.head
 
     def close(self) -> None:
-        """End cleanly; idempotent."""
+        """End cleanly, with all lines on the disk; idempotent."""
         if self._closed:
             return
         self._append({"kind": "close"})
+        self.sync()
         self._closed = True
         if self._file is not None:
             self._file.close()
@@ -215,8 +219,6 @@ class Ledger:
                 self.session, self._next = int(line["session"]), None
             elif line["kind"] == "charge":
                 self._charge(line)
-            elif line["kind"] == "first":
-                self.firsts += 1
             elif line["kind"] == "remaining":
                 self.remaining = int(line["uses"])
             elif line["kind"] != "close":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,16 @@ from .._check import positive_int
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from ..ranks import ALONE, Ranks
-from .account import Account, Cost
-from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import epsilon, largest_uses
-from .allocation import allocation_of, steps_of, uses_of, whole_run
+from .account import Account
 from .channel import Channel, Recording
-from .events import dp_event
-from .gradients import GradientPlan, noise_terms
+from .gradients import GradientPlan, prices_header, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
+from .price import Price, Prices
 from .quantile import QuantileClip
-from .release import ReleasePlan, bind_releases, step_law, whole_divergence
+from .release import ReleasePlan, bind_releases, step_law, step_price
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundFull, BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
@@ -112,7 +109,7 @@ def open_channel(
     resume: bool = False,
     replay: Recording | None = None,
     notes: tuple[str, ...] = (),
-    replicates: int | Sequence[int] = 1,
+    replicates: int = 1,
     ranks: Ranks = ALONE,
     order: Tensor | None = None,
 ) -> Channel:
@@ -137,8 +134,7 @@ def open_channel(
         replay: ``record`` of another run; releases return its values (steps are still charged and checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
         replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
-            everybody takes part in every step. An epsilon is that of one of them. In place of R the numbers of those
-            that are computed here, of a run whose others are computed elsewhere.
+            everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
         order: int64 (n,), the client at each rank of the sampler, in rounds without a :class:`GradientPlan`, which has
             it too; None: its position.
@@ -148,25 +144,24 @@ def open_channel(
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
-    numbers = range(replicates) if isinstance(replicates, int) else tuple(replicates)
-    positive_int("open_channel", replicates=len(numbers))
-    repeated = not isinstance(replicates, int) or replicates > 1
+    positive_int("open_channel", replicates=replicates)
+    repeated = replicates > 1
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
         raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
     gradients = several[0] if several else None
     sampler = schedule if isinstance(schedule, BoundSampler) else None
-    settings = _settings(privacy, len(numbers))
+    settings = _settings(privacy, replicates)
     secure = any(one.source == "secure" for one in settings)
     if repeated and (secure or ledger_path is not None):
-        raise ConfigError(f"{len(numbers)} repetitions are a simulation: they need source='seeded' and no folder.")
+        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
     if repeated and source is not None:
-        raise ConfigError(f"{len(numbers)} repetitions have noise of their own; leave source out.")
+        raise ConfigError(f"{replicates} repetitions have noise of their own; leave source out.")
     if source is not None and source.name != ("secure" if secure else "seeded"):
         raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
     sources: tuple[NoiseSource, ...] = tuple(
-        SecureSource() if secure else SeededSource(seed, repetition) for repetition in numbers
+        SecureSource() if secure else SeededSource(seed, repetition) for repetition in range(replicates)
     )
     run = _Run(
         rows,
@@ -239,29 +234,27 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         return run.channel((privacy,), _without_noise(sampler, run), law=law, releases=releases)
 
     delta, bands = privacy.resolved_delta(sampler.n), _bands(privacy, plans, sampler, law, steps)
-    step = steps_of(plans, sampler, law, privacy)
+    named_rows = any(plan.rows is not None for plan in plans)
+    # no use beyond those that the noise on rows, or the noise of each repetition, is calibrated to
+    most = steps if not law.per_participation and (named_rows or replicates > 1) else None
+    price = step_price(plans, sampler, law, privacy, delta=delta, most=most)
     if law.per_participation:
-        if allocation_of(plans) is not None:
+        if price.weights is not None:
             raise PrivacyError(
                 "An allocation of the budget over the steps needs everybody to be charged for each step; "
                 f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
             )
-        sampler = _capped(sampler, privacy, run, step, delta)
+        sampler = _capped(sampler, privacy, run, price)
     uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
-    event, count = whole_run(plans, step, uses)
     prior = run.prior("noise_multiplier")
-    multipliers = tuple(_multiplier(one, prior, event, count, delta) for one in settings)
+    multipliers = tuple(_multiplier(one, prior, price, uses) for one in settings)
     kind = np.arange(len(settings))[:, None]
     if len(settings) == 1 or len(set(multipliers)) == 1:
         multipliers, kind = multipliers[:1] * replicates, kind[:1] * 0
-    named_rows = any(plan.rows is not None for plan in plans)
-    limit = (
-        steps if not law.per_participation and (named_rows or replicates > 1) else None
-    )  # no use beyond those of rows
     distinct = multipliers if len(kind) > 1 else multipliers[:1]
-    cost = Cost(delta, tuple(_uses(plans, step, z, limit, privacy) for z in distinct), kind, refuted=law.refuted)
+    prices = Prices((price,) * len(distinct), distinct, kind, LAWS[privacy.mechanism].refuted)
     if replicates == 1:
-        _check_first_step(privacy, multipliers[0], cost.step(), delta)
+        _check_first_step(privacy, multipliers[0], price)
     releases = bind_releases(plans, sampler, law, privacy, max(multipliers), bands)
     rows = bind_rows(plans, releases, delta, run.prior)
     header: dict[str, Any] = {
@@ -272,21 +265,18 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         "schedule": _facts(sampler, law),
         "max_uses": sampler.cap,
         "noise_multiplier": max(multipliers),
+        "price": price.to_dict(),
         "releases": [[plan.name, plan.form, plan.dimension] for plan in plans],
+        "refuted": prices.refuted,
     }
     if bands is not None:
         header["bands"] = list(bands.coefficients)
-    if LAWS[privacy.mechanism].whole:  # of one step from Gaussian noise, at weights of 1
-        sizes = [plan.size for plan in plans]
-        each = [max(multipliers)] * len(plans)
-        header["divergence"] = whole_divergence(each, sizes, clients=sampler.n, relation=law.relation)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
-    header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
     account = Account(
         sampler.n,
         steps=steps,
-        cost=cost,
+        prices=prices,
         budget=None if run.several else privacy.epsilon,
         caps=None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64),
         ledger=run.ledger(header, clients=sampler.n if law.per_participation else None),
@@ -326,30 +316,18 @@ def _bands(
     return Bands.square_root(min(least, steps) if privacy.bands == "auto" else privacy.bands)
 
 
-def _uses(
-    plans: tuple[ReleasePlan, ...],
-    step: Any,
-    multiplier: float,
-    limit: int | None,
-    privacy: ClientPrivacy,
-) -> Any:
-    """Return what the steps cost under a multiplier; 0 is a repetition without noise."""
-    if multiplier == 0:
-        return (dp_event.NonPrivateDpEvent(),) * (limit or 1)
-    return uses_of(plans, step, multiplier, limit)
-
-
 def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
     """Return what the accounting takes from the sampler, for whoever reads the ledger."""
     return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
 
 
-def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: Any, delta: float) -> None:
+def _check_first_step(privacy: ClientPrivacy, multiplier: float, price: Price) -> None:
     budget = privacy.epsilon
-    if budget is not None and epsilon(event, 1, delta) > budget:
+    if budget is not None and price.epsilon(1, multiplier) > budget:
         raise ConfigError(
             f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)} in "
-            f"one step at delta = {rounded_up(delta, 6)}. Raise noise_multiplier or epsilon, or leave the former out."
+            f"one step at delta = {rounded_up(price.delta, 6)}. Raise noise_multiplier or epsilon, or leave the "
+            f"former out."
         )
 
 
@@ -365,9 +343,7 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
             )
 
 
-def _capped(
-    sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, step: Callable[[float], Any], delta: float
-) -> BoundSampler:
+def _capped(sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, price: Price) -> BoundSampler:
     """Return the sampler with a hard cap on the participations of one client; within the budget where the noise is
     fixed."""
     prior = run.prior("max_uses")
@@ -375,15 +351,11 @@ def _capped(
         return sampler.with_cap(prior)
     sampler = sampler.capped(run.steps)
     if privacy.noise_multiplier is not None and privacy.epsilon is not None and sampler.cap is not None:
-        event = step(privacy.noise_multiplier)
-        fitting = largest_uses(event, privacy.epsilon, delta)
-        return sampler.with_cap(max(1, min(sampler.cap, fitting)))
+        return sampler.with_cap(max(1, price.affordable(privacy.epsilon, privacy.noise_multiplier, sampler.cap)))
     return sampler
 
 
-def _multiplier(
-    privacy: ClientPrivacy, prior: float | None, step: Callable[[float], Any], uses: int, delta: float
-) -> float:
+def _multiplier(privacy: ClientPrivacy, prior: float | None, price: Price, uses: int) -> float:
     """Return noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget;
     0 without noise."""
     if isinstance(prior, float):
@@ -393,7 +365,7 @@ def _multiplier(
     if privacy.noise_multiplier is not None:
         return float(privacy.noise_multiplier)
     assert privacy.epsilon is not None
-    return calibrate_multiplier(step, target=float(privacy.epsilon), delta=delta, uses=uses)
+    return price.multiplier(privacy.epsilon, uses)
 
 
 # Gradients of single records
@@ -432,22 +404,20 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
         return run.channel(records, account)
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
-    terms = noise_terms(records, plan, caps, delta, header=run.header)
+    prices, caps = record_prices(records, plan, caps, delta, header=run.header)
     about = {"account": "client", "privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
     about |= {"clients": len(plan.ids), **facts}
-    if plan.published is not None:
-        about["guarantee"] = "paper"  # what was charged so stays refuted
-    header = about | terms.header() | {"public": plan.public_digest}
+    header = about | {"refuted": prices.refuted} | prices_header(prices, caps) | {"public": plan.public_digest}
     account = Account(
         len(plan.ids),
         steps=run.steps,
-        cost=terms.cost,
-        caps=terms.caps,
+        prices=prices,
+        caps=caps,
         ledger=None if run.several else run.ledger(header, clients=len(plan.ids)),
         by_client=True,
         replicates=len(run.sources),
     )
-    return run.channel(records, account, terms=terms, ledger_name=run.ledger_name, **rounds)
+    return run.channel(records, account, ledger_name=run.ledger_name, **rounds)
 
 
 def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:

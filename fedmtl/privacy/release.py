@@ -9,22 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
-from .accounting.losses import ApproximationDpEvent
 from .clip import CLIPS, L1Clip, L2Clip
-from .events import dp_event
 from .noise.banded import Bands
-from .noise.discrete import divergence
-from .noise.grid import whole_spacing
-from .noise.laws import GaussianNoise, NoiseLaw
+from .noise.grid import sum_spacing
+from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
+from .price import Price
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
-from .settings import ClientPrivacy, Mechanism
+from .settings import ClientPrivacy
 
 if TYPE_CHECKING:
     from .row_noise import RowNoise
@@ -197,78 +195,60 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     Raises:
         PrivacyError: a combination no accountant supports, named.
     """
-    law = sampler.law(privacy.guarantee)
     for plan in plans:
         if LAWS[privacy.mechanism].whole and plan.form != "vector":
             raise PrivacyError(
                 f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on exact sums of vectors, and this "
                 f"is a {plan.form} release; use mechanism='gaussian'."
             )
-    why_invalid = LAWS[privacy.mechanism].refuted
-    if why_invalid is None:
-        return law
-    for plan in plans:
-        if plan.form != "symmetric":
+        if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
             raise PrivacyError(
                 f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
             )
-    return replace(law, refuted=why_invalid)
+    return sampler.law()
 
 
-def step_event(
-    multipliers: tuple[float, ...],
+def step_price(
+    plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     law: SamplingLaw,
+    privacy: ClientPrivacy,
     *,
-    mechanism: Mechanism = "gaussian",
-    sizes: tuple[int, ...] = (),
-) -> Any:
-    """Return the event of one step with one release per multiplier, all under the same cohort.
-
-    Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
-    vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled would
-    understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere. Noise in
-    whole numbers has the event of Gaussian noise, and beside it how far it is from that: see :mod:`.noise.discrete`.
+    delta: float,
+    most: int | None = None,
+) -> Price:
+    """Return what the steps cost, each with all its releases.
 
     Args:
-        multipliers: noise scale over sensitivity, by release.
+        plans: at least one.
         sampler, law: who takes part, and what that guarantees.
-        mechanism: of every release.
-        sizes: noised coordinates of each release; needed by ``"l2_laplace"`` and ``"discrete_gaussian"``.
+        privacy: settings with noise.
+        delta: of every epsilon.
+        most: the largest number of steps; None without a limit.
 
     Raises:
-        PrivacyError: a combination no accountant supports, named.
+        ConfigError: an allocation beside a clip norm that follows a quantile.
+        PrivacyError: releases with different allocations, or a combination no accountant supports, named.
     """
-    if LAWS[mechanism].joint:
-        joint: Any = GaussianNoise(sum(z**-2.0 for z in multipliers) ** -0.5).event()
-    else:
-        widths = sizes or (1,) * len(multipliers)
-        events = [LAWS[mechanism](z).event(size) for z, size in zip(multipliers, widths, strict=True)]
-        joint = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
-        if len(events) > 1 and law.amplified:
+    allocation = plans[0].allocation
+    for plan in plans:
+        if plan.allocation != allocation:
             raise PrivacyError(
-                f"{len(events)} releases with mechanism={mechanism!r} under one sampled cohort are not supported: they "
-                f"share its coins. Use mechanism='gaussian', or a schedule without sampling."
+                f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those of one step share its "
+                f"budget, so ReleasePlan.allocation is the same for all."
             )
-    event = sampler.event(joint, law)
-    if LAWS[mechanism].whole:
-        apart = whole_divergence(multipliers, sizes, clients=sampler.n, relation=law.relation)
-        event = dp_event.ComposedDpEvent([event, ApproximationDpEvent(apart)])
-    return event
-
-
-def whole_divergence(multipliers: Sequence[float], sizes: Sequence[int], *, clients: int, relation: Relation) -> float:
-    """Return a bound on the divergence of one step's noise in whole numbers from rounded Gaussian noise.
-
-    Args:
-        multipliers: z of each release.
-        sizes: noised coordinates of each.
-        clients: n, the population.
-        relation: how neighbours differ.
-    """
-    moved = 2.0 if relation == "replace" else 1.0
-    each = zip(multipliers, sizes, strict=True)
-    return math.fsum(divergence(size, whole_spacing(clients, z * moved)) for z, size in each)
+    if allocation is not None and isinstance(privacy.clip_norm, QuantileClip):
+        raise ConfigError("An allocation of the budget needs a fixed clip norm; ClientPrivacy.clip_norm is a number.")
+    sensitivity = 2.0 if law.relation == "replace" else 1.0  # over the clip norm
+    return Price(
+        mechanism=privacy.mechanism,
+        sizes=tuple(plan.size for plan in plans),
+        delta=delta,
+        sampled=sampler.probability if law.amplified else 1.0,
+        weights=allocation,
+        most=most,
+        cell=sum_spacing(sampler.n) / sensitivity if LAWS[privacy.mechanism].whole else None,
+    )
 
 
 def bind_releases(

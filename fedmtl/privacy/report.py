@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,8 +47,8 @@ class PrivacyReport:
         unit, relation, observer: what is protected, how neighbours differ, from whom.
         epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was released. Where every
             client has an account of its own, epsilon is the largest.
-        claimed: the published figure, where ``guarantee`` is ``"paper"``; None elsewhere.
-        refuted: why the published figure does not hold (epsilon is then infinite), or None.
+        claimed: the figure of a published accounting that does not hold; None elsewhere.
+        refuted: why it does not hold (epsilon is then infinite), or None.
         by_client: smallest, median and largest epsilon of the clients' own accounts, or None.
         budget: the epsilon that ends the run (the largest of the clients' own), or None.
         clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation of
@@ -59,7 +59,7 @@ class PrivacyReport:
         records: the law of the records drawn by a client, in words; None where the unit is a client.
         server: what clients' own noise on their rows guarantees against the server, in words, or None.
         releases: number of releases charged; ``names`` of the vectors.
-        accountant, source, numerics, guarantee: how the figure and the noise were computed.
+        accountant, source, numerics: how the figure and the noise were computed.
         ledger: where the charges are kept.
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
@@ -91,7 +91,6 @@ class PrivacyReport:
     accountant: str
     source: str
     numerics: str
-    guarantee: str
     ledger: str
     run: str | None = None
     ledger_lines: int | None = None
@@ -208,7 +207,7 @@ class PrivacyReport:
             ("clip norm", f"{self.clip_norm:g} ({self.clipping})"),
             ("noise", noise),
             *([("server", self.server)] if self.server is not None else []),
-            ("accountant", f"{self.accountant}, guarantee {self.guarantee}"),
+            ("accountant", self.accountant),
             ("noise source", f"{self.source}, {self.numerics}"),
             ("ledger", self.ledger),
             ("outside", "; ".join(self.outside)),
@@ -221,12 +220,12 @@ class PrivacyReport:
 
 def channel_report(channel: Channel) -> PrivacyReport:
     """Return the report of a channel, as it stands; of repetitions, the worst of them."""
-    privacy, account, law, terms = channel.privacy, channel.account, channel.law, channel.terms
+    privacy, account, law = channel.privacy, channel.account, channel.law
     records = channel.gradients if isinstance(privacy, RecordPrivacy) or channel.sampler is None else None
     names = _names(channel, records)
     epsilons = account.epsilons(spent=True) if names else np.zeros((1, 1))
     by_client = None
-    if terms is not None and terms.cost.refuted is None:
+    if records is not None and account.prices is not None and account.prices.refuted is None:
         worst = epsilons.max(0)
         by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
     secure, whole = channel.source.name == "secure", LAWS[channel.mechanism or "gaussian"].whole and channel.noised
@@ -240,7 +239,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         epsilon=float(epsilons.max()),
         delta=account.delta,
         claimed=_claimed(channel),
-        refuted=account.cost.refuted if account.cost is not None else None,
+        refuted=account.prices.refuted if account.prices is not None else None,
         by_client=by_client,
         budget=_budget(channel),
         clip_norm=_clip_norm(channel),
@@ -253,10 +252,9 @@ def channel_report(channel: Channel) -> PrivacyReport:
         server="; ".join(noise.text(int(account.spent.max())) for noise in channel.rows.values()) or None,
         names=names,
         releases=_releases(channel, len(names)),
-        accountant="pld" if account.cost is not None else "none",
+        accountant="pld" if account.prices is not None else "none",
         source=channel.source.name,
         numerics=_whole_numbers(channel, float(epsilons.max())) if whole else ON_GRID if secure else "float64",
-        guarantee=_guarantee(channel),
         ledger=channel.ledger_name,
         remaining_charged=account.remaining_charged,
         outside=()
@@ -271,40 +269,29 @@ def channel_report(channel: Channel) -> PrivacyReport:
 def _names(channel: Channel, records: GradientPlan | None) -> tuple[str, ...]:
     if records is None:
         return tuple(plan.name for plan in channel.plans)
-    return ("first", "gradient") if records.first is not None else ("gradient",)
+    return ("gradient",)
 
 
 def _releases(channel: Channel, names: int) -> int:
     """Return the number of releases charged."""
     account, gradients = channel.account, channel.gradients
-    if channel.terms is not None and gradients is not None:
-        return int((account.spent.max(0) * gradients.local_steps).sum()) + account.first_releases
+    if account.prices is not None and gradients is not None:
+        return int((account.spent.max(0) * gradients.local_steps).sum())
     if account.by_client and gradients is not None:
-        return int(account.spent.max(0).sum()) + account.first_releases
+        return int(account.spent.max(0).sum())
     if gradients is not None:  # a participation in no account
         return int(account.spent.max()) * int(gradients.local_steps.sum())
     return (account.steps_charged if account.by_client else int(account.spent.max())) * names
 
 
 def _claimed(channel: Channel) -> float | None:
-    """Return the published figure, where a published accounting is used."""
-    account, terms, privacy = channel.account, channel.terms, channel.privacy
-    if terms is not None and channel.gradients is not None:
-        published = channel.gradients.published
-        return None if published is None else max(map(published.claim, terms.multipliers.ravel()))
-    if isinstance(privacy, ClientPrivacy) and privacy.guarantee == "paper" and account.cost is not None:
-        spent = account.spent
-        return account.claimed_at(spent[0] if account.by_client else int(spent.max()))
-    return None
-
-
-def _guarantee(channel: Channel) -> Literal["none", "sound", "paper"]:
-    privacy = channel.privacy
-    if isinstance(privacy, ClientPrivacy):
-        return privacy.guarantee
-    if privacy is None or (channel.sampler is None and channel.terms is None):
-        return "none"
-    return "paper" if channel.gradients is not None and channel.gradients.published is not None else "sound"
+    """Return the figure of a published accounting that does not hold; None where none is used."""
+    account = channel.account
+    if account.prices is None or account.prices.refuted is None:
+        return None
+    if channel.gradients is not None and channel.gradients.published is not None:
+        return max(map(channel.gradients.published.claim, account.prices.by_account.ravel()))
+    return account.claimed_at(account.spent[0] if account.by_client else int(account.spent.max()))
 
 
 def _observer(privacy: Privacy | None) -> str:
@@ -331,9 +318,10 @@ def _mechanism(channel: Channel) -> str:
     if bands is not None and channel.noised:
         return f"{channel.privacy.mechanism}, correlated over {len(bands)} rounds"
     z, by = np.array(channel.multipliers), "budget"
-    if channel.terms is not None and channel.gradients is not None and channel.sampler is None:
+    prices = channel.account.prices
+    if prices is not None and channel.gradients is not None and channel.sampler is None:
         able = (channel.caps > 0) & (channel.gradients.counts > 0)
-        z, by = channel.terms.multipliers[:, able], "client"
+        z, by = prices.by_account[:, able], "client"
     if not z.size or z.min() == z.max():
         return channel.privacy.mechanism
     return f"{channel.privacy.mechanism} of multipliers {z.min():.5g} to {z.max():.5g} by {by}"
@@ -342,37 +330,13 @@ def _mechanism(channel: Channel) -> str:
 def _whole_numbers(channel: Channel, epsilon: float) -> str:
     """Return how sums and noise are computed in whole numbers, and what that takes of delta."""
     account = channel.account
-    assert account.cost is not None
-    distance = account.cost.distance(account.spent)
+    assert account.prices is not None
+    distance = account.prices.distance(account.spent)
     aside = (1 + math.exp(epsilon)) * distance if epsilon < 700 else math.inf
     text = "sums and noise in whole numbers of a public power of two, exact in law; "
     if epsilon == math.inf:
         return f"{text}so little noise leaves nothing of delta for what the law differs from Gaussian noise: no bound"
-    text += f"of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
-    beyond = unspent(channel)
-    return text if beyond is None else f"{text}; {beyond}"
-
-
-def unspent(channel: Channel) -> str | None:
-    """Return, in words, that the least noise in whole numbers costs less than the budget that it was calibrated to;
-    mostly None.
-
-    The part of delta set aside grows with exp(epsilon), so below some scale of the noise nothing of delta is left.
-    """
-    privacy, account = channel.privacy, channel.account
-    if not isinstance(privacy, ClientPrivacy) or not LAWS[privacy.mechanism].whole or channel.sampler is None:
-        return None
-    if privacy.epsilon is None or privacy.noiseless or privacy.noise_multiplier is not None or not channel.plans:
-        return None
-    planned = channel.plans[0].uses
-    most = account.epsilon_at(min(planned, channel.sampler.cap or planned) if account.by_client else planned)
-    if most > 0.99 * privacy.epsilon:
-        return None
-    budget = rounded_up(privacy.epsilon, 6)
-    return (
-        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {budget} could be spent by "
-        f"mechanism='gaussian' alone"
-    )
+    return f"{text}of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
 
 
 def _schedule(channel: Channel) -> str:
@@ -389,10 +353,8 @@ def _schedule(channel: Channel) -> str:
         low, high = int(channel.caps.min()), int(channel.caps.max())
         most = f"{high}" if low == high else f"{low} to {high}"
         text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
-    first = None if plan is None else plan.first
-    if first is not None:
-        text += f", and a first release to every client with data, with {first.share:g} of its weights"
-    if channel.terms is not None and channel.terms.weighted:
+    prices = channel.account.prices
+    if prices is not None and any(price.weights is not None for price in prices.kinds):
         text += "; activations have public weights, and noise in inverse proportion"
     return text
 

@@ -19,12 +19,11 @@ from torch import Tensor
 from .._check import positive
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
-from .account import Cost
-from .accounting.calibration import calibrate_multiplier
 from .clip import clip_rows
-from .noise.grid import privatize
+from .noise.grid import noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
+from .price import Price
 from .release import Release, ReleasePlan
 
 
@@ -60,12 +59,12 @@ class BoundRowNoise:
     Attributes:
         release: whose clip bounds a row.
         multiplier: scale of the noise over the sensitivity 2 C.
-        cost: of its uses, one entry.
+        price: of its uses.
     """
 
     release: Release
     multiplier: float
-    cost: Cost
+    price: Price
 
     @property
     def sensitivity(self) -> float:
@@ -74,7 +73,7 @@ class BoundRowNoise:
 
     def epsilon_at(self, uses: int) -> float:
         """Return the epsilon of each client against the server after ``uses``."""
-        return self.cost.epsilon(uses)
+        return self.price.epsilon(uses, self.multiplier)
 
     def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
         """Return the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
@@ -90,12 +89,12 @@ class BoundRowNoise:
         drawn = law.draw_rows(source, f"noise/{self.release.name}/rows", step, clients.cpu(), size)
         noise = torch.from_numpy(drawn) * self.sensitivity
         bound, scale = self.release.clip.bound, law.std(self.sensitivity, size)
-        return privatize(clipped, noise, source, bound=bound, norm=law.norm, scale=scale)[0]
+        return noised(clipped, noise, source, bound=bound, norm=law.norm, scale=scale)[0]
 
     def text(self, uses: int) -> str:
         """Return one line for the report."""
         return (
-            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = {rounded_up(self.cost.delta, 3)} for the data "
+            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = {rounded_up(self.price.delta, 3)} for the data "
             f"of one client against the server (relation replace): "
             f"l2_laplace on its row, multiplier {self.multiplier:.5g}"
         )
@@ -128,15 +127,12 @@ def bind_rows(
         if release is None or release.clip.norm != "l2":
             raise PrivacyError(f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm.")
 
-        def step(multiplier: float, size: int = plan.dimension) -> Any:
-            return L2LaplaceNoise(multiplier).event(size)
-
-        own = delta if asked.delta is None else asked.delta
-        kept = prior(row_key(plan.name))
-        z = kept if isinstance(kept, float) else calibrate_multiplier(
-            step, target=asked.epsilon, delta=own, uses=plan.uses
-        )  # fmt: skip
-        bound[plan.name] = BoundRowNoise(release, z, Cost(own, (step(z),)))
+        price = Price(
+            mechanism="l2_laplace", sizes=(plan.dimension,), delta=delta if asked.delta is None else asked.delta
+        )
+        known = prior(row_key(plan.name))
+        z = known if isinstance(known, float) else price.multiplier(asked.epsilon, plan.uses)
+        bound[plan.name] = BoundRowNoise(release, z, price)
     return bound
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a step: samplers draw the cohort *and* emit the event that the accountant composes.
+"""Who takes part in a step: samplers draw the cohort *and* say what the accountant may assume of it.
 
 Why stateful clients change nothing under Poisson sampling
 -----------------------------------------------------------
@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 from scipy.special import betaincc, ndtri
@@ -43,17 +43,10 @@ from torch import Tensor
 from .._check import positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from ..random import Coins, distinct_ranks
-from .events import dp_event
-
-if TYPE_CHECKING:
-    from .settings import Guarantee
 
 Relation = Literal["add_remove", "replace", "zero_out"]
 """How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
 takes part when is public."""
-
-
-_KNOWN_COHORT = "the other clients together can tell who was drawn, so secret sampling protects nobody from them"
 
 
 @dataclass(frozen=True)
@@ -64,13 +57,11 @@ class SamplingLaw:
         relation: how neighbouring populations differ.
         amplified: whether the event of one step accounts for secrecy of the sample.
         per_participation: charge a client for each step it took part in, instead of everybody for every step.
-        refuted: why the published accounting, which this is, does not hold; ``None`` where it does.
     """
 
     relation: Relation
     amplified: bool
     per_participation: bool
-    refuted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,12 +103,8 @@ class BoundSampler(ABC):
         return self
 
     @abstractmethod
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self) -> SamplingLaw:
         """Return what the accountant may assume against all other clients together, who keep state between steps."""
-
-    @abstractmethod
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        """Return the ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn."""
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -145,11 +132,8 @@ class BoundPoisson(BoundSampler):
     def denominator(self) -> float:
         return float(self.cohort)
 
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self) -> SamplingLaw:
         return SamplingLaw("add_remove", amplified=True, per_participation=False)
-
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
@@ -195,14 +179,8 @@ class BoundFixed(_BoundCohort):
         """Return one above the average number of uses, rounded up, so that cohorts stay full."""
         return min(steps, math.ceil(steps * self.probability) + 1)
 
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
-        if guarantee == "paper":
-            return SamplingLaw("add_remove", amplified=True, per_participation=False, refuted=_KNOWN_COHORT)
+    def law(self) -> SamplingLaw:
         return SamplingLaw("replace", amplified=False, per_participation=True)
-
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        sampled = law.amplified and self.probability < 1
-        return dp_event.PoissonSampledDpEvent(self.probability, event) if sampled else event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         if self.max_uses is None:
@@ -232,11 +210,8 @@ class BoundCyclic(_BoundCohort):
         """Return floor(n / cohort): turns are n places apart in the order, of which a round takes ``cohort``."""
         return self.n // self.cohort
 
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self) -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)
-
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        return event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.sort((step * self.cohort + torch.arange(self.cohort)) % self.n).values
@@ -251,11 +226,8 @@ class BoundFull(BoundSampler):
     def denominator(self) -> float:
         return float(self.n)
 
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self) -> SamplingLaw:
         return SamplingLaw("add_remove", amplified=False, per_participation=False)
-
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        return event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)
@@ -287,11 +259,8 @@ class BoundAsked(BoundSampler):
     def cap(self) -> int | None:
         return self.max_uses
 
-    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self) -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)
-
-    def event(self, event: Any, law: SamplingLaw) -> Any:
-        return event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)

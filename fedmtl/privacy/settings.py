@@ -9,10 +9,9 @@ from typing import Literal
 
 from .._check import id_of, one_of, positive, positive_int
 from ..errors import ConfigError
-from .noise.registry import LAWS, SOUND_LAWS
+from .noise.registry import LAWS
 from .quantile import QuantileClip
 
-Guarantee = Literal["sound", "paper"]
 SourceName = Literal["seeded", "secure"]
 Mechanism = str
 """The name of a law of noise, see :data:`~fedmtl.privacy.noise.registry.LAWS`."""
@@ -39,14 +38,12 @@ class ClientPrivacy:
         delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
         mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
             L2 norm), ``"discrete_gaussian"`` (sums of vectors and their noise in whole numbers, exact in law, see
-            :mod:`.noise.discrete`), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects
-            nothing).
+            :mod:`.noise.discrete`), or a law that a published method registers, such as ``"wishart"``, which protects
+            nothing: epsilon is infinite, and what the paper claims stands beside it.
         bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum of the releases
             (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
             with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
-        guarantee: ``"sound"`` or ``"paper"`` (the published accounting, for reproduction: its figure is printed as
-            claimed, and epsilon as infinite where the claim is refuted).
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
@@ -59,7 +56,6 @@ class ClientPrivacy:
     mechanism: Mechanism = "gaussian"
     bands: int | Literal["auto"] | None = None
     source: SourceName = "seeded"
-    guarantee: Guarantee = "sound"
 
     def __post_init__(self) -> None:
         _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
@@ -74,13 +70,7 @@ class ClientPrivacy:
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
         one_of(self, tuple(LAWS), mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
-        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         self._check_bands()
-        if self.mechanism not in SOUND_LAWS and self.guarantee == "sound":
-            raise ConfigError(
-                "ClientPrivacy.mechanism='wishart' is not differentially private: a neighbour makes its output "
-                "impossible with probability 1 - exp(-epsilon). It is kept for reproduction: guarantee='paper'."
-            )
 
     def _check_bands(self) -> None:
         if self.bands is None:
@@ -148,7 +138,7 @@ class RecordPrivacy:
             raise ConfigError(
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf to all."
             )
-        accepted = tuple(name for name in SOUND_LAWS if not LAWS[name].whole)
+        accepted = tuple(name for name, law in LAWS.items() if not law.whole and law.refuted is None)
         if self.mechanism in LAWS and LAWS[self.mechanism].whole:
             raise ConfigError(
                 f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of whole clients' rows, and "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -40,14 +39,10 @@ class ScaledRows:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
         of_all: (clients (k,), repetitions (k,), turns) of activations by client -> the factors of all of them one after
             another, (sum of n_i,), where that is faster than one client after another; or None.
-        together: in which of R repetitions each client acts in one activation, (n, k), R where in fewer than k ->
-            (n, k, m) float64, new, m the most records of a client: the factors of all clients, where these are few and
-            alike. What is beyond a client's records or repetitions is not used. Or None.
     """
 
     factors: Activation
     of_all: Callable[[Array, Array, Turns], Array] | None = None
-    together: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,24 +64,9 @@ class BoundedMeans:
         means: (k, D) float64 for each client: means of gradients that are within C for *every* record of the domain, by
             an analytic bound on clipped features, targets and parameters (such as sufficient statistics of a quadratic
             loss).
-        together: who acts in one activation of R repetitions (R,), none of them -1 -> their means (R, D), where that is
-            faster than one client after another; or None.
     """
 
     means: Activation
-    together: Callable[[Array], Array] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ClientVectors:
-    """One vector of every client that has data, before all activations: a warm start.
-
-    Attributes:
-        vectors: client -> (D,), within the sensitivity that the channel was opened with, and finite for all records:
-            one that is not is refused, and none is released. The repetitions share it, and have noise of their own.
-    """
-
-    vectors: Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,25 +214,6 @@ class RecordSums:
                 row += np.trunc(own[:, None] * cells).sum(0)
         return total * width
 
-    def of_factors_together(self, factors: Array) -> Array | None:
-        """Return clipped sums (n, k, D) of ``s_j x_j``, of factors s (n, k, m) of all clients' records, which are
-        changed; None where one is not finite."""
-        x, low, high = self._stacked
-        if self.clip is not None:
-            each = torch.from_numpy(factors)
-            torch.clamp(each, low, high, out=each)  # faster than NumPy's
-        total: Array = np.matmul(factors, x)
-        return total if math.isfinite(np.add.reduce(total, axis=None)) else None
-
-    @cached_property
-    def _stacked(self) -> tuple[Array, Tensor, Tensor]:
-        """Return all rows (n, m, D), 0 beyond a client's, and the least and largest factors (n, 1, m)."""
-        n, most = len(self.counts), int(self.counts.max())
-        x, high = np.zeros((n, most, self.dimension)), np.zeros((n, 1, most))
-        for client, count in enumerate(self.counts.tolist()):
-            x[client, :count], high[client, 0, :count] = self._rows_and_limits(client)
-        return x, torch.from_numpy(-high), torch.from_numpy(high)
-
     def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
         """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
         shape = (len(gradients), int(self.counts[client]), self.dimension)
@@ -292,58 +253,29 @@ class RecordSums:
 
 
 class RecordDraws:
-    """Which records take part in a release: those that are there, of these a secret Poisson subset.
+    """Which records take part in a release: all, or a secret Poisson subset.
 
     Attributes:
         sampled: whether some releases take a subset.
-        partial: whether some releases do not have all records.
-        never_empty: whether every client has records from the start.
+        never_empty: whether every client has records.
 
     Args:
-        plan: numbers of records, rates, arrivals, keys.
+        plan: numbers of records, rates, keys.
         sources: of the coins, one for each repetition.
     """
 
     def __init__(self, plan: GradientPlan, sources: Sequence[NoiseSource]) -> None:
         self.counts, self.rates, self.sources = plan.counts, plan.rates, sources
         self.sampled = bool((self.rates < 1).any())
-        self.arriving = plan.arrivals is not None
-        self.partial = self.sampled or self.arriving
-        self.never_empty = not self.arriving and bool((self.counts > 0).all())
+        self.never_empty = bool((self.counts > 0).all())
         self._keys = plan.addresses
-        self._arrivals = None if plan.arrivals is None else [np.asarray(times) for times in plan.arrivals]
-        if self._arrivals is not None and len(self._arrivals) != self.counts.size:
-            raise ConfigError(
-                f"arrivals has {len(self._arrivals):,} arrays; it must have one for each of {self.counts.size:,}."
-            )
-        for client, times in enumerate(self._arrivals or ()):
-            if times.shape != (self.counts[client],) or times.dtype.kind not in "iu" or bool((times < 0).any()):
-                raise ConfigError(
-                    f"arrivals[{client}] has shape {times.shape} and dtype {times.dtype}; it must be a whole number of "
-                    f"at least 0 for each of {self.counts[client]} records."
-                )
-        self._sorted: dict[int, Array] = {}
         self._held: dict[tuple[int, int, int], Array] = {}
 
-    def present(self, first: int, clients: Array) -> Array:
-        """Return (R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``clients`` (R, S); 0 of
-        -1."""
-        if self._arrivals is None:
-            return np.where(clients >= 0, self.counts[clients], 0)
-        there = np.zeros(clients.shape, dtype=np.int64)
-        for client in np.unique(clients[clients >= 0]).tolist():
-            if client not in self._sorted:
-                self._sorted[client] = np.sort(self._arrivals[client])
-            replicates, places = np.nonzero(clients == client)
-            there[replicates, places] = np.searchsorted(self._sorted[client], first + places, side="right")
-        return there
-
-    def of(self, client: int, steps: Array, uses: Array, replicates: Array, *, hold: bool = False) -> Array | None:
+    def of(self, client: int, uses: Array, replicates: Array, *, hold: bool = False) -> Array | None:
         """Return the records that take part in releases of one client.
 
         Args:
             client: whose.
-            steps: (k,) int64, the activations, which say what has arrived.
             uses: (k,) int64, how often the client acted before, which addresses the subset.
             replicates: (k,) int64.
             hold: keep the subsets: the next time they are asked for, they are the same.
@@ -351,19 +283,16 @@ class RecordDraws:
         Returns:
             (k, n_i) bool; None for all.
         """
-        taking: Array | None = None
-        if self._arrivals is not None:
-            taking = self._arrivals[client] <= steps[:, None]
-        if self.rates[client] < 1:
-            drawn = self._subsets(client, uses, replicates)
-            for use, replicate, row in zip(uses.tolist(), replicates.tolist(), drawn, strict=True):
-                key = client, use, replicate
-                if key in self._held:
-                    row[:] = self._held[key] if hold else self._held.pop(key)
-                elif hold:
-                    self._held[key] = row.copy()
-            taking = drawn if taking is None else taking & drawn
-        return taking
+        if self.rates[client] == 1:
+            return None
+        drawn = self._subsets(client, uses, replicates)
+        for use, replicate, row in zip(uses.tolist(), replicates.tolist(), drawn, strict=True):
+            key = client, use, replicate
+            if key in self._held:
+                row[:] = self._held[key] if hold else self._held.pop(key)
+            elif hold:
+                self._held[key] = row.copy()
+        return drawn
 
     def batch(self, clients: Tensor, address: Tensor) -> tuple[Tensor, Tensor]:
         """Return the records of one local step, drawn anew for each client.
@@ -390,14 +319,9 @@ class RecordDraws:
         return torch.where(mask, order, 0), mask
 
     def _coins(self, clients: Tensor, address: Tensor, widest: int) -> Tensor:
-        """Return (A, widest) float64 in (0, 1), a function of each client's own number of records; 1 beyond these."""
-        coins = torch.ones(len(clients), widest, dtype=torch.float64)
-        powers = torch.from_numpy(np.frexp(self.counts - 1)[1])[clients]  # counts up to 2**power: few different sizes
-        for power in powers.unique().tolist():
-            rows, size = torch.nonzero(powers == power)[:, 0], 1 << power
-            _, tail = self.sources[0].tails("records", address[rows], size, self._keys[clients[rows]])
-            coins[rows, :size] = torch.from_numpy(2.0 * tail)[:, :widest]  # tails are uniform on (0, 1/2)
-        return coins
+        """Return (A, widest) float64 in (0, 1), of each client's first records a function of its own address."""
+        _, tail = self.sources[0].tails("records", address, widest, self._keys[clients])
+        return torch.from_numpy(2.0 * tail)  # tails are uniform on (0, 1/2)
 
     def _subsets(self, client: int, uses: Array, replicates: Array) -> Array:
         drawn = np.empty((len(uses), self.counts[client]), dtype=bool)
@@ -420,50 +344,6 @@ def turns_of(clients: Array) -> tuple[Array | slice, Turns]:
     order, ranked = order[nobody:], ranked[nobody:]
     cuts = [0, *(np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist(), len(ranked)] if len(ranked) else []
     return order, [(int(ranked[start]), stop - start) for start, stop in pairwise(cuts)]
-
-
-@dataclass(frozen=True)
-class Places:
-    """In which of R repetitions each of n clients acts, for each of several activations.
-
-    Attributes:
-        first: number of the first of them.
-        table: int64 (S, n, k), R where in fewer than k.
-        widths: (S,), the k that an activation needs; 0 where one client after another is faster.
-        entries: int64 (S, R), the place of each repetition among the n k of its activation; -1 where nobody acts.
-        nobody: whether there are such.
-    """
-
-    first: int
-    table: Array
-    widths: list[int]
-    entries: Array
-    nobody: bool
-
-    @classmethod
-    def of(cls, first: int, clients: Array, counts: Array, dimension: int) -> Places:
-        """Return the places of who acts, ``clients`` (S, R), of clients with ``counts`` records of ``dimension``."""
-        repetitions = clients.shape[1]
-        few = clients.astype(np.int16) if len(counts) < 1 << 15 else clients  # is sorted by its digits
-        order = np.argsort(few, axis=1, kind="stable")
-        ranked, step = np.take_along_axis(clients, order, 1), np.arange(len(clients))[:, None]
-        at = np.arange(repetitions)
-        starts = np.ones(clients.shape, dtype=bool)
-        starts[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
-        rank = at - np.maximum.accumulate(np.where(starts, at, 0), axis=1)  # among the repetitions of the same client
-        rank[ranked < 0] = -1
-        widths, acting = rank.max(1) + 1, (starts & (ranked >= 0)).sum(1)
-        padding = len(counts) * widths * counts.max() - np.where(clients >= 0, counts[clients], 0).sum(1)
-        widths[padding * (dimension + 8) > _CALL * acting] = 0
-        table = np.full((len(clients), len(counts), max(1, int(widths.max()))), repetitions)
-        some = (rank >= 0) & (widths[:, None] > 0)
-        table[np.broadcast_to(step, rank.shape)[some], ranked[some], rank[some]] = order[some]
-        entries = np.full(clients.shape, -1)
-        entries[np.broadcast_to(step, rank.shape)[some], order[some]] = (ranked * widths[:, None] + rank)[some]
-        return cls(first, table, widths.tolist(), entries, bool(clients.min(initial=0) < 0))
-
-
-_CALL = 1 << 16  # products and comparisons that take as long as what is around those of one client
 
 
 def by_client(clients: Array, which: Array, where: Array, dimension: int, values: Activation) -> Array:

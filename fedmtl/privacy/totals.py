@@ -27,7 +27,7 @@ class RowTotal:
         width: of the grid.
 
     Attributes:
-        limits: limit, order of the norm and width, as :func:`~fedmtl._clipped.add_clipped` takes them.
+        limits: limit, order of the norm and width, as :func:`~fedmtl.privacy.clip.add_clipped` takes them.
     """
 
     def __init__(self, name: str, step: int, dimension: int, clip: Clip, width: float) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
 
 from ._names import CHOICE_NOT_COVERED
+from .runs import find_runs, frame
+from .tables import csv_text, grouped, main_metric, markdown_text, terminal_text, write_text
 
-__all__ = ["CHOICE_NOT_COVERED", "Report", "report"]
+__all__ = ["CHOICE_NOT_COVERED", "Report", "frame", "report"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,11 @@ def report(
         DataError: no finished run, or a result that cannot be read.
     """
     from .frontier import plot_frontier
-    from .tables import collect, csv_text, group, main_metric, markdown_text, rich_table, write_text
 
-    rows, unfinished, failed = collect(folders)
-    groups = group(rows)
-    reached = {name for one in groups for name, value in one.mean.items() if math.isfinite(value)}
-    reached -= {name for one in groups for name in one.asked}  # there may be one beside a main metric
-    metric = main_metric(reached)
+    rows = frame(folders)
+    _, unfinished, failed = find_runs(folders)
+    groups = grouped(rows)
+    metric = main_metric(groups)
     first = Path(folders[0])
     one_run = (first / "private" / "result.json").is_file()
     inside = first / "private" if one_run else first
@@ -63,12 +63,12 @@ def report(
     files = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
         markdown=write_text(target / "table.md", markdown_text(groups)),
-        figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric) if metric in reached else None,
+        figure=None if metric is None else plot_frontier(groups, target / "privacy_utility.png", metric=metric),
         unfinished=tuple(unfinished),
         failed=failed,
     )
     if html is not False:
-        from .html import run_page, sweep_page  # reads a privacy report, which takes PyTorch's time to start
+        from .page import run_page, sweep_page  # reads a privacy report, which takes PyTorch's time to start
 
         page = target / "report.html" if html is True else Path(html)
         if one_run and len(folders) == 1:
@@ -77,8 +77,5 @@ def report(
             text = sweep_page(rows, unfinished, failed, files.figure, page.parent)
         files = replace(files, page=write_text(page, text))
     if show:
-        from rich.console import Console
-
-        console = Console()
-        console.print(rich_table(groups, console.width))
+        print(terminal_text(groups, get_terminal_size().columns))
     return files

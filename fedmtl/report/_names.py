@@ -32,7 +32,10 @@ _TITLES = {
 
 
 def title_of(name: str) -> str:
-    """Return the printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is, and so is
-    what follows `` + ``."""
+    """Return the printed form of an algorithm's name: ``"pmtl"`` is PMTL, ``"p2p_published"`` Peer-to-peer, published;
+    an unknown name is left as it is, and so is what follows `` + ``."""
     first, plus, rest = name.partition(" + ")
-    return _TITLES.get(first.lower(), first) + plus + rest
+    method = first.lower().removesuffix("_published")
+    if method not in _TITLES:
+        return name
+    return _TITLES[method] + (", published" if method != first.lower() else "") + plus + rest

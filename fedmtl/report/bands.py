@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from ._names import title_of
-from .canvas import dress, footnote, label_ends, new_figure, plain_ticks, save, styles_of
+from .canvas import drawing, plain_ticks, styles_of
 from .figures import NOT_PRIVATE
 
 COVERED = "An epsilon covers one run, not the runs behind a band."
@@ -27,7 +26,7 @@ def plot_bands(
     metric: str = "accuracy",
     step: str = "round",
 ) -> Path:
-    """Draw the percentiles of ``metric``, and of the objective or the cost of privacy where they are there.
+    """Draw the percentiles of ``metric``, and of the objective where there is one.
 
     Args:
         history: one mapping for each evaluated round and budget with ``round``, ``budget`` and, for a number X,
@@ -45,50 +44,30 @@ def plot_bands(
     """
     if not history or metric not in history[0]:
         raise ConfigError(f"history has no {metric!r}; there is nothing to plot.")
-    shown = [metric, *[extra for extra in ("psi", "objective") if extra in history[0]][:1]]
-    figure = new_figure(0.6 + 6.4 * len(shown), 4.2)
-    panels: list[Axes] = list(figure.subplots(1, len(shown), squeeze=False)[0])
-    lines: dict[Any, list[Mapping[str, Any]]] = {}
+    numbers = [metric, *(["objective"] if "objective" in history[0] else [])]
+    lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in history:
-        lines.setdefault(row["budget"], []).append(row)
-    labels = {budget: _label(budget) for budget in lines}
-    styles = styles_of(list(labels.values()))
-    ends = []
-    for axes, number in zip(panels, shown, strict=True):
-        words = {"psi": "cost of privacy psi", "objective": "objective"}.get(number, number)
-        dress(axes, xlabel=step, ylabel=words, title=f"{title_of(name)}: {words} by {step}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if number in ("psi", "objective") and _spans_a_decade(history, number):
-            axes.set_yscale("log")
-            plain_ticks(axes.yaxis)
-        own = []
-        for budget, rows in lines.items():
-            colour = styles[labels[budget]][0]
-            own.append(_band(axes, rows, number, colour, labels[budget]))
-        ends.append(own)
-        axes.set_xlim(0, max(row["round"] for row in history) * 1.0)
-    footnote(figure, f"Bands: 25th to 75th and 5th to 95th percentile. {COVERED} {NOT_PRIVATE}")
-    figure.canvas.draw()
-    for axes, own in zip(panels, ends, strict=True):
-        if axes.get_yscale() == "linear":
-            label_ends(axes, own)
-        else:
-            axes.legend(frameon=False, fontsize=9)
-    return save(figure, path)
-
-
-def _band(
-    axes: Axes, rows: Sequence[Mapping[str, Any]], number: str, colour: str, label: str
-) -> tuple[float, float, str, str]:
-    """Draw one budget's band, and return what to write at its end."""
-    rounds = [float(row["round"]) for row in rows]
-    middle = [float(row.get(f"{number}_p50", row[number])) for row in rows]
-    for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)):
-        if f"{number}_p{low}" in rows[0]:
-            below, above = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
-            axes.fill_between(rounds, below, above, color=colour, alpha=alpha, linewidth=0)
-    axes.plot(rounds, middle, color=colour, linewidth=2, marker="o" if len(rounds) <= 30 else "", ms=3, label=label)
-    return rounds[-1], middle[-1], label, colour
+        lines.setdefault(_label(row["budget"]), []).append(row)
+    styles = styles_of(list(lines))
+    note = f"Bands: 25th to 75th and 5th to 95th percentile. {COVERED} {NOT_PRIVATE}"
+    with drawing(path, 0.6 + 6.4 * len(numbers), 4.2, note) as figure:
+        for axes, number in zip(figure.subplots(1, len(numbers), squeeze=False)[0], numbers, strict=True):
+            axes.set(xlabel=step, ylabel=number, title=f"{title_of(name)}: {number} by {step}")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            for label, rows in lines.items():
+                colour, rounds = styles[label][0], [float(row["round"]) for row in rows]
+                for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)):
+                    if f"{number}_p{low}" in rows[0]:
+                        edges = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
+                        axes.fill_between(rounds, *edges, color=colour, alpha=alpha, linewidth=0)
+                middle = [float(row.get(f"{number}_p50", row[number])) for row in rows]
+                axes.plot(rounds, middle, color=colour, marker="o" if len(rounds) <= 30 else "", label=label)
+            if number == "objective" and _spans_a_decade(history, number):
+                axes.set_yscale("log")
+                plain_ticks(axes.yaxis)
+            axes.set_xlim(0, max(row["round"] for row in history))
+            axes.legend()
+    return Path(path)
 
 
 def _spans_a_decade(history: Sequence[Mapping[str, Any]], number: str) -> bool:

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
 from ._names import title_of
-from .canvas import INK, MUTED, arrange, dress, footnote, label_ends, new_figure, save, styles_of
+from .canvas import INK, MUTED, drawing, legend_beside, styles_of
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."
@@ -65,34 +65,27 @@ def plot_history(
         raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
     after = {label: value for label, value in (finetuned or {}).items() if math.isfinite(value)}
     styles = styles_of([name, *baselines, *after])
-    figure = new_figure(8.2, 5.6)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
-    dress(upper, ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by {step}")
-    dress(lower, xlabel=step, ylabel="epsilon spent")
-
     last_round = max([*rounds, *(r for rows in baselines.values() for r in _column(rows, metric)[0])])
-    ends: list[tuple[float, float, str, str]] = []
-    for baseline, rows in baselines.items():
-        ends += _history_line(upper, rows, metric, title_of(baseline), styles[baseline][0], last_round, 1.6)
-    shared = _column(history, f"global_{metric}")
-    colour = styles[name][0]
-    if shared[1] and shared != (rounds, values):
-        upper.plot(*shared, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
-        ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {number_text(shared[1][-1])}", colour))
-    ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
-    for label, value in after.items():
-        colour = styles[label][0]
-        upper.plot([last_round], [value], color=colour, marker="D", markersize=7, linestyle="", clip_on=False, zorder=3)
-        ends.append((last_round, value, f"{title_of(label)} {number_text(value)}", colour))
-    upper.margins(y=0.08)
-    upper.set_xlim(0, last_round)
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-    _epsilon_line(lower, *_column(history, "epsilon"), colour=INK, private=_is_private(history))
-    footnote(figure, NOT_PRIVATE)
-    arrange(figure)
-    label_ends(upper, ends)
-    return save(figure, path)
+    with drawing(path, 8.2, 5.6, NOT_PRIVATE) as figure:
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
+        upper.set(ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by {step}")
+        lower.set(xlabel=step, ylabel="epsilon spent")
+        _history_line(upper, history, metric, title_of(name), styles[name][0], zorder=3, linewidth=2.4)
+        shared = _column(history, f"global_{metric}")
+        if shared[1] and shared != (rounds, values):
+            label = f"{title_of(name)} shared {number_text(shared[1][-1])}"
+            upper.plot(*shared, color=styles[name][0], linewidth=1.4, linestyle=(0, (4, 2)), label=label)
+        for baseline, rows in baselines.items():
+            _history_line(upper, rows, metric, title_of(baseline), styles[baseline][0], linewidth=1.6)
+        for label, value in after.items():
+            text, diamond = f"{title_of(label)} {number_text(value)}", {"marker": "D", "markersize": 7, "linestyle": ""}
+            upper.plot([last_round], [value], color=styles[label][0], label=text, clip_on=False, zorder=4, **diamond)
+        upper.margins(y=0.08)
+        upper.set_xlim(0, last_round)
+        legend_beside(upper)
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _epsilon_line(lower, *_column(history, "epsilon"), private=_is_private(history))
+    return Path(path)
 
 
 def plot_clients(
@@ -130,41 +123,36 @@ def plot_clients(
         raise ConfigError(f"every column needs one value for each client; lengths are {lengths}.")
     first, *others = columns
     styles = styles_of(list(columns))
-    figure = new_figure(9.6 if others else 6.4, 4.4)
-    panels = figure.subplots(1, 2 if others else 1, squeeze=False, width_ratios=[1.5, 1] if others else [1])[0]
-    left: Axes = panels[0]
-    dress(left, xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "))
-    left.set_title(f"{_words(metric)} by client", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
-    for name in [*others, first]:
-        shown = np.sort(columns[name][np.isfinite(columns[name])])
-        if not higher_is_better:
-            shown = shown[::-1]
-        if shown.size == 0:
-            continue
-        wide = 2.6 if name == first else 1.6
-        label = f"{title_of(name)}  mean {number_text(shown.mean())}"
-        if shown.size > _STEPS:
-            shown = shown[(2 * np.arange(_STEPS) + 1) * shown.size // (2 * _STEPS)]  # the middle of each step
-        edges = np.linspace(0.0, 1.0, shown.size + 1)
-        style: dict[str, Any] = {"color": styles[name][0], "linewidth": wide, "label": label}
-        style |= {"drawstyle": "steps-post", "solid_joinstyle": "miter", "solid_capstyle": "butt"}
-        left.plot(edges, np.append(shown, shown[-1]), **style)  # as stairs(), which takes ten times as long
-    left.set_xlim(0.0, 1.0)
-    left.xaxis.set_major_formatter(PercentFormatter(1.0))
-    corner: Any = "lower right" if higher_is_better else "upper right"
-    left.legend(loc=corner, frameon=False, fontsize=9, labelcolor=INK, reverse=True)
-    if others:
-        lost = {name: list((diverged or {}).get(name, ())) for name in columns}
-        gains = {}
-        for name in others:
-            own, other = columns[first], columns[name]
-            gain = (own - other) * (1.0 if higher_is_better else -1.0)
-            gain[np.abs(gain) <= resolution * np.maximum(np.abs(own), np.abs(other))] = 0.0
-            gain[[*lost[first], *lost[name]]] = np.nan
-            gains[name] = gain
-        _gain_bars(panels[1], gains, title_of(first))
-    footnote(figure, NOT_PRIVATE)
-    return save(figure, path)
+    with drawing(path, 9.6 if others else 6.4, 4.4, NOT_PRIVATE) as figure:
+        panels = figure.subplots(1, 2 if others else 1, squeeze=False, width_ratios=[1.5, 1] if others else [1])[0]
+        left: Axes = panels[0]
+        left.set(xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "))
+        left.set_title(f"{_words(metric)} by client")
+        for name in [*others, first]:
+            shown = np.sort(columns[name][np.isfinite(columns[name])])[:: 1 if higher_is_better else -1]
+            if shown.size == 0:
+                continue
+            label = f"{title_of(name)}  mean {number_text(shown.mean())}"
+            if shown.size > _STEPS:
+                shown = shown[(2 * np.arange(_STEPS) + 1) * shown.size // (2 * _STEPS)]  # the middle of each step
+            edges = np.linspace(0.0, 1.0, shown.size + 1)
+            style: dict[str, Any] = {"color": styles[name][0], "linewidth": 2.6 if name == first else 1.6}
+            style |= {"drawstyle": "steps-post", "solid_joinstyle": "miter", "solid_capstyle": "butt"}
+            left.plot(edges, np.append(shown, shown[-1]), label=label, **style)  # stairs() takes ten times as long
+        left.set_xlim(0.0, 1.0)
+        left.xaxis.set_major_formatter(PercentFormatter(1.0))
+        left.legend(loc="lower right" if higher_is_better else "upper right", reverse=True)
+        if others:
+            lost = {name: list((diverged or {}).get(name, ())) for name in columns}
+            gains = {}
+            for name in others:
+                own, other = columns[first], columns[name]
+                gain = (own - other) * (1.0 if higher_is_better else -1.0)
+                gain[np.abs(gain) <= resolution * np.maximum(np.abs(own), np.abs(other))] = 0.0
+                gain[[*lost[first], *lost[name]]] = np.nan
+                gains[name] = gain
+            _gain_bars(panels[1], gains, title_of(first))
+    return Path(path)
 
 
 def plot_epsilon(
@@ -186,54 +174,45 @@ def plot_epsilon(
     """
     if len(rounds) != len(epsilons):
         raise ConfigError(f"{len(rounds)} rounds and {len(epsilons)} epsilons; there must be one for each.")
-    figure = new_figure(6.8, 3.6)
-    axes = figure.subplots()
-    dress(axes, xlabel=step, ylabel="epsilon spent", title=f"Privacy spent by {step}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     finite = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
     private = len(finite) == len(rounds) and bool(finite)
-    _epsilon_line(axes, [r for r, _ in finite], [e for _, e in finite], colour=INK, private=private)
-    footnote(figure, PUBLIC)
-    return save(figure, path)
+    with drawing(path, 6.8, 3.6, PUBLIC) as figure:
+        axes = figure.subplots()
+        axes.set(xlabel=step, ylabel="epsilon spent", title=f"Privacy spent by {step}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _epsilon_line(axes, [r for r, _ in finite], [e for _, e in finite], private=private)
+    return Path(path)
 
 
-def _history_line(
-    axes: Axes, rows: History, metric: str, label: str, colour: str, last_round: float, width: float
-) -> list[tuple[float, float, str, str]]:
-    """Draw one method's line, and return what to write at its end."""
+def _history_line(axes: Axes, rows: History, metric: str, title: str, colour: str, **style: Any) -> None:
+    """Draw one method's line, with its last value in the legend."""
     rounds, values = _column(rows, metric)
     if not values:
-        return []
-    text = f"{label} {number_text(values[-1])}"
+        return
+    label = f"{title} {number_text(values[-1])}"
     if len(values) == 1:
-        axes.axhline(values[0], color=colour, linewidth=width)
-        return [(last_round, values[0], text, colour)]
-    marker = "o" if len(values) <= 30 else ""
-    axes.plot(rounds, values, color=colour, linewidth=width, marker=marker, markersize=3.2)
-    return [(rounds[-1], values[-1], text, colour)]
+        axes.axhline(values[0], color=colour, label=label, **style)
+    else:
+        axes.plot(rounds, values, color=colour, marker="o" if len(values) <= 30 else "", label=label, **style)
 
 
-def _epsilon_line(
-    axes: Axes, rounds: Sequence[float], epsilons: Sequence[float], *, colour: str, private: bool
-) -> None:
+def _epsilon_line(axes: Axes, rounds: Sequence[float], epsilons: Sequence[float], *, private: bool) -> None:
     """Epsilon by round with its last value written beside it, or one sentence where there is none."""
     if not private:
         axes.set_yticks([])
-        axes.text(
-            0.5, 0.5, "not private: epsilon is infinite", transform=axes.transAxes, ha="center", va="center",
-            color=MUTED, fontsize=10,
-        )  # fmt: skip
+        words = "not private: epsilon is infinite"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10)
         return
     if rounds[0] > 0:  # nothing is spent before the first round
         rounds, epsilons = [0, *rounds], [0.0, *epsilons]
     # between evaluations no more than at the next one
-    axes.plot(rounds, epsilons, color=colour, linewidth=2, drawstyle="steps-pre")
-    axes.fill_between(rounds, epsilons, color=colour, alpha=0.08, linewidth=0, step="pre")
+    axes.plot(rounds, epsilons, color=INK, drawstyle="steps-pre")
+    axes.fill_between(rounds, epsilons, color=INK, alpha=0.08, linewidth=0, step="pre")
     axes.set_xlim(0, max(rounds))
     axes.set_ylim(0.0, max(epsilons) * 1.18 if max(epsilons) > 0 else 1.0)
     axes.annotate(
         rounded_up(epsilons[-1], 3), xy=(rounds[-1], epsilons[-1]), xytext=(8, 0), textcoords="offset points",
-        color=colour, fontsize=9, va="center", annotation_clip=False,
+        color=INK, fontsize=9, va="center", annotation_clip=False,
     )  # fmt: skip
 
 
@@ -249,14 +228,12 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
             if share >= 0.07:
                 axes.text(start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=9)
             start += float(share)
-    dress(axes, xlabel="share of clients")
+    axes.set_xlabel("share of clients")
     axes.grid(False)
-    whom = fill(f"Clients for whom {name} is", 24, break_long_words=False)
-    axes.set_title(whom, loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
-    patches = [Patch(facecolor=colour, label=word) for word, colour, _ in parts]
+    axes.set_title(fill(f"Clients for whom {name} is", 24, break_long_words=False), pad=26)
     axes.legend(
-        handles=patches, loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, frameon=False, fontsize=9.5,
-        labelcolor=INK, handlelength=1, handleheight=1, columnspacing=1.6,
+        handles=[Patch(facecolor=colour, label=word) for word, colour, _ in parts], loc="lower left",
+        bbox_to_anchor=(-0.02, 0.99), ncols=3, handlelength=1, handleheight=1, columnspacing=1.6,
     )  # fmt: skip
     axes.set_yticks(range(len(gains)), [f"than {title_of(baseline)}" for baseline in gains])
     axes.set_ylim(len(gains) - 0.4, -0.6)

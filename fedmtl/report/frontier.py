@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
@@ -14,13 +14,15 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._names import UNITS
-from .canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
-from .tables import Group, labels
+from .canvas import drawing, legend_beside, styles_of
+from .figures import NOT_PRIVATE
+from .tables import DEVIATION, data_text
 
-_Ends = list[tuple[float, float, str, str]]
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metric: str = "accuracy") -> Path:
+def plot_frontier(groups: pd.DataFrame, path: str | os.PathLike[str], *, metric: str = "accuracy") -> Path:
     """Draw ``metric`` against epsilon, one line a method, one panel for each protected unit and data set.
 
     The epsilons of different units (all data of a client, one record) do not compare, so they never share
@@ -29,7 +31,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     runs of one method are part of its label; seeds are averaged, with bars of one standard deviation.
 
     Args:
-        groups: from :func:`fedmtl.report.tables.group`.
+        groups: from :func:`fedmtl.report.tables.grouped`.
         path: where the PNG goes; written to a temporary name and renamed.
         metric: one that the runs have.
 
@@ -39,109 +41,68 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     Raises:
         DataError: no group has a finite value of the metric.
     """
-    known = [one for one in groups if math.isfinite(one.mean.get(metric, math.nan))]
-    if not known:
+    groups = groups[groups[metric].map(math.isfinite)]
+    if groups.empty:
         raise DataError(f"no run has a finite {metric!r}; there is nothing to plot.")
-    by_label: dict[str, list[Group]] = {}
-    for label, one in zip(labels(known), known, strict=True):
-        by_label.setdefault(label, []).append(one)
-    colours = _colours(by_label)
-    places = sorted({(one.data, one.unit) for one in known if _on_axis(one)})
-    places += sorted({(one.data, "") for one in known} - {(data, "") for data, _ in places})
-
-    words = metric.replace("_", " ")
-    rows = math.ceil(len(places) / 2)
-    figure = new_figure(1.6 + 6.0 * min(len(places), 2), 0.4 + 4.2 * rows)
-    panels = list(figure.subplots(rows, min(len(places), 2), squeeze=False).flat)
-    for spare in panels[len(places) :]:
-        spare.remove()
-    panels = panels[: len(places)]
-    ends: list[_Ends] = []
-    for axes, (data, unit) in zip(panels, places, strict=True):
-        curves = {
-            label: [one for one in same if one.data == data and (one.unit == unit or not _on_axis(one))]
-            for label, same in by_label.items()
-        }
-        dress(axes, ylabel=f"{words}, mean over clients")
-        title = f"Privacy and {words}" + (f": {data}" if data else "")
-        axes.set_title(fill(title, 70), loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
-        drawn = [one for one in known if (one.data, one.unit) == (data, unit)]
-        deltas = sorted({one.delta for one in drawn if one.delta is not None})
-        at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
-        axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
-        ends.append(_panel(axes, curves, metric, colours))
-    most = max(one.seeds for one in known)
-    seeds = f" Mean ± standard deviation of up to {most} seeds." if most > 1 else ""
-    footnote(figure, f"Measured on the clients' own test data: not private, not covered by epsilon.{seeds}")
-    figure.canvas.draw()
-    for axes, end in zip(panels, ends, strict=True):
-        label_ends(axes, end)
-    return save(figure, path)
+    on_axis = (groups["epsilon"] > 0) & groups["epsilon"].map(math.isfinite)
+    groups = groups.assign(place=groups.apply(data_text, axis=1), on_axis=on_axis)
+    points = groups[groups["on_axis"]]
+    places = sorted(set(zip(points["place"], points["unit"], strict=True)))
+    places += sorted({(data, "") for data in groups["place"]} - {(data, "") for data, _ in places})
+    styles = _styles(groups)
+    words, columns = metric.replace("_", " "), min(len(places), 2)
+    most = groups["seeds"].max()
+    note = f"{NOT_PRIVATE} Mean ± standard deviation of up to {most} seeds." if most > 1 else NOT_PRIVATE
+    with drawing(path, 0.4 + 7.4 * columns, 0.4 + 4.2 * math.ceil(len(places) / 2), note) as figure:
+        panels = list(figure.subplots(math.ceil(len(places) / 2), columns, squeeze=False).flat)
+        for spare in panels[len(places) :]:
+            spare.remove()
+        for axes, (data, unit) in zip(panels, places, strict=False):
+            shown = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
+            deltas = sorted(set(shown.loc[shown["on_axis"], "delta"].dropna()))
+            at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
+            title = f"Privacy and {words}" + (f": {data}" if data else "")
+            axes.set(ylabel=f"{words}, mean over clients", title=fill(title, 70))
+            axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}")
+            _panel(axes, shown, metric, styles)
+    return Path(path)
 
 
-def _on_axis(one: Group) -> bool:
-    """Return whether epsilon is finite and above 0: a point of the curve."""
-    return 0 < one.epsilon < math.inf
-
-
-def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
+def _styles(groups: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Return a (colour, marker) by label; a method's first label has the method's own colour."""
-    taken: dict[str, str] = {}
-    for label, same in by_label.items():
-        method = same[0].algorithm
-        taken[label] = method if method not in taken.values() else label
-    styles = styles_of(list(taken.values()))
-    return {label: styles[name] for label, name in taken.items()}
+    first = groups.drop_duplicates("label")
+    names = first["label"].where(first["algorithm"].duplicated(), first["algorithm"])
+    styles = styles_of(list(names))
+    return {label: styles[name] for label, name in zip(first["label"], names, strict=True)}
 
 
-def _panel(axes: Axes, groups: dict[str, list[Group]], metric: str, colours: dict[str, tuple[str, str]]) -> _Ends:
-    """Curves and bounds of one unit; returns what to write at the right end of each."""
-    points = {
-        label: sorted((one for one in same if _on_axis(one)), key=lambda one: one.epsilon)
-        for label, same in groups.items()
-    }
-    ticks = sorted({one.epsilon for same in points.values() for one in same})
-    low, high = (ticks[0], ticks[-1]) if ticks else (1.0, 1.0)
+def _panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: dict[str, tuple[str, str]]) -> None:
+    """Draw the curves and bounds of one unit, and name each with its last value."""
+    points = groups[groups["on_axis"]]
+    ticks: list[float] = []
+    for epsilon in sorted(points["epsilon"]):  # as many of the epsilons as stay legible
+        if not ticks or epsilon > ticks[-1] * 1.12:
+            ticks.append(epsilon)
     axes.set_xscale("log")
-    right = high * 1.25
-    axes.set_xlim(low / 1.25, right)
+    axes.set_xlim(points["epsilon"].min() / 1.25 if ticks else 0.8, points["epsilon"].max() * 1.25 if ticks else 1.25)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    legible: list[float] = []
-    for tick in ticks:  # as many of the epsilons as stay legible
-        if not legible or tick > legible[-1] * 1.12:
-            legible.append(tick)
-    axes.xaxis.set_major_locator(FixedLocator(legible))
-    axes.set_xticks(legible, [rounded_up(tick, 3) for tick in legible])
-
-    ends: _Ends = []
-    for label, same in groups.items():
-        colour, marker = colours[label]
-        for one in same:
-            if _on_axis(one):
-                continue
-            level = "no privacy" if one.epsilon > 0 else "epsilon 0"
-            style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
-            axes.axhline(one.mean[metric], color=colour, linewidth=1.6, linestyle=style)
-            ends.append((right, one.mean[metric], f"{_short(label)}, {level} {number_text(one.mean[metric])}", colour))
-    for label, curve in points.items():
-        if not curve:
-            continue
-        colour, marker = colours[label]
-        mean = [one.mean[metric] for one in curve]
-        axes.errorbar(
-            [one.epsilon for one in curve],
-            mean,
-            yerr=[one.deviation[metric] for one in curve] if any(one.seeds > 1 for one in curve) else None,
-            color=colour,
-            marker=marker,
-            markersize=5,
-            linewidth=2,
-            capsize=2.5,
-        )
-        ends.append((right, mean[-1], f"{_short(label)} {number_text(mean[-1])}", colour))
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
+    for label, same in groups.groupby("label", sort=False):
+        colour, marker = styles[str(label)]
+        for _, bound in same[~same["on_axis"]].iterrows():
+            level, style = ("no privacy", (0, (1, 1.5))) if bound["epsilon"] > 0 else ("epsilon 0", "solid")
+            text = f"{_short(str(label))}, {level} {number_text(bound[metric])}"
+            axes.axhline(bound[metric], color=colour, linewidth=1.6, linestyle=style, label=text)
+        curve = same[same["on_axis"]].sort_values("epsilon")
+        if len(curve):
+            text = f"{_short(str(label))} {number_text(curve[metric].iloc[-1])}"
+            bars = curve[f"{metric}{DEVIATION}"] if (curve["seeds"] > 1).any() else None
+            axes.errorbar(curve["epsilon"], curve[metric], yerr=bars, color=colour, marker=marker, markersize=5,
+                          capsize=2.5, label=text)  # fmt: skip
     axes.margins(y=0.1)
-    return ends
+    legend_beside(axes)
 
 
 def _short(label: str) -> str:

@@ -2,34 +2,18 @@
 
 from .block import Block, rounds
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
-from .commuting import Adjacency, Conflicts, block_bounds, bounds_of_each
 from .dropouts import Dropouts
-from .latency import (
-    ConstantLatency,
-    ExponentialLatency,
-    Latency,
-    LogNormalLatency,
-    TraceLatency,
-    UniformLatency,
-)
+from .latency import RandomLatency, TraceLatency
 
 __all__ = [
-    "Adjacency",
     "AsynchronousSchedule",
     "Block",
     "BoundSchedule",
-    "Conflicts",
-    "ConstantLatency",
     "Dropouts",
-    "ExponentialLatency",
     "Latencies",
-    "Latency",
-    "LogNormalLatency",
     "PoissonClocks",
+    "RandomLatency",
     "Synchronous",
     "TraceLatency",
-    "UniformLatency",
-    "block_bounds",
-    "bounds_of_each",
     "rounds",
 ]

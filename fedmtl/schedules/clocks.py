@@ -19,89 +19,82 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._check import positive_int
+from .._check import positive, positive_int
 from ..errors import ConfigError
 from ..random import id_keys
+from .activations import Clients
 from .block import Block
-from .draws import KeyedDraws
-from .dropouts import Absences, Dropouts
-from .latency import ExponentialLatency, Latency
-from .streams import ClientRates, Merged, Stream, Waiting
+from .dropouts import Dropouts
+from .latency import RandomLatency, TraceLatency, exponential
 
 
 class BoundSchedule:
     """A schedule for n given clients.
 
-    The last position is kept, so that windows asked in order cost only themselves; going back, or a new process,
-    makes the events before the window again (about a second per million).
+    The activations that were asked for are kept as a table, with about twice as many for later windows: 12 bytes for an
+    activation of a replicate.
+
+    Args:
+        clients: what they do.
+        kind: what they do, in words.
+        events: the most activations of a run; None if the clients' caps end it.
 
     Attributes:
-        steps: the most events of a run. Fewer clients may be left to act in the end (absences without return); a
+        steps: the most activations of a run. Fewer clients may be left to act in the end (absences without return); a
             table is then filled up with -1.
         clients: n.
     """
 
-    def __init__(
-        self,
-        pace: ClientRates,
-        names: Sequence[str],
-        keys: NDArray[np.int64],
-        *,
-        events: int | None,
-        waits: bool,
-        dropouts: Dropouts | None,
-    ) -> None:
-        self._pace, self._names, self._keys, self._dropouts, self._waits = pace, names, keys, dropouts, waits
-        self.clients = len(keys)
-        total = int(pace.caps.sum()) if pace.caps.max() < _ENDLESS else _ENDLESS
+    def __init__(self, clients: Clients, kind: str, events: int | None) -> None:
+        self._who, self._kind, self.clients = clients, kind, len(clients.caps)
+        total = int(clients.caps.sum()) if clients.caps.max() < _ENDLESS else _ENDLESS
         self.steps = total if events is None else min(total, events)
-        self._last: tuple[tuple[int, tuple[int, ...]], Stream] | None = None
+        self._table: tuple[tuple[int, int], Tensor, Tensor] = (0, 0), torch.empty(0, 0), torch.empty(0, 0)
 
     @property
     def caps(self) -> NDArray[np.int64]:
         """Return the most events of each client in a run, int64 (n,)."""
-        return np.minimum(self._pace.caps, self.steps)
+        return np.minimum(self._who.caps, self.steps)
 
     def describe(self) -> str:
         """Return one phrase for the report."""
-        kind = "independent Poisson clocks"
-        if not isinstance(self._pace.latency, ExponentialLatency) or self._waits:
-            waits = "the server waits for the slowest" if self._waits else "the server never waits"
-            kind = f"{type(self._pace.latency).__name__} between activations, {waits}"
         low, high = int(self.caps.min()), int(self.caps.max())
         most = f"{high}" if low == high else f"{low} to {high}"
-        return f"{self.clients} clients, {kind}, at most {most} activations of one client"
+        return f"{self.clients} clients, {self._kind}, at most {most} activations of one client"
 
-    def events(self, seed: int, start: int, stop: int, *, replicates: int | Sequence[int] = 1) -> Block:
+    def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
         """Return events ``start`` to ``stop - 1``.
 
         Args:
             seed: of the run.
             start, stop: 0 <= start <= stop <= ``steps``.
-            replicates: R for replicates 0 to R - 1, or their indices.
+            replicates: R.
 
         Raises:
             ConfigError: the window is not inside the run, or there is no replicate.
         """
         if not 0 <= start <= stop <= self.steps:
             raise ConfigError(f"events {start} to {stop} were asked for; a window must be within [0, {self.steps}].")
-        indices = tuple(range(replicates)) if isinstance(replicates, int) else tuple(int(r) for r in replicates)
-        if not indices:
-            raise ConfigError(f"replicates is {replicates!r}; at least one is needed.")
-        stream = self._stream(seed, indices, start)
-        while stream.position < start:
-            stream.take(min(_SKIP, start - stream.position))
-        time, client = stream.take(stop - start)
-        self._last = ((seed, indices), stream)
-        return Block(start, torch.from_numpy(time), torch.from_numpy(client)[:, :, None])
+        positive_int("events", replicates=replicates)
+        key, time, client = self._table
+        if key != (seed, replicates) or time.shape[1] < stop:
+            before = time.shape[1] if key == (seed, replicates) else 0
+            size = min(self.steps, max(1, stop, 2 * before, _TABLE // replicates))
+            time, client = self._made(seed, replicates, size)
+            self._table = (seed, replicates), time, client
+        return Block(start, time[:, start:stop], client[:, start:stop, None].long())
 
-    def _stream(self, seed: int, replicates: tuple[int, ...], start: int) -> Stream:
-        last, self._last = self._last, None  # a stream that an error interrupts is not used again
-        if last is not None and last[0] == (seed, replicates) and last[1].position <= start:
-            return last[1]
-        rows = KeyedDraws(seed, replicates, self._keys)
-        away = Absences(self._dropouts, rows, self._names) if self._dropouts is not None else None
-        return (Waiting if self._waits else Merged)(self._pace, rows, away, self.steps)
+    def _made(self, seed: int, replicates: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return times, float64, and clients, int32, of the first activations, (R, size) each.
+
+        A replicate whose clients have all finished is filled up with client -1 at the time of its last activation.
+        """
+        times, clients = np.zeros((replicates, size)), np.full((replicates, size), -1, np.int32)
+        for replicate in range(replicates):
+            time, client = self._who.activations(seed, replicate, size)
+            times[replicate, : len(time)], clients[replicate, : len(time)] = time, client
+            times[replicate, len(time) :] = time[-1] if len(time) else 0.0
+        return torch.from_numpy(times), torch.from_numpy(clients)
 
 
 class AsynchronousSchedule(ABC):
@@ -151,8 +144,8 @@ class PoissonClocks(AsynchronousSchedule):
         caps[rate == 0] = 0
         _check_one_acts(self, caps)
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
-        pace = ClientRates(ExponentialLatency(), scale, caps, "poisson")
-        return BoundSchedule(pace, named, key, events=self.events, waits=False, dropouts=None)
+        who = Clients(named, key, exponential, scale, caps, "poisson")
+        return BoundSchedule(who, "independent Poisson clocks", self.events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,22 +155,22 @@ class Latencies(AsynchronousSchedule):
     The first activation ends one latency after time 0. Those at the same time come in the order of the clients.
 
     Args:
-        latency: law of the time from one activation to the next.
+        latency: law of the time from one activation to the next; a number is the same time always.
         activations: the most activations of each client, one number or one a client (0 never acts); None for no cap.
         events: of the whole run; None to go on until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
     """
 
-    latency: Latency
+    latency: float | RandomLatency | TraceLatency
     activations: int | Sequence[int] | None = None
     events: int | None = None
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.latency, Latency):
-            raise ConfigError(f"{type(self).__name__}.latency is {self.latency!r}; it must be a Latency.")
+        if not isinstance(self.latency, RandomLatency | TraceLatency):
+            positive(self, latency=self.latency)
         _check_length(self, events=self.events, activations=self.activations)
         _check_numbers(self, "scale", self.scale, positive=True)
 
@@ -191,8 +184,16 @@ class Latencies(AsynchronousSchedule):
         caps = _caps(self, "activations", self.activations, clients)
         _check_one_acts(self, caps)
         scale = _per_client(self, "scale", self.scale, clients, np.float64)
-        pace = ClientRates(self.latency.resolve(named), scale, caps, "latency")
-        return BoundSchedule(pace, named, key, events=self.events, waits=waits, dropouts=self.dropouts)
+        server = "the server waits for the slowest" if waits else "the server never waits"
+        if isinstance(self.latency, RandomLatency):
+            kind, law = f"{self.latency.law} latencies", self.latency.bind(named)
+        elif isinstance(self.latency, TraceLatency):
+            kind, law = "latencies of a trace", self.latency.bind(named)
+        else:
+            kind, scale = "equal latencies", scale * self.latency
+            law = lambda uniform, client, index: np.ones(index.shape)  # noqa: E731
+        who = Clients(named, key, law, scale, caps, "latency", waits, self.dropouts)
+        return BoundSchedule(who, f"{kind} between activations, {server}", self.events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,24 +209,22 @@ class Synchronous(Latencies):
 
 
 _ENDLESS = 1 << 31
-_SKIP = 1 << 16
+_TABLE = 1 << 20  # activations of all replicates that are made at once at least
 
 
-def _names_and_keys(
-    clients: int, names: Sequence[str] | None, keys: Tensor | None
-) -> tuple[Sequence[str], NDArray[np.int64]]:
+def _names_and_keys(clients: int, names: Sequence[str] | None, keys: Tensor | None) -> tuple[Sequence[str], Tensor]:
     positive_int("bind", clients=clients)
     for what, values in (("names", names), ("keys", keys)):
         if values is not None and len(values) != clients:
             raise ConfigError(f"{len(values):,} {what} were given for {clients:,} clients; give one a client.")
     if keys is not None:
-        key = keys.detach().cpu().to(torch.int64).numpy().copy()
+        key = keys.detach().cpu().to(torch.int64)
     elif names is not None:
-        key = id_keys(names)
+        key = torch.from_numpy(id_keys(names))
     else:
-        key = np.arange(clients, dtype=np.int64)
+        key = torch.arange(clients)
     named = [str(i) for i in range(clients)] if names is None else list(names)
-    for what, distinct in (("names", len(set(named))), ("keys", len(np.unique(key)))):
+    for what, distinct in (("names", len(set(named))), ("keys", len(key.unique()))):
         if distinct != clients:
             raise ConfigError(f"two of the {clients:,} clients have the same {what[:-1]}; {what} must be distinct.")
     return named, key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from .._check import positive
 from ..errors import ConfigError
-from .draws import KeyedDraws
 
 Array = NDArray[np.float64]
 
@@ -56,61 +55,47 @@ class Dropouts:
 
 
 class Absences:
-    """The intervals of every row, and how far each row has passed them.
+    """The intervals of every client in one replicate, and how far each client has passed them.
 
-    Rows ask for non-decreasing times; random intervals are drawn as far as they are needed.
+    Clients ask for non-decreasing times; random intervals are drawn as far as they are needed.
+
+    Args:
+        settings: fixed intervals, or the law of random ones.
+        names: of the n clients.
+        uniform: numbers ``index`` (k,) of every client's stream, (n, k) in [0, 1).
     """
 
-    def __init__(self, settings: Dropouts, rows: KeyedDraws, names: Sequence[str]) -> None:
-        self._settings, self._rows = settings, rows
-        self._passed = np.zeros(len(rows.client), np.int64)
-        self._starts, self._ends = np.empty((2, len(rows.client), 0))
+    def __init__(self, settings: Dropouts, names: Sequence[str], uniform: Callable[[NDArray[np.int64]], Array]) -> None:
+        self._settings, self._uniform = settings, uniform
+        self._passed = np.zeros(len(names), np.int64)
         if settings.intervals is None:
-            self._grow(8)
+            self._draw(8)
         else:
-            self._starts, self._ends = _fixed({str(k): v for k, v in settings.intervals.items()}, rows, names)
+            fixed = {str(name): pairs for name, pairs in settings.intervals.items()}
+            edges = np.full((2, len(names), 1 + max(map(len, fixed.values()), default=0)), np.inf)
+            for client, name in enumerate(names):
+                for place, pair in enumerate(fixed.get(name, ())):
+                    edges[:, client, place] = pair
+            self._starts, self._ends = edges
 
-    def next_start(self, rows: NDArray[np.int64], time: Array) -> Array:
-        """Start of the first interval of each row that ends after its ``time``."""
-        self._pass(rows, time)
-        return self._starts[rows, self._passed[rows]]
-
-    def arrive(self, rows: NDArray[np.int64], time: Array) -> Array:
+    def arrive(self, clients: NDArray[np.int64], time: Array) -> Array:
         """Return when messages due at ``time`` arrive: at the return of those clients that are away then."""
-        away = self.next_start(rows, time) <= time
-        return np.where(away, self._ends[rows, self._passed[rows]], time)
-
-    def _pass(self, rows: NDArray[np.int64], time: Array) -> None:
-        while True:
-            passed = (self._ends[rows, self._passed[rows]] <= time) & (time < np.inf)
-            if not passed.any():
-                return
-            self._passed[rows[passed]] += 1
+        while (passed := (self._ends[clients, self._passed[clients]] <= time) & (time < np.inf)).any():
+            self._passed[clients[passed]] += 1
             if self._settings.intervals is None and self._passed.max() >= self._ends.shape[1]:
-                self._grow(2 * self._ends.shape[1])
+                self._draw(2 * self._ends.shape[1])
+        place = self._passed[clients]
+        return np.where(self._starts[clients, place] <= time, self._ends[clients, place], time)
 
-    def _grow(self, count: int) -> None:
-        """Draw the first ``count`` intervals of every row; those drawn before come out the same."""
+    def _draw(self, count: int) -> None:
+        """Draw the first ``count`` intervals of every client; those drawn before come out the same."""
         assert self._settings.rate is not None
         assert self._settings.duration is not None
-        every = np.arange(len(self._rows.client))
-        draws = -np.log1p(-self._rows.uniform("dropouts", every, np.zeros_like(every), 2 * count))
+        draws = -np.log1p(-self._uniform(np.arange(2 * count)))
         draws[:, 0::2] /= self._settings.rate
         draws[:, 1::2] *= self._settings.duration
         edges = np.cumsum(draws, axis=1)
         self._starts, self._ends = edges[:, 0::2], edges[:, 1::2]
-
-
-def _fixed(
-    intervals: Mapping[str, Sequence[Sequence[float]]], rows: KeyedDraws, names: Sequence[str]
-) -> tuple[Array, Array]:
-    """Return starts and ends (rows, m + 1), filled up with infinity."""
-    most = max((len(pairs) for pairs in intervals.values()), default=0)
-    edges = np.full((2, len(names), most + 1), np.inf)
-    for position, name in enumerate(names):
-        for j, (start, end) in enumerate(intervals.get(name, ())):
-            edges[:, position, j] = start, end
-    return edges[0][rows.client], edges[1][rows.client]
 
 
 def _check_intervals(name: object, pairs: Sequence[Sequence[float]]) -> None:

@@ -4,132 +4,77 @@ from __future__ import annotations
 
 import math
 import numbers
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from .._check import non_negative, positive
 from .._files import csv_rows
 from ..errors import ConfigError, DataError
 
 Array = NDArray[np.float64]
 
 
-class Latency(ABC):
-    """The law of the time between two activations of one client, in any one unit of time.
+Law = Callable[[Array, NDArray[np.int64], NDArray[np.int64]], Array]
+"""Numbers in [0, 1), clients and the numbers of their activations, of one shape or broadcast, to latencies."""
 
-    ``random`` tells whether :meth:`gaps` needs uniform numbers.
+
+def exponential(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
+    """Return exponential latencies of mean 1: each client is a Poisson clock."""
+    gaps: Array = -np.log1p(-uniform)
+    return gaps
+
+
+@dataclass(frozen=True)
+class RandomLatency:
+    """Independent latencies by a distribution of SciPy, in any one unit of time.
+
+    Args:
+        law: name of a continuous distribution in :mod:`scipy.stats`: ``"uniform"``, ``"expon"``, ``"lognorm"``, ...
+        parameters: of the distribution by name, such as ``{"scale": 15.0}`` for uniform latencies on [0, 15), or
+            ``{"s": 2.0, "scale": 3.0}`` for log-normal ones of median 3.
+
+    Raises:
+        ConfigError: no such distribution, other parameters than it has, or latencies below 0.
     """
 
-    random: ClassVar[bool] = True
-
-    def resolve(self, names: Sequence[str]) -> Latency:
-        """Return the law for these clients, every file read and every client found.
-
-        Args:
-            names: the clients' names, in the order of their positions.
-
-        Raises:
-            DataError: a trace is malformed or has no row for a client.
-        """
-        return self
-
-    @abstractmethod
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        """Return the latencies of given activations, before any per-client scale.
-
-        Args:
-            uniform: numbers in [0, 1), one an activation; empty if not ``random``.
-            client: positions, broadcast against ``index``.
-            index: numbers of the activations, from 0 for each client.
-        """
-
-    @abstractmethod
-    def typical(self, clients: int) -> Array:
-        """Return (clients,) about the latency of each client: how far to draw ahead, never what comes out."""
-
-
-@dataclass(frozen=True)
-class ConstantLatency(Latency):
-    """The same time for every activation."""
-
-    value: float
-    random: ClassVar[bool] = False
+    law: str
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        positive(self, value=self.value)
+        given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        try:
+            least = float(self._distribution().support()[0])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"RandomLatency is {self.law!r} with {given or 'no parameters'}; give a continuous distribution of "
+                f"scipy.stats, such as uniform, expon or lognorm, with its parameters by name ({error})."
+            ) from error
+        if not least >= 0 or not all(math.isfinite(value) for value in self.parameters.values()):
+            raise ConfigError(
+                f"RandomLatency is {self.law!r} with {given}, whose least value is {least:g}; it must be a "
+                "distribution of numbers of at least 0."
+            )
 
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        return np.full(np.broadcast_shapes(client.shape, index.shape), float(self.value))
+    def _distribution(self) -> Any:
+        from scipy.stats import distributions
 
-    def typical(self, clients: int) -> Array:
-        return np.full(clients, float(self.value))
+        law = getattr(distributions, self.law)
+        if not isinstance(law, distributions.rv_continuous):
+            raise ValueError(f"scipy.stats.{self.law} is no continuous distribution")
+        return law(**self.parameters)
 
-
-@dataclass(frozen=True)
-class UniformLatency(Latency):
-    """Uniform on [low, high); 0 to 15 ms in Xie et al., section 4."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        non_negative(self, low=self.low)
-        positive(self, high=self.high)
-        if self.high <= self.low:
-            raise ConfigError(f"UniformLatency.high is {self.high!r}; it must be above low ({self.low!r}).")
-
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        return self.low + (self.high - self.low) * uniform
-
-    def typical(self, clients: int) -> Array:
-        return np.full(clients, (self.low + self.high) / 2.0)
-
-
-@dataclass(frozen=True)
-class LogNormalLatency(Latency):
-    """median * exp(sigma N(0, 1)): many quick activations and a few very slow ones."""
-
-    median: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        positive(self, median=self.median)
-        non_negative(self, sigma=self.sigma)
-        if self.sigma > 10.0:
-            raise ConfigError(f"LogNormalLatency.sigma is {self.sigma!r}; it must be in [0, 10].")
-
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        return self.median * np.exp(self.sigma * ndtri(np.maximum(uniform, 2.0**-54)))
-
-    def typical(self, clients: int) -> Array:
-        return np.full(clients, float(self.median))
+    def bind(self, names: Sequence[str]) -> Law:
+        """Return the law for clients of these names."""
+        distribution = self._distribution()
+        return lambda uniform, client, index: distribution.ppf(uniform)
 
 
 @dataclass(frozen=True)
-class ExponentialLatency(Latency):
-    """Exponential with a given mean: each client is a Poisson clock."""
-
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, scale=self.scale)
-
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        return -self.scale * np.log1p(-uniform)
-
-    def typical(self, clients: int) -> Array:
-        return np.full(clients, float(self.scale))
-
-
-@dataclass(frozen=True)
-class TraceLatency(Latency):
+class TraceLatency:
     """Measured latencies, in seconds, used in their order and then again from the first.
 
     Every replicate sees the same trace.
@@ -140,9 +85,13 @@ class TraceLatency(Latency):
     """
 
     source: str | Path | Mapping[str, Sequence[float]] | Sequence[Sequence[float]]
-    random: ClassVar[bool] = False
 
-    def resolve(self, names: Sequence[str]) -> Latency:
+    def bind(self, names: Sequence[str]) -> Law:
+        """Return the law for clients of these names.
+
+        Raises:
+            DataError: a trace is malformed or has no row for a client.
+        """
         where = "TraceLatency.source"
         if isinstance(self.source, str | Path):
             where, traces = str(self.source), _read_trace(Path(self.source))
@@ -158,29 +107,8 @@ class TraceLatency(Latency):
                 raise DataError(f"{where}: client {name!r} has no row; every client needs at least one latency.")
             lists.append(_checked(traces[name], f"{where}: client {name!r}"))
         counts = np.array([len(seconds) for seconds in lists], np.int64)
-        return _Lookup(np.concatenate(lists), np.cumsum(counts) - counts, counts)
-
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        raise ConfigError("TraceLatency must be resolved for the clients' names first.")
-
-    def typical(self, clients: int) -> Array:
-        raise ConfigError("TraceLatency must be resolved for the clients' names first.")
-
-
-@dataclass(frozen=True)
-class _Lookup(Latency):
-    """Lists of latencies, one a client, flat with offsets."""
-
-    flat: Array
-    first: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    random: ClassVar[bool] = False
-
-    def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        return self.flat[self.first[client] + index % self.counts[client]]
-
-    def typical(self, clients: int) -> Array:
-        return np.add.reduceat(self.flat, self.first) / self.counts
+        flat, first = np.concatenate(lists), np.cumsum(counts) - counts
+        return lambda uniform, client, index: flat[first[client] + index % counts[client]]
 
 
 def _checked(seconds: list[Any], where: str) -> Array:

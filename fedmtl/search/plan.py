@@ -8,6 +8,7 @@ candidate must have the same event.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -22,20 +23,19 @@ from ..privacy import (
     FullParticipation,
     GaussianNoise,
     L2Clip,
+    Price,
     PrivacyReport,
     Release,
     ReleasePlan,
     SamplingLaw,
     SignalToNoise,
     calibrate_selection,
-    epsilon,
     open_channel,
     selection_epsilon,
 )
-from ..privacy.allocation import steps_of, whole_run
 from ..privacy.events import dp_event
 from ..privacy.noise.registry import LAWS
-from ..privacy.release import step_law
+from ..privacy.release import step_law, step_price
 from ..trainer.problem import describe, fingerprint
 from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
@@ -146,13 +146,11 @@ def plan_search(
     delta = privacy.resolved_delta(n)
     score = score_release(n, law, score_noise=score_noise)
 
-    steps = steps_of(common, sampler, law, privacy)
-    run_event, times = whole_run(common, steps, uses)  # of one run: equal steps, or those of an allocation together
+    price = step_price(common, sampler, law, privacy, delta=delta)
 
     def candidate(multiplier: float) -> Any:
         assert score.noise is not None
-        run = dp_event.SelfComposedDpEvent(run_event(multiplier), times)
-        return dp_event.ComposedDpEvent([run, score.noise.event(1)])
+        return dp_event.ComposedDpEvent([price.after(uses, multiplier), score.noise.event(1)])
 
     target = privacy.epsilon
     assert target is not None
@@ -162,14 +160,12 @@ def plan_search(
             z = calibrate_selection(candidate, target=target, delta=delta, mean=mean, shape=shape)
         except ConfigError as error:
             raise ConfigError(
-                f"PrivateSearch: {error} The scores may cost too much alone: raise score_noise (it is "
-                f"{score_noise:g}), or lower mean."
+                f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
+                f"{score_noise:g}), or lower PrivateSearch.mean."
             ) from error
         except PrivacyError as error:
-            raise PrivacyError(
-                f"PrivateSearch: a search over runs with schedule {sampler.describe()}: {error}"
-            ) from error
-    budget = _run_budget(run_event(z), times, delta, per_participation=law.per_participation)
+            raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+    budget = _run_budget(price, z, uses, per_participation=law.per_participation)
     trainers, marks, reports, signals = {}, {}, {}, {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
@@ -228,8 +224,8 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
             f"candidate {name!r}: privacy.noise_multiplier is {privacy.noise_multiplier:g}; leave it out, the search "
             f"calibrates the noise to privacy.epsilon."
         )
-    if privacy.guarantee != "sound":
-        raise ConfigError(f"candidate {name!r}: privacy.guarantee is {privacy.guarantee!r}; a search needs 'sound'.")
+    if LAWS[privacy.mechanism].refuted is not None:
+        raise ConfigError(f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}, which protects nothing.")
     if LAWS[privacy.mechanism].whole:
         raise ConfigError(
             f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}; a search composes Renyi divergences, and "
@@ -282,13 +278,13 @@ def _check_releases(
             )
 
 
-def _run_budget(step: Any, uses: int, delta: float, *, per_participation: bool) -> float:
+def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation: bool) -> float:
     """Return epsilon of the steps of one run, such that one more step would exceed it."""
-    budget = epsilon(step, uses, delta)
-    more = epsilon(step, uses + 1, delta)
+    budget = price.epsilon(uses, multiplier)
+    more = math.inf if uses == price.most else price.epsilon(uses + 1, multiplier)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(
-            f"PrivateSearch: epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "
+            f"Epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "
             f"how many there are. Ask for a larger epsilon or a smaller delta."
         )
     return budget

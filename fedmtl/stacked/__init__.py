@@ -1,7 +1,7 @@
 """K copies of one module computed together: stacked parameters, batched losses, keyed dropout, model checks."""
 
 from .checks import check_stackable, prepare_module
-from .losses import client_means, resolve_loss
+from .losses import resolve_loss
 from .module import Layout, StackedModule, belongs, place_module, set_trainable
 from .per_example import example_gradients
 
@@ -10,7 +10,6 @@ __all__ = [
     "StackedModule",
     "belongs",
     "check_stackable",
-    "client_means",
     "example_gradients",
     "place_module",
     "prepare_module",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -133,10 +132,3 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
             "(reduction='none')."
         )
     return values.view(k, b)
-
-
-def client_means(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over each client's own examples: (K, B) and a boolean mask (K, B), ``None`` for all -> (K,)."""
-    if mask is None:
-        return values.mean(1)
-    return torch.where(mask, values, torch.zeros_like(values)).sum(1) / mask.sum(1)

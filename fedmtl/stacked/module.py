@@ -15,9 +15,7 @@ from torch.func import functional_call, vmap
 from ..errors import ConfigError, ModelError
 from .convolutions import ConvolutionalNetwork
 from .dropout import KeyedDropout
-from .graphs import Graphs
-from .kernels import use_fast_kernels
-from .perceptron import Perceptron
+from .products import Perceptron
 
 _ALIGNED = 16
 
@@ -177,11 +175,11 @@ def _same_parameters(module: nn.Module) -> nn.Module:
 class StackedModule:
     """K copies of one module, computed and differentiated together.
 
-    The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused; ``grads`` has the
-    same shape. The losses of different copies are independent, so the gradient of their sum holds each copy's own
-    gradient, and clip, proximal step, distance to an anchor and aggregation are single operations on rows. Frozen
-    parameters are not batched: they are the given module's own tensors, and what stands before the first trainable
-    parameter is neither differentiated nor kept.
+    The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused. The losses of
+    different copies are independent, so the gradient of their sum holds each copy's own gradient, and clip, proximal
+    step, distance to an anchor and aggregation are single operations on rows. Frozen parameters are not batched: they
+    are the given module's own tensors, and what stands before the first trainable parameter is neither differentiated
+    nor kept.
 
     Args:
         module: prepared by :func:`fedmtl.stacked.prepare_module`; its structure is copied, and its parameters only
@@ -190,19 +188,17 @@ class StackedModule:
         device, dtype: of parameters and computation.
 
     Attributes:
-        graphs: recorded local steps, where they are recorded; else None.
         autocast: dtype of the products of :meth:`forward`, where it is not that of the parameters; else None.
     """
 
-    graphs: Graphs | None = None
     autocast: torch.dtype | None = None
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
-        self.train_module = use_fast_kernels(_same_parameters(placed)).train()
-        self.eval_module = use_fast_kernels(_same_parameters(placed)).eval()
+        self.train_module = _same_parameters(placed).train()
+        self.eval_module = _same_parameters(placed).eval()
         self.layout = Layout.of(self.train_module)
-        self.perceptron = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
+        self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
             self.train_module, self.layout
         )
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
@@ -213,29 +209,15 @@ class StackedModule:
         round alike."""
         padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
-        self._grads: Tensor | None = None
         self._leaves: dict[str, Tensor] = {}
-        self._grad_views: list[Tensor] = []
         self._count = -1
-
-    def reserve(self, count: int) -> None:
-        """Make room for ``count`` copies; where there was none, all rows are lost and elsewhere in memory."""
-        if count > self.rows.shape[0]:
-            self._allocate(self.rows, count)
-
-    @property
-    def grads(self) -> Tensor:
-        """The gradients of ``rows``, of the same shape; made when they are first needed."""
-        if self._grads is None:
-            self._grads = self.rows.new_zeros(len(self.rows), self.rows.stride(0))[:, : self.layout.dimension]
-        return self._grads
 
     def train_in(self, dtype: torch.dtype | None) -> None:
         """Let the products of :meth:`forward` be in another dtype, by :func:`torch.autocast`; parameters, gradients and
         outputs keep theirs. None changes nothing."""
         self.autocast = dtype
         if dtype is not None:
-            self.perceptron = None
+            self.network = None
 
     @property
     def has_dropout(self) -> bool:
@@ -247,10 +229,11 @@ class StackedModule:
 
         With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
         """
-        self.reserve(count)
+        if count > len(self.rows):
+            self._allocate(self.rows, count)
         rows = self.rows[:count]
         if start.dim() == 2 and place is not None:
-            torch.index_select(start, 0, place, out=rows)
+            torch.index_select(start, 0, place.to(start.device), out=rows)
         else:
             rows.copy_(start if start.dim() == 2 else start.expand(count, -1))
         return rows
@@ -268,19 +251,18 @@ class StackedModule:
         self._narrow(x.shape[0])
         if self.autocast is None:
             return self._call(self.train_module, self._leaves, x, address)
-        with torch.autocast(x.device.type, self.autocast, cache_enabled=False):  # a recorded step must cast each time
+        with torch.autocast(x.device.type, self.autocast):
             return self._call(self.train_module, self._leaves, x, address).to(self.rows.dtype)
 
     def backward(self, losses: Tensor) -> Tensor:
-        """Write the gradient of ``losses.sum()`` into ``grads``; returns its (K, D) view.
+        """Return the gradient of ``losses.sum()`` by the copies' parameters, (K, D).
 
         Args:
             losses: (K,), one loss a copy, from :meth:`forward` on the same K.
         """
-        gradients = torch.autograd.grad(losses.sum(), list(self._leaves.values()), allow_unused=True)
-        for view, gradient in zip(self._grad_views, gradients, strict=False):
-            view.zero_() if gradient is None else view.copy_(gradient)
-        return self.grads[: self._count]
+        leaves = list(self._leaves.values())
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+        return torch.cat([gradient.reshape(self._count, -1) for gradient in gradients], 1)
 
     @torch.no_grad()
     def predict(self, rows: Tensor, x: Tensor) -> Tensor:
@@ -318,5 +300,4 @@ class StackedModule:
             return
         views = self.layout.views(self.rows[:count])
         self._leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        self._grad_views = list(self.layout.views(self.grads[:count]).values())
         self._count = count

@@ -23,6 +23,12 @@ _ALIKE = 32  # examples that are computed together, or a multiple of it: what fi
 Tensors = dict[str, Tensor]
 
 
+def piece_width(expected: float) -> int:
+    """Return how many examples of a copy :func:`example_gradients` computes together, where a batch has ``expected``
+    examples: a number that is the same for all copies, and public."""
+    return 8 if expected <= 5 else 16
+
+
 def example_gradients(
     stack: StackedModule,
     x: Tensor,
@@ -30,6 +36,7 @@ def example_gradients(
     loss: Loss,
     *,
     mask: Tensor | None = None,
+    width: int | None = None,
     address: Tensor | None = None,
     position: Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -37,109 +44,44 @@ def example_gradients(
     """Gradients of each example's own loss with respect to its own copy's parameters, a chunk at a time.
 
     The copies are the first A that were loaded into ``stack``; they must not change while the chunks are drawn. All
-    examples of a copy share its weights: nothing but the gradients is made once an example.
+    examples of a copy share its weights: nothing but the gradients is made once an example. The gradients of a copy are
+    the same to the last bit whatever the other copies are, on a CPU whose operations use one thread.
+
+    Without a ``width`` copies are computed one by one. With one a batch is cut into pieces of ``width`` examples, and a
+    piece is computed with its copy's parameters beside others like it: in float32 each begins at a multiple of 64
+    bytes, and they are always so many that their examples are a multiple of 32 (see :mod:`fedmtl.local.places`). Where
+    a chunk cannot hold them, copies are computed one by one.
 
     Args:
         stack: with A copies or more loaded.
         x, y: (A, B, ...), training-mode inputs and targets of each copy, on the stack's device.
         loss: one value per example; must work under :func:`torch.func.vmap`.
-        mask: bool (A, B), which entries are examples and not padding; ``None`` for all.
+        mask: bool (A, B), which entries are examples and not padding, which comes last; ``None`` for all.
+        width: examples of a piece, a power of 2 up to 16 that divides B; ``None`` computes copies one by one.
         address: int64 (A, 3), client key, round and local step; needed by a module with dropout.
         position: int64 (A, B), the number that addresses an example's dropout mask. A number that stays with the
             record, such as its place among its client's records, keeps one record from changing the masks of others.
         chunk_bytes: bound on the memory of one chunk's gradients.
 
     Yields:
-        rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0, A). Every example
-        that is not padding occurs once. There is always one chunk or more, empty where there are no examples at all.
+        rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0, A), in their order.
+        Every example that is not padding occurs once, those of a copy in their order. There is always one chunk or
+        more, empty where there are no examples at all.
 
     Raises:
         ConfigError: dropout without ``address`` and ``position``, or a loss without one value per example.
     """
-    copies, width = x.shape[:2]
     if stack.has_dropout and (address is None or position is None):
         raise ConfigError("Dropout needs an address and a position for every example to be private example by example.")
     if address is None or position is None:  # no dropout: nothing reads them
-        address, position = torch.zeros(copies, 3, dtype=torch.int64), torch.zeros(copies, width, dtype=torch.int64)
+        address, position = torch.zeros(len(x), 3, dtype=torch.int64), torch.zeros(x.shape[:2], dtype=torch.int64)
     address, position = address.to(x.device), position.to(x.device)
-    real = torch.ones(copies, width, dtype=torch.bool) if mask is None else mask.cpu()
-    parameters = stack.layout.views(stack.rows[:copies])
+    mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
     size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
-    columns = min(size, max(1, width))
     gradient = _gradient(stack, loss)
-    if not bool(real.any()):
+    if not bool(mask.any()):
         yield stack.rows.new_zeros(0, stack.layout.dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
-    for first in range(0, copies, max(1, size // columns)):
-        clients = slice(first, min(first + max(1, size // columns), copies))
-        for begin in range(0, width, columns):
-            part = slice(begin, min(begin + columns, width))
-            present = real[clients, part]
-            if not bool(present.any()):
-                continue
-            used = int(present.any(0).nonzero()[-1]) + 1
-            part, present = slice(begin, begin + used), present[:, :used]
-            block = gradient(
-                {name: value[clients] for name, value in parameters.items()},
-                address[clients],
-                x[clients, part],
-                y[clients, part],
-                position[clients, part],
-            )
-            lead = present.numel()
-            rows = _flat(stack, block, lead)
-            del block
-            owner = torch.arange(first, clients.stop).repeat_interleave(used)
-            if not bool(present.all()):
-                chosen = present.flatten().nonzero()[:, 0]
-                rows, owner = rows[chosen.to(rows.device)], owner[chosen]
-            yield rows, owner.to(rows.device)
-
-
-def piece_width(expected: float) -> int:
-    """Return how many examples of a copy :func:`gradients_in_pieces` computes together, where a batch has ``expected``
-    examples: a number that is the same for all copies, and public."""
-    return 8 if expected <= 5 else 16
-
-
-def gradients_in_pieces(
-    stack: StackedModule,
-    x: Tensor,
-    y: Tensor,
-    loss: Loss,
-    *,
-    mask: Tensor,
-    width: int,
-    address: Tensor | None = None,
-    position: Tensor | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of each example's own loss, as :func:`example_gradients`; those of a copy are the same to the last bit
-    whatever the other copies are, on a CPU whose operations use one thread.
-
-    A batch is cut into pieces of ``width`` examples, the last one padded, and a piece is computed with its copy's
-    parameters beside others like it: in float32 each begins at a multiple of 64 bytes, and they are always so many that
-    their examples are a multiple of 32 (see :mod:`fedmtl.local.places`). Where a chunk cannot hold them, copies are
-    computed one by one.
-
-    Args:
-        stack, x, y, loss, address, position, chunk_bytes: see :func:`example_gradients`; B is a multiple of ``width``.
-        mask: bool (A, B), which entries are examples; padding comes last.
-        width: examples of a piece, a power of 2 up to 16.
-
-    Yields:
-        See :func:`example_gradients`; the examples of a copy come in their order.
-    """
-    copies, dimension = len(x), stack.layout.dimension
-    if stack.has_dropout and (address is None or position is None):
-        raise ConfigError("Dropout needs an address and a position for every example to be private example by example.")
-    if address is None or position is None:
-        address, position = torch.zeros(copies, 3, dtype=torch.int64), torch.zeros(mask.shape, dtype=torch.int64)
-    address, position, mask = address.to(x.device), position.to(x.device), mask.cpu()
-    size, count = max(1, chunk_bytes // (dimension * stack.rows.element_size())), _ALIKE // width
-    gradient, nothing = _gradient(stack, loss), not bool(mask.any())
-    if nothing:
-        yield stack.rows.new_zeros(0, dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
-    elif size < _ALIKE:
+    elif width is None or size < _ALIKE:
         for copy, number in enumerate(mask.sum(1).tolist()):
             own = slice(copy, copy + 1)
             for begin in range(0, number, size):
@@ -150,7 +92,7 @@ def gradients_in_pieces(
                 del found
                 yield rows, torch.full((part.stop - begin,), copy, device=x.device)
     else:
-        folded = [one.unflatten(1, (-1, width)) for one in (x, y, position, mask)]
+        count, folded = _ALIKE // width, [one.unflatten(1, (-1, width)) for one in (x, y, position, mask)]
         for pieces in folded[3].any(2).nonzero().split(size // _ALIKE * count):
             filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
             copy_of, block = filled.unbind(1)

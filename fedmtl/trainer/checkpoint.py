@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .._files import write_bytes
 from .._fingerprint import differing
-from ..algorithms.base import State
 from ..errors import ResumeError
 from ..privacy.chain import Head
 
@@ -48,7 +47,8 @@ class Checkpoint:
 
     Attributes:
         step: number of events done.
-        public, private: the state's tensors.
+        public: the state's tensors.
+        clients: the files of the clients' own tensors, with their numbers of rows.
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
         channel: what the channel carries from one step to the next: public tensors, and how many local trainings
@@ -58,33 +58,19 @@ class Checkpoint:
 
     step: int
     public: dict[str, Tensor]
-    private: dict[str, Tensor]
+    clients: dict[str, int]
     history: list[dict[str, Any]]
     fingerprint: str
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
 
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        state: State,
-        history: list[dict[str, Any]],
-        fingerprint: str,
-        *,
-        channel: Mapping[str, Tensor],
-        ledger: Head | None = None,
-    ) -> Checkpoint:
-        """Return a checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
-        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint, dict(channel), ledger)
-
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
         tensors = {f"public.{k}": v for k, v in self.public.items()}
-        tensors |= {f"private.{k}": v for k, v in self.private.items()}
         tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
         tensors["step"] = torch.tensor(self.step)
         metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
+        metadata["clients"] = json.dumps(self.clients)
         if self.ledger is not None:
             metadata["ledger"] = self.ledger.text()
         write_tensors(path, tensors, metadata)
@@ -109,12 +95,13 @@ class Checkpoint:
             )
         parts = {
             part: {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            for part in ("public", "private", "channel")
+            for part in ("public", "channel")
         }
         history = json.loads(metadata["history"])
         ledger = Head.parse(metadata.get("ledger", ""))
         step = int(tensors["step"])
-        return cls(step, parts["public"], parts["private"], history, fingerprint, parts["channel"], ledger)
+        clients = json.loads(metadata["clients"])
+        return cls(step, parts["public"], clients, history, fingerprint, parts["channel"], ledger)
 
     @staticmethod
     def ledger_of(path: Path) -> Head | None:
@@ -128,9 +115,3 @@ class Checkpoint:
                 return Head.parse((file.metadata() or {}).get("ledger", ""))
         except (OSError, SafetensorError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
-
-    def restore(self, state: State, device: torch.device) -> State:
-        """Return ``state`` with this checkpoint's values."""
-        state.public = {name: tensor.to(device) for name, tensor in self.public.items()}
-        state.private.restore(self.private, self.step)
-        return state

@@ -245,7 +245,7 @@ def evaluate_rows(
                 for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
                     _measure(metrics, others, member, whole[row, :count], true[row, :count])
 
-        problem.executor.map(work, len(chosen), grain=grain, examples=min(width, _EXAMPLES))
+        problem.executor.map(work, len(chosen), grain=grain)
     return Metrics.of(sums, counts, others)
 
 

@@ -126,6 +126,7 @@ def finetuned(
         text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; a smaller learning rate may help"
         logger.warning(text, result.algorithm, len(diverged), len(ids), origin)
     after, before = Stage("finetuned", found.by_client(problem), diverged=diverged), Stage(origin, scores[origin])
+    before = replace(before, diverged=result.untrained) if origin == "personal" else before
     compared = beside(after, before, REGISTRY[metric], final.dtype)
     better, equal, worse = compared or (math.nan,) * 3
     summary = Finetuned(finetune, origin, metric, scores, chosen, better, equal, worse, diverged)

@@ -87,7 +87,7 @@ class RunFolder:
 
     @property
     def clients(self) -> Path:
-        """The files of a memory-mapped client store."""
+        """The files of the clients' own tensors, which the checkpoint names."""
         return self.private / "clients"
 
     @property
@@ -272,6 +272,7 @@ class RunFolder:
             kept = None if terms is None else Terms(**restored(terms, trust))
         except ConfigError:  # objects of the caller's own
             kept = None
+        found["untrained"] = tuple(found.get("untrained", ()))
         asked = found.pop("asked")
         metrics = [REGISTRY.get(one["name"]) or Metric(one["name"], None, one["up"], (), "", own=True) for one in asked]
         scores = {key: _numbers(found.pop(key)) for key in ("by_client", "shared_by_client", "final", "shortened")}
@@ -386,8 +387,8 @@ class RunFolder:
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
     """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
     names = (
-        *("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client"),
-        *("final", "chosen", "shortened", "evaluated", "tested", "constant"),
+        *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
+        *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant"),
     )
     found = {name: getattr(result, name) for name in names}
     finetuned = result.finetuned

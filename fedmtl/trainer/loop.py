@@ -92,7 +92,7 @@ class Loop:
         self.replicates: Replicates = self.trainer.repeated
         self.groups = self.replicates.groups(self.trainer.privacy)
         self.seen = Tally()  # at the last evaluation
-        self.told = 0 if self.problem.tally is None else self.problem.tally.lost  # when last said
+        self.told = 0 if self.problem.tally is None else self.problem.tally.diverged  # when last said
 
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped.
@@ -157,7 +157,7 @@ class Loop:
         if not (0 < step <= _FIRST_ROUNDS and step < self.source.stop and self.trainer.noiseless):
             return False
         tally = self.tally()
-        return tally is not None and tally.trained >= _FEW and tally.lost >= _HOPELESS * tally.trained
+        return tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
 
     def evaluate(self, state: State, step: int) -> Measured:
         """Append what was measured to the history: a row, or one for each budget where there are replicates."""
@@ -179,12 +179,12 @@ class Loop:
     def _warn_first(self, step: int) -> None:
         """Say at once when local training diverges for the first time, and not only at the next evaluation."""
         tally = self.problem.tally
-        if tally is not None and tally.lost and not self.told and self.ranks.first:
-            self.told = tally.lost
+        if tally is not None and tally.diverged and not self.told and self.ranks.first:
+            self.told = tally.diverged
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
                 "sent, and are not kept; a smaller learning rate may help",
-                self.trainer.algorithm.name, self.step_name, step, tally.lost, tally.trained,
+                self.trainer.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
 
     def _lost(self, step: int, found: Measured, before: int) -> dict[str, int]:
@@ -193,15 +193,15 @@ class Loop:
         tally, counts = self.tally(), {}
         if tally is None:
             return {}
-        lost, trained = before + tally.lost - self.seen.lost, tally.trained - self.seen.trained
+        lost, trained = before + tally.diverged - self.seen.diverged, tally.trained - self.seen.trained
         losses = found.personal.loss[self.panel.problem.data.test.counts > 0]
         diverged = int((~torch.isfinite(losses)).sum())
         where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
         if lost:
             counts["diverged_trainings"] = lost
-            if tally.lost > self.told and self.ranks.first:
+            if tally.diverged > self.told and self.ranks.first:
                 logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
-            self.told = tally.lost
+            self.told = tally.diverged
         if diverged:
             counts["diverged_clients"] = diverged
             text = "%s: the loss of %d of %d clients' own models is not finite"
@@ -215,7 +215,7 @@ class Loop:
         own = self.problem.tally
         if own is None:
             return None
-        each = self.ranks.gather((own.trained, own.lost))
+        each = self.ranks.gather((own.trained, own.diverged))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
     @property
@@ -229,7 +229,7 @@ class Loop:
         personal = shared if self._is_everyones(model, state) else None
         personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics, clients=panel.clients)
         if type(algorithm).objective is not Algorithm.objective:
-            state = State(state.public, problem.gathered(state.private, at_all=True))
+            state = State(state.public, problem.gathered(state.private))
         row = problem.ranks.share(lambda: self._row(state, personal, shared, model))
         return Measured([row], personal, shared)
 
@@ -259,25 +259,14 @@ class Loop:
         return {"distance": float((model - self.problem.initial).norm())}
 
     def _measure_all(self, state: State) -> Measured:
-        columns, first = self.measured(state)
-        spent = self.ranks.share(lambda: spent_by_run(self.channel, self.replicates.count))
+        problem, algorithm, metrics = self.problem, self.trainer.algorithm, self.trainer.further_metrics
+        columns, first = measure_all(problem, algorithm, state, metrics)
+        spent = spent_by_run(self.channel, self.replicates.count)
         rows = [
             {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
             for row, (_, members) in zip(bands(columns, self.groups), self.groups, strict=True)
         ]
         return Measured(rows, first, None, each_run(columns, self.groups))
-
-    def measured(self, state: State) -> tuple[dict[str, Tensor], Metrics]:
-        """Return every number of all repetitions, (R,) by name, and the scores of the first."""
-        return measure_all(self.problem, self.trainer.algorithm, state, self.trainer.further_metrics)
-
-    def gathered(self, state: State) -> State:
-        """Return the state of all clients, at the first rank."""
-        return State(state.public, self.problem.gathered(state.private))
-
-    def shared(self, state: State) -> Tensor | None:
-        """Return the released shared model, or None."""
-        return self.trainer.algorithm.shared(state)
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due."""
@@ -285,25 +274,25 @@ class Loop:
         return step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
 
     def checkpoint(self, state: State, step: int) -> None:
-        """Write a checkpoint, at all ranks together: the first one writes it, each commits what its clients keep."""
+        """Write a checkpoint, at all ranks together: each writes what its clients keep, then the first one the rest."""
         if self.folder is None:
             return
-        tally, whole = self.tally(), self.gathered(state)
-        kept = whole.private.snapshot(step)
+        tally, place = self.tally(), self.folder.clients
+        with self.ranks.agree():
+            own = state.private.save(place, step)  # is on the disk before the checkpoint is
+        files = {file: length for each in self.ranks.gather(own) for file, length in each.items()}
 
         def write() -> None:
-            channel, head = self.channel.state(), self.channel.ledger_head
+            channel, head = self.channel.state(), self.channel.sync()
             if tally is not None:
-                counts = [[tally.trained, tally.lost], [self.seen.trained, self.seen.lost]]
+                counts = [[tally.trained, tally.diverged], [self.seen.trained, self.seen.diverged]]
                 channel = channel | {TALLY: torch.tensor(counts)}
-            found = Checkpoint(step, dict(whole.public), kept, self.history, self.fingerprint, channel, head)
+            found = Checkpoint(step, dict(state.public), files, self.history, self.fingerprint, channel, head)
             assert self.folder is not None
             found.write(self.folder.checkpoint)
 
-        with self.ranks.agree():  # journals of mapped stores are there before the checkpoint is
-            pass
         self.ranks.share(write)
-        whole.private.commit()
+        state.private.commit(place, files)
         self.saved = time.monotonic()
 
     def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
@@ -316,8 +305,17 @@ class Loop:
             personal = problem.spread(lambda own: algorithm.personalize(problem, state, own), panel.clients)
         if panel.drawn or type(algorithm).parts is Algorithm.parts:
             return personal, {}
-        whole = State(state.public, problem.gathered(state.private, at_all=True))
+        whole = State(state.public, problem.gathered(state.private))
         return personal, algorithm.parts(problem, whole, personal)
+
+    def _untrained(self, state: State) -> tuple[str, ...]:
+        """Return the ids of the evaluated clients that keep the model they started from: all their local trainings
+        diverged."""
+        store, clients = state.private, self.panel.clients
+        if not {"seen", "trained"} <= set(store.fields):
+            return ()
+        lost = self.problem.spread(lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients)
+        return tuple(self.problem.data.ids[client] for client in clients[lost.cpu()].tolist())
 
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """The result after the last event."""
@@ -337,7 +335,7 @@ class Loop:
             history=self.history,
             personal=personal,
             parts=parts,
-            shared=self.shared(state),
+            shared=trainer.algorithm.shared(state),
             ids=ids,
             by_client=found.personal.by_client(panel.problem),
             shared_by_client=None if found.shared is None else found.shared.by_client(panel.problem),
@@ -351,6 +349,7 @@ class Loop:
             released=released,
             asked=trainer.asked_metrics,
             trained=tally is None or not 0 < tally.trained == tally.diverged,
+            untrained=self._untrained(state),
             step=self.step_name,
             evaluated=panel.ids,
             tested=panel.population,

@@ -13,7 +13,6 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,14 @@ def build_problem(
     device: str,
     dtype: str,
     *,
-    store_folder: Path | None = None,
+    rows_in_files: bool = False,
     protects_records: bool = False,
     trainable: Sequence[str] | None = None,
     ranks: Ranks = ALONE,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
-    With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory. With
+    With ``rows_in_files`` the clients' own tensors are read from files of the run, otherwise in memory. With
     ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
     :func:`fedmtl.stacked.set_trainable`. Over several ``ranks`` every client belongs to one of them.
 
@@ -106,14 +105,14 @@ def build_problem(
             resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
     executor = Executor(resolved, template, device=place, dtype=kind, autocast=narrow)
     return Problem(
-        data=place_data(data, place, resolved.data),
+        data=place_data(data, place),
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
         loss=resolve_loss(loss),
         executor=executor,
         rounds=rounds,
         seed=seed,
-        store_folder=store_folder,
+        rows_in_files=rows_in_files,
         protects_records=protects_records,
         ranks=ranks,
         owner=None if ranks.size == 1 else ranks.owners(data.train.counts),
@@ -265,25 +264,9 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
     return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"
 
 
-def place_data(data: FederatedDataset, device: torch.device, where: str = "auto") -> FederatedDataset:
-    """The data on the device, or on the host, whose rows then travel as they are needed: see
-    :class:`fedmtl.local.Execution`.
-
-    Raises:
-        ConfigError: data that were asked to be on the device do not fit there.
-    """
-    if device.type == "cpu" or where == "host" or isinstance(data.transform, MappedImages):
-        return data
-    if where == "auto":
-        size = sum(t.nbytes for side in (data.train, data.test) for t in (side.x, side.y))
-        if device.type != "cuda" or 2 * size >= torch.cuda.mem_get_info(device.index)[0]:
-            return data
-    try:
-        return data.to(device)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"execution.data is 'device', but {data.name} does not fit on {device}; use auto or host."
-        ) from error
+def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:
+    """Return the data on the device; images in files stay there, and are read as they are needed."""
+    return data if device.type == "cpu" or isinstance(data.transform, MappedImages) else data.to(device)
 
 
 def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
@@ -347,7 +330,7 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
-ARITHMETIC = 8
+ARITHMETIC = 10
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases
@@ -370,10 +353,6 @@ def fingerprint(
     alike = problem.initial.device.type == "cpu"
     if alike:  # no number depends on how many threads there are
         execution = replace(execution, threads=None)
-    settings = describe(execution)
-    if problem.initial.device.type == "cpu":  # of a GPU alone
-        unset = {("graphs", None), ("convolutions", "auto")}
-        settings = {k: v for k, v in settings.items() if k not in ("data", "tf32") and (k, v) not in unset}
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(algorithm),
@@ -385,7 +364,7 @@ def fingerprint(
         "loss": describe(problem.loss),
         "rounds": problem.rounds,
         "seed": problem.seed,
-        "execution": settings,
+        "execution": describe(execution),
         "threads": torch.get_num_threads(),
         "device": problem.initial.device.type,
         "dtype": str(problem.initial.dtype),

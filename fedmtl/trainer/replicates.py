@@ -23,7 +23,6 @@ from .._rounding import rounded_up
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, Privacy
-from ..ranks import Ranks
 from .evaluation import Metrics, evaluate_rows, means, metric_name, per_example, summarize
 from .metrics import Metric, kind_of, normalized
 from .problem import describe
@@ -119,28 +118,14 @@ class Replicates:
             if value is not None:
                 raise ConfigError(f"replicates: {name} is {value!r}; {self.count} runs as one program have none.")
 
-    def privacies(self, privacy: Privacy | None, numbers: range | None = None) -> Any:
-        """The settings of the only run, or a tuple of those of all M, or of the ``numbers`` among them; None without
-        privacy."""
+    def privacies(self, privacy: Privacy | None) -> Any:
+        """The settings of the only run, or a tuple of those of all M; None without privacy."""
         if privacy is None or self.epsilons is None:
             return privacy
         each = [replace(privacy, epsilon=epsilon) for epsilon in self.epsilons]
         if self.count == 1:
             return each[0]
-        return tuple(each[number // self.repetitions] for number in (numbers or range(self.count)))
-
-    def of_rank(self, ranks: Ranks) -> range | None:
-        """The runs that this rank computes of those of several ranks; None where there is one rank, or one run.
-
-        Raises:
-            ConfigError: more ranks than runs.
-        """
-        if self.count == 1 or ranks.size == 1:
-            return None
-        if ranks.size > self.count:
-            raise ConfigError(f"There are {ranks.size} ranks for {self.count} repetitions; start fewer.")
-        first, stop = (rank * self.count // ranks.size for rank in (ranks.rank, ranks.rank + 1))
-        return range(first, stop)
+        return tuple(each[number // self.repetitions] for number in range(self.count))
 
     def groups(self, privacy: Privacy | None) -> list[tuple[float | None, slice]]:
         """Each budget with the replicates that have it; None without one, the largest of several owners'."""
@@ -178,14 +163,9 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
 
 
 def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str, Tensor]:
-    """float64 (M,) each: ``objective``, and ``psi`` where the algorithm knows the least objective; {} without one."""
+    """Return ``objective``, float64 (M,), of the algorithms that have one."""
     objective = algorithm.objective(problem, state)
-    if objective is None:
-        return {}
-    found, best = {"objective": objective}, algorithm.least_objective(problem)
-    if best is not None and best > 0:
-        found["psi"] = found["objective"] / best - 1
-    return found
+    return {} if objective is None else {"objective": objective}
 
 
 def measure_all(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -26,6 +26,9 @@ from .folder import RunFolder
 from .metrics import REGISTRY, Metric
 from .new_clients import NewClients, Terms, adapt, place_of
 from .summary import ByClient, Stage, beside, score_lines, spread_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _COLUMNS = 3  # bands beside each other
 
@@ -65,6 +68,8 @@ class Result:
             ``by_client`` and ``final`` are then those of the finetuned models.
         asked: the metrics that the trainer was given.
         trained: whether a local training ended in a finite model; True where none is counted.
+        untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
+            from, since each of their local trainings diverged; they are in no comparison.
         terms: the settings by which new clients make models of their own, see :meth:`adapt`.
         parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
             row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
@@ -101,6 +106,7 @@ class Result:
     finetuned: Finetuned | None = None
     asked: tuple[Metric, ...] = ()
     trained: bool = True
+    untrained: tuple[str, ...] = ()
     terms: Terms | None = None
     evaluated: tuple[str, ...] | None = None
     tested: int = 0
@@ -234,6 +240,19 @@ class Result:
         """
         return adapt(self.shared_model(), data, self.terms, finetune, device or str(self.personal.device))
 
+    def to_frame(self) -> DataFrame:
+        """Return the scores as a data frame of pandas, not private: a row for each client that is scored.
+
+        Columns are the metrics of the client's own model, such as ``accuracy``, and of every other one with its name
+        before, such as ``shared accuracy`` and ``local accuracy`` of the baseline.
+        """
+        import pandas as pd
+
+        models = {"": self.by_client, "shared ": self.shared_by_client or {}}
+        models |= {f"{name} ": run.by_client for name, run in self.baselines.items()}
+        scores = {f"{name}{metric}": values for name, found in models.items() for metric, values in found.items()}
+        return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
+
     def model_for(self, client: str | int) -> nn.Module:
         """A client's personal model, in evaluation mode.
 
@@ -280,6 +299,7 @@ class Result:
         values |= {**self.chosen, "chosen": dict(self.chosen)} if self.chosen else {}
         values["scored_clients"] = len(self.personal_accuracy)
         values |= {"lost": self.lost} if self.lost else {}
+        values |= {"untrained_clients": len(self.untrained)} if self.untrained else {}
         values |= {} if self.finetuned is None else self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         alone = self.baselines.get("local") if alone is None else alone
@@ -334,7 +354,7 @@ class Result:
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
         lines = ["not private (computed on the clients' test data)"]
         lines[0] += "; baselines are not released" if self.baselines else ""
-        reference = None if alone is None else Stage("local", alone.by_client)
+        reference = None if alone is None else alone.stages("local")[-1]
         lines += score_lines(stages, self.shown, len(self.owners), self.personal.dtype, reference)
         if self.evaluated is not None:
             errors = [(one.name, self.standard_error(one), last.get(one.name)) for one in self.shown]
@@ -353,10 +373,9 @@ class Result:
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
-            cost = f", cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
-            lines.append(f"  training records: objective {last['objective']:.5g}{cost}")
+            lines.append(f"  training records: objective {last['objective']:.5g}")
         if self.baselines:
-            lines.append(f"  best mean: {self._best()}")
+            lines.append(f"  best mean{self._best()}")
         return lines
 
     def _worse_than_constant(self, stage: Stage) -> str:
@@ -377,7 +396,7 @@ class Result:
             shared: whether the shared model is among them.
         """
         trained = self.by_client if self.finetuned is None else self.finetuned.by_client["personal"]
-        found = [Stage(name, trained, self.epsilon)]
+        found = [Stage(name, trained, self.epsilon, self.untrained)]
         if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
             found.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
         if self.finetuned is not None:
@@ -392,24 +411,28 @@ class Result:
         return None if alone is None else self._beside(alone, self.shown[0])
 
     def _beside(self, alone: Result, metric: Metric) -> tuple[float, float, float] | None:
-        left_out = () if self.finetuned is None else self.finetuned.diverged
-        own = Stage(self.algorithm, self.by_client, diverged=left_out)
-        return beside(own, Stage("local", alone.by_client), metric, self.personal.dtype)
+        return beside(self.stages(self.algorithm)[-1], alone.stages("local")[-1], metric, self.personal.dtype)
 
     def _best(self) -> str:
-        """The best mean score of this run and of its baselines, and what comes next."""
+        """The best mean score of this run and of its baselines, and what comes next; of the clients that are in every
+        comparison."""
         metric = self.shown[0]
         stages = self.stages(self.algorithm)
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)]
-        means = [(stage.label, spread_of(stage.by_client[metric.name], metric)["mean"]) for stage in stages]
+        left_out = {name for stage in stages for name in stage.left_out}
+        means = []
+        for stage in stages:
+            scores = {name: score for name, score in stage.by_client[metric.name].items() if name not in left_out}
+            means.append((stage.label, spread_of(scores, metric)["mean"]))
         sign = -1.0 if metric.higher_is_better else 1.0
         first, second = sorted(means, key=lambda pair: sign * pair[1] if math.isfinite(pair[1]) else math.inf)[:2]
-        return f"{first[0]} {number_text(first[1])}, then {second[0]} {number_text(second[1])}"
+        of = f" of the {len(self.owners) - len(left_out):,} clients that are in every comparison" if left_out else ""
+        return f"{of}: {first[0]} {number_text(first[1])}, then {second[0]} {number_text(second[1])}"
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        names = [self.metric, "nmse", *(one.name for one in self.asked), "worst_tenth", "objective", "psi"]
+        names = [self.metric, "nmse", *(one.name for one in self.asked), "worst_tenth", "objective"]
         names = [name for name in dict.fromkeys(names) if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "

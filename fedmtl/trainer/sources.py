@@ -28,7 +28,6 @@ from .problem import client_ranks, training_plan
 
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
-_TOGETHER = 1 << 17  # activations of all repetitions that are read from the schedule at once
 
 
 class Source(ABC):
@@ -93,14 +92,10 @@ class Activations(Source):
         self.table, self.cuts = table, cuts
 
     def blocks(self, start: int) -> Iterator[Block]:
-        width = _BLOCK * max(1, _TOGETHER // self.channel.replicates // _BLOCK)
         while start < self.stop:
-            last = min(self.stop, start - start % width + width)
-            first, table = start, self.table(start, last)
-            while start < last:
-                end = min(last, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
-                yield table.window(start - first, end - first)
-                start = end
+            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
+            yield self.table(start, end)
+            start = end
 
     def begin(self, block: Block) -> None:
         self.channel.begin(block.first, block.client)
@@ -147,9 +142,8 @@ def check_idle(algorithm: Algorithm, problem: Problem) -> None:
 class _Rehearsal(Problem):
     """A problem that counts local trainings and makes none."""
 
-    def train_locally(self, solver: Any, start: Tensor, clients: Tensor, **options: Any) -> Tensor:
+    def _train(self, run: Any, clients: Tensor, *of: Any) -> None:
         self.trainings.append(len(clients))
-        return self.initial.new_empty(len(clients), self.dimension)
 
     @cached_property
     def trainings(self) -> list[int]:
@@ -168,7 +162,7 @@ def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[Rele
     declared = max((plan.trainings for plan in plans), default=1)
     nobody = torch.zeros(0, dtype=torch.int64)
     rehearsal = _Rehearsal(**{field.name: getattr(problem, field.name) for field in fields(problem)})
-    state = algorithm.init(replace(problem, store_folder=None))
+    state = algorithm.init(problem)
     algorithm.client(rehearsal, state.public, state.private.gather_all(nobody), nobody, Round(0, _as_they_are))
     if len(rehearsal.trainings) > declared:
         raise PrivacyError(
@@ -225,7 +219,7 @@ def open_run(
     seed: int,
     every: int | None = None,
     cuts: tuple[int, ...] = (),
-    replicates: int | Sequence[int] = 1,
+    replicates: int = 1,
     **options: Any,
 ) -> tuple[Channel, Source]:
     """The channel and the blocks of a run.
@@ -235,7 +229,7 @@ def open_run(
         seed: of the schedule, and of seeded noise.
         every: steps between evaluations; None for a twentieth of the run.
         cuts: blocks of activations end at multiples of these.
-        replicates: repetitions computed together: how many, or which of those of a run.
+        replicates: number of repetitions computed together.
         options: for :func:`~fedmtl.privacy.open_channel`.
     """
     check_idle(algorithm, problem)

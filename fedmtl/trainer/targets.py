@@ -23,7 +23,7 @@ from .callbacks import Callback
 _SETTINGS = tuple(f"fedmtl.{name}" for name in ("algorithms", "data", "graphs", "local", "privacy", "schedules"))
 
 
-def resolved_target(target: str, trust: Sequence[str] = ()) -> Callable[..., Any]:
+def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = False) -> Callable[..., Any]:
     """Return the class or function that a file names.
 
     Nothing is imported before its name is checked, and what another module defines is refused by whatever name it is
@@ -32,6 +32,7 @@ def resolved_target(target: str, trust: Sequence[str] = ()) -> Callable[..., Any
     Args:
         target: such as ``"fedmtl.LocalSGD"`` or ``"torch.nn.Linear"``.
         trust: names of modules of which everything may be called, with the modules in them.
+        logger: whether a logger is asked for; they write files, and are in no other part of a configuration.
 
     Raises:
         ConfigError: something else, or a name that cannot be imported.
@@ -49,7 +50,7 @@ def resolved_target(target: str, trust: Sequence[str] = ()) -> Callable[..., Any
         ) from error
     if not (isclass(value) or isfunction(value)):
         raise _refused(target)
-    if not (_within(value.__module__, trust) if trusted else _may_be_named(value, name)):
+    if not (_within(value.__module__, trust) if trusted else _may_be_named(value, name, logger)):
         raise _refused(target)
     return value  # type: ignore[no-any-return]
 
@@ -92,14 +93,14 @@ def _within(module: str, trust: Sequence[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in trust)
 
 
-def _may_be_named(value: Any, name: str) -> bool:
+def _may_be_named(value: Any, name: str, logger: bool) -> bool:
     """Return whether a class or function is a part of a configuration, wherever it was reached from."""
     if isfunction(value):
         return value in LOADERS.values() or (name in models.__all__ and getattr(models, name) is value)
     if _within(value.__module__, ("torch.nn.modules", "fedmtl.models")):
         return issubclass(value, nn.Module)
     if _within(value.__module__, ("fedmtl.trainer.callbacks",)):
-        return issubclass(value, Callback)
+        return logger and issubclass(value, Callback)
     return _within(value.__module__, _SETTINGS) and dataclasses.is_dataclass(value)
 
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, Problem, State, Tally
-from ..algorithms.dealing import deal
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
@@ -38,7 +37,6 @@ from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, ch
 from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
-from .parts import Part, PartLoop, PartSource
 from .problem import build_problem, coded_for, describe, fingerprint, resolve_device, share_beyond
 from .replicates import Replicates, chosen
 from .result import Result
@@ -80,8 +78,8 @@ class Trainer:
         finetune: how every client goes on after the run with a released or its personal model, on its own data;
             ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
             nothing is sent. Baselines are finetuned, too, except local training.
-        client_store: where the clients' own tensors are, ``"memory"`` or ``"mapped"``: in files of the folder, for
-            populations larger than memory.
+        client_store: where the clients' own tensors are between checkpoints, ``"memory"`` or ``"mapped"``: in files of
+            the folder alone, for populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation; ``"bfloat16"`` has float32 parameters and
             evaluation, and local training whose products are in bfloat16 (:func:`torch.autocast`).
@@ -204,7 +202,6 @@ class Trainer:
 
     def problem(
         self,
-        store_folder: Path | None = None,
         *,
         data: FederatedDataset | None = None,
         device: str | None = None,
@@ -213,7 +210,6 @@ class Trainer:
         """Return the problem of a run; close its executor.
 
         Args:
-            store_folder: where the clients' own tensors are kept; None: in memory.
             data, device: in place of the trainer's.
             ranks: the processes that compute the run.
         """
@@ -232,7 +228,7 @@ class Trainer:
             self.seed,
             place,
             self.dtype,
-            store_folder=store_folder,
+            rows_in_files=self.client_store == "mapped",
             protects_records=self.protects_records,
             trainable=self.trainable,
             ranks=ranks,
@@ -317,20 +313,17 @@ class Trainer:
         """Refuse what needs a single process.
 
         Raises:
-            ConfigError: a run whose clients act one at a time.
+            ConfigError: a run whose clients act one at a time, or one with several replicates.
         """
         if ranks.size == 1:
             return
-        if self.repeated.of_rank(ranks) is not None:
-            if self.client_store == "mapped":
-                raise ConfigError(
-                    "Repetitions over several ranks keep clients' tensors in memory: client_store=memory."
-                )
-        elif self.algorithm.one_at_a_time:
+        single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
+        if self.repeated.count > 1:
+            raise ConfigError(f"A run with {self.repeated.count} replicates {single}.")
+        if self.algorithm.one_at_a_time:
             raise ConfigError(
                 f"{self.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
-                f"needs one process, and {ranks.size} were started. Start it without torchrun, or with replicates=N, "
-                "of which every rank computes some."
+                f"{single}."
             )
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
@@ -360,9 +353,8 @@ class Trainer:
                 seed, and nothing is logged.
             ranks: the processes that compute it.
         """
-        files = folder.clients if folder is not None and self.client_store == "mapped" else None
-        with ranks.agree():  # of repetitions each rank computes some, by itself
-            problem = self.problem(files, ranks=ranks if self.repeated.count == 1 else ranks.alone)
+        with ranks.agree():
+            problem = self.problem(ranks=ranks)
         cohort, products = 1.0, math.inf
         if isinstance(self.schedule, AsynchronousSchedule):
             products = problem.clients * problem.dimension
@@ -432,44 +424,29 @@ class Trainer:
         if resume and folder is not None:
             ranks.share(folder.check_ledger)
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
-        part = self._part(problem, mark, ranks)
-        if part is None or ranks.first:
-            channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
-        else:
-            channel, source = part.channel, part.source
+        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
             step, history, tally, checkpoint = 0, [], torch.zeros(2, 2, dtype=torch.int64), None
             if resume and folder is not None:
                 checkpoint = ranks.share(lambda: self._checkpoint(folder, mark))
-            if problem.store_folder is not None:
-                work = self.data.train.counts  # before any are held out, as for the owners
-                deal(problem.store_folder, work, problem.ranks, None if checkpoint is None else checkpoint.step)
-            state = self.start(problem) if part is None else part.init(problem)
+            state = self.start(problem)
             if checkpoint is not None:
+                assert folder is not None
                 step, history = checkpoint.step, checkpoint.history
                 tally = checkpoint.channel.pop(TALLY, tally)
                 tally[0] *= int(ranks.first)  # of all ranks together
-                if part is None:
-                    state = checkpoint.restore(state, problem.initial.device)
-                else:
-                    state = part.restore(checkpoint, problem)
-                if part is None or ranks.first:
-                    channel.restore(checkpoint.channel)
+                state.public = {name: tensor.to(problem.initial.device) for name, tensor in checkpoint.public.items()}
+                with ranks.agree():
+                    state.private.load(folder.clients, checkpoint.clients)
+                channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
-            if part is not None and ranks.first:
-                part.channel.start(step)
             if coins is None:
                 if ranks.first:
                     self._announce(channel)
                 problem = replace(problem, tally=Tally(*tally[0].tolist()))
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks] if ranks.first else []
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                given = (problem, channel, source, folder, mark, history, callbacks, panel, ranks)
-                if part is None:
-                    run = self.loop(self, *given)
-                else:
-                    run = PartLoop(replace(self, algorithm=part.algorithm), *given, part=part)
-                    run.source = PartSource(part, source if ranks.first else None)
+                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks, panel, ranks)
                 run.seen = Tally(*tally[1].tolist())
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
@@ -484,14 +461,6 @@ class Trainer:
         """The state before the first event, of all repetitions."""
         return self.algorithm.init(problem, self.repeated.count)
 
-    def _part(self, problem: Problem, mark: str, ranks: Ranks) -> Part | None:
-        """The repetitions that this rank computes; None where it computes all."""
-        numbers = self.repeated.of_rank(ranks)
-        if numbers is None:
-            return None
-        own = replace(self, algorithm=self.algorithm.for_replicates(numbers))
-        return Part(numbers, self.repeated.count, ranks, own.algorithm, *own.open(problem, mark, numbers=numbers))
-
     def loop(self, *parts: Any) -> Loop:
         """The loop of a run, from the fields of :class:`Loop`."""
         return Loop(*parts)
@@ -504,11 +473,9 @@ class Trainer:
         resume: bool = False,
         replay: Recording | None = None,
         coins: NoiseSource | None = None,
-        numbers: range | None = None,
         **options: Any,
     ) -> tuple[Channel, Source]:
-        """The way out and the events of a run, or of the repetitions ``numbers`` of it; ``options`` are those of
-        :func:`~fedmtl.privacy.open_channel`."""
+        """The channel and the events of a run; ``options`` are those of :func:`~fedmtl.privacy.open_channel`."""
         repeated = self.repeated
         kept: dict[str, Any] = options | {
             "seed": self.seed,
@@ -519,10 +486,10 @@ class Trainer:
             "every": self.eval_every,
         }
         if repeated.count > 1:
-            kept["replicates"] = repeated.count if numbers is None else numbers
+            kept["replicates"] = repeated.count
         if self.checkpoint_every is not None:
             kept["cuts"] = (self.checkpoint_every,)
-        privacy = repeated.privacies(self.privacy, numbers)
+        privacy = repeated.privacies(self.privacy)
         return open_run(self.algorithm, problem, self.schedule, privacy, source=coins, **kept)
 
     def _announce(self, channel: Channel) -> None:
@@ -530,8 +497,6 @@ class Trainer:
         if signal is not None:
             level = logging.WARNING if signal.warning else logging.INFO
             logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
-        if (unspent := channel.unspent()) is not None:
-            logger.warning("%s: %s: %s", self.algorithm.name, channel.mechanism, unspent)
 
     def _settings(self, module: nn.Module | None) -> dict[str, Any]:
         """What a table of runs shows of the settings, and what tells its runs apart."""

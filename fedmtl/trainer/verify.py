@@ -1,8 +1,8 @@
-"""Check a finished run by its files: the chain of its ledger, every charge, epsilon by a second accountant, released
+"""Check a finished run by its files: the chain of its ledger, every charge, epsilon by dp-accounting, released
 values on their grid, and the hashes of the files.
 
 Nothing is taken from the objects of the run: the lines of the ledger are counted here, the events of the accounting are
-put together from the ledger's header, and the accountant is that of the audit, which bounds epsilon from below. What is
+put together from the ledger's header, and dp-accounting composes them where it has the law. What is
 found is a line each, confirmed, failed or not covered. A confirmed line says that the files agree with one another:
 whoever holds the whole folder can write all of it anew, but not under a seal that was published before.
 """
@@ -15,14 +15,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from safetensors import safe_open
 from scipy.stats import chi2
 from torch import Tensor
@@ -31,13 +30,13 @@ from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError, ResumeError
-from ..privacy.accounting.knorm import KNormDpEvent
-from ..privacy.accounting.losses import ApproximationDpEvent, ReplacedPoissonDpEvent
-from ..privacy.audit.accountant import least_epsilon, set_aside
+from ..privacy.accounting.library import TOLERANCE, library_epsilon, set_aside
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
 from ..privacy.noise.grid import GridValue, grid_width, whole_width
+from ..privacy.price import Price
+from ..privacy.report import PrivacyReport
 from .checkpoint import Checkpoint, read_tensors
 from .folder import MANIFEST, OUTCOME, RunFolder, sha256
 
@@ -141,14 +140,12 @@ class _Charges:
 
     Attributes:
         steps: (session, step) -> the accounts that are charged, or None where all are.
-        firsts: charges of the release before all steps.
         remaining: steps to which the charge was raised, or None.
         problems: what does not fit.
     """
 
     free: bool
     steps: dict[tuple[int, int], tuple[int, ...] | None] = field(default_factory=dict)
-    firsts: int = 0
     remaining: int | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -163,7 +160,7 @@ class _Charges:
                 if line["session"] != session + 1:
                     charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
                 session, closed, following = line["session"], False, None
-            elif kind in ("charge", "first", "remaining", "close") and closed:
+            elif kind in ("charge", "remaining", "close") and closed:
                 charges.problems.append(f"line {number}: {kind} outside of an open session")
             if kind == "charge":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
@@ -181,8 +178,6 @@ class _Charges:
                 for step in range(first, end):
                     charges.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
                 following, reached = end, max(reached, end)
-            elif kind == "first":
-                charges.firsts += 1
             elif kind == "remaining":
                 charges.remaining = max(charges.remaining or 0, int(line["uses"]))
             elif kind not in ("open", "close"):
@@ -346,13 +341,14 @@ class _Verifier:
             z = max(kind["multiplier"] for kind in header["kinds"])
         adaptive = isinstance(privacy["clip_norm"], dict)
         pairs = {
+            "refuted": header["refuted"],
             "noise_multiplier": z,
             "delta": header["delta"],
             "source": privacy["source"],
             **({} if adaptive else {"clip_norm": privacy["clip_norm"]}),
         }
-        if "guarantee" in privacy:
-            pairs |= {"guarantee": privacy["guarantee"], "observer": "clients"}
+        if "max_uses" in header:
+            pairs["observer"] = "clients"
         if "schedule" in header:
             pairs["relation"] = header["schedule"]["relation"]
         if "records" in header:
@@ -364,25 +360,19 @@ class _Verifier:
             pairs["noise_std"] = _growth(header) * scale / _denominator(header["schedule"])
         if isinstance(privacy["epsilon"], (int, float)):
             pairs["budget"] = privacy["epsilon"]
-        wrong_distance = []
-        if privacy["mechanism"] == _WHOLE:
-            known = _divergence(header, [header["noise_multiplier"]] * len(header["releases"]))
-            if not known * (1 - 1e-6) <= header["divergence"]:
-                wrong_distance = [
-                    f"the divergence of a step is {header['divergence']!r} in the ledger, below {known!r}"
-                ]
         wrong = [
             f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
             for key, value in pairs.items()
             if not _same(self.report.get(key), value)
         ]
-        wrong += wrong_distance
+        kinds = header.get("kinds", [header])
+        wrong += [text for kind in kinds for text in _price_problems(header, Price.from_dict(kind["price"]))]
         sampler = str(self.report.get("sampler"))
         if not sampler.startswith(header.get("sampler", "")):
             wrong.append(f"sampler is {sampler!r} in privacy.json and {header['sampler']!r} in the ledger")
         if header["replays_free"] == (privacy["source"] == "secure"):
             wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
-        if self.report.get("guarantee") != "paper" and not _can_amplify(header):
+        if not _can_amplify(header):
             wrong.append("the schedule in the ledger says that cohorts amplify, and such cohorts do not")
         wrong += self._population(header)
         mechanism = str(self.report.get("mechanism"))
@@ -402,7 +392,10 @@ class _Verifier:
             return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
         if "kinds" not in header or "schedule" not in header:
             return []
-        pairs = [(header["kinds"][of]["rate"], count) for of, count in zip(_kind_of(header, n), counts, strict=True)]
+        pairs = [
+            (header["kinds"][of]["price"]["sampled"], count)
+            for of, count in zip(_kind_of(header, n), counts, strict=True)
+        ]
         batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
         if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
             return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
@@ -439,8 +432,8 @@ class _Verifier:
                 self._note("row noise", OPEN, f"the account of the noise on rows of {key[13:]!r} is not computed again")
 
     def _epsilon(self, header: Mapping[str, Any], costs: _Costs) -> None:
-        claim, paper = self.report.get("epsilon"), costs.paper
-        if paper:
+        claim = self.report.get("epsilon")
+        if header["refuted"] is not None:
             wrong = [] if claim == "inf" or not costs.parts else [f"epsilon is {claim}, and the accounting is refuted"]
             self._say("epsilon", wrong, "infinite: the published accounting does not hold")
             return
@@ -450,18 +443,18 @@ class _Verifier:
         delta, least, open_kinds = float(header["delta"]), 0.0, 0
         tested = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
         for part in tested:
-            bound = least_epsilon(part, delta, max(float(claim), 1e-6))
+            bound = library_epsilon(part, delta, float(claim))
             open_kinds += bound is None
             least = max(least, bound or 0.0)
         among = "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested):,} of {len(costs.parts):,})"
         if tested and open_kinds == len(tested):
-            self._note("epsilon", OPEN, "no second accountant has this law of noise")
+            self._note("epsilon", OPEN, "dp-accounting does not have this law of noise, so it is not computed again")
         else:
-            text = f"at least {least:.6g}{among} by the second accountant, {rounded_up(claim, 6)} in privacy.json"
+            text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
             if header["privacy"]["mechanism"] == _WHOLE:
                 aside = max(set_aside(part, float(claim)) for part in tested) if tested else 0.0
                 text += f"; of delta {rounded_up(aside, 3)} is set aside for noise in whole numbers"
-            low = claim < least * (1 - _SLACK) - 1e-9
+            low = claim < least * (1 - TOLERANCE) - 1e-9
             self._note("epsilon", FAILED if low else CONFIRMED, text)
         budget = self.report.get("budget")
         if isinstance(budget, (int, float)):
@@ -499,6 +492,11 @@ class _Verifier:
             f"{key} is {value!r} in privacy.json and {self.result.get(key)!r} in result.json"
             for key, value in self.report.items()
             if self.result.get(key) != value
+        ]
+        wrong += [
+            f"{one.name} is missing in privacy.json"
+            for one in fields(PrivacyReport)
+            if one.name in self.result and one.name not in self.report
         ]
         self._say("report", wrong, "every field of privacy.json is the one in result.json")
 
@@ -566,7 +564,7 @@ def _noise_scale(header: Mapping[str, Any]) -> float | None:
     """Return the standard deviation of one coordinate of a noised sum; None where it is not the same for all of a run,
     or the law is not Gaussian."""
     privacy = header["privacy"]
-    several = any(key.startswith("allocation of ") for key in header)
+    several = "price" in header and header["price"]["weights"] is not None
     if "releases" not in header or privacy["mechanism"] not in ("gaussian", _WHOLE) or several:
         return None
     if isinstance(privacy["clip_norm"], dict) or any(form != "vector" for _, form, *_ in header["releases"]):
@@ -634,19 +632,17 @@ class _Costs:
         releases: number of releases that are charged.
         detail: in words.
         problems: what does not fit the schedule.
-        paper: the accounting is a published one that is refuted.
     """
 
     parts: list[list[tuple[Any, int]]]
     releases: int
     detail: str
     problems: list[str]
-    paper: bool = False
 
 
 def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     """Return the cost of steps that are charged to all clients, or of participations under one cap."""
-    schedule, privacy = header["schedule"], header["privacy"]
+    schedule = header["schedule"]
     steps, names = len(charges.charged), len(header["releases"])
     uses, problems = steps, []
     if schedule["per_participation"]:
@@ -659,63 +655,50 @@ def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
             uses = cap
     elif charges.remaining is not None:
         steps = uses = max(steps, charges.remaining)
-    weights = [header[f"allocation of {name}"] for name, *_ in header["releases"] if f"allocation of {name}" in header]
-    z = header["noise_multiplier"]
-    if weights:  # every use has a share of the budget of its own
-        shares = [[header.get(f"allocation of {name}", [1.0] * len(weights[0]))[t] for name, *_ in header["releases"]]
-                  for t in range(min(uses, len(weights[0])))]  # fmt: skip
-        counts = Counter(tuple(share) for share in shares)
-    else:
-        counts = Counter({(1.0,) * names: uses})
-    parts = [(_step_event(header, [z / w for w in share]), count) for share, count in counts.items()]
+    price, z = Price.from_dict(header["price"]), header["noise_multiplier"]
     most = f"; at most {uses} of one client" if schedule["per_participation"] else ""
     if header.get("bands"):
         most += f", {len(header['bands'])} rounds apart at least, over which noise is correlated"
     rest = ", the rest after an early stop included" if charges.remaining is not None else ""
     detail = f"{schedule['class'].removeprefix('Bound')} cohorts{most}{rest}"
-    paper = schedule["refuted"] is not None
-    assert privacy is not None
-    return _Costs([parts] if uses else [], steps * names, detail, problems, paper)
+    parts = [_composition(price, z, uses)] if uses else []
+    return _Costs(parts, steps * names, detail, problems)
 
 
-def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
-    """Return the event of one step; of noise in whole numbers, that of Gaussian noise and how far it is from it."""
-    if header["privacy"]["mechanism"] == _WHOLE:
-        gaussian = dict(header) | {"privacy": dict(header["privacy"]) | {"mechanism": "gaussian"}}
-        apart = ApproximationDpEvent(_divergence(header, multipliers))
-        return dp_event.ComposedDpEvent([_step_event(gaussian, multipliers), apart])
-    schedule, mechanism = header["schedule"], header["privacy"]["mechanism"]
-    if mechanism == "gaussian":
-        event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for z in multipliers) ** -0.5)
+def _composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
+    """Return the events of ``uses`` uses, and how often each happens."""
+    if price.weights is None:
+        return [(price.event(multiplier), uses * price.sums)]
+    counts = Counter(price.weights[:uses])
+    return [(price.event(multiplier, price.weights.index(w)), count * price.sums) for w, count in counts.items()]
+
+
+def _price_problems(header: Mapping[str, Any], price: Price) -> list[str]:
+    """Return what a price in the ledger is not that the settings, the releases and the schedule there ask for."""
+    mechanism, schedule, cell = header["privacy"]["mechanism"], header.get("schedule"), None
+    if "releases" in header:
+        assert schedule is not None
+        n, m, moved = schedule["n"], _denominator(schedule), 2.0 if schedule["relation"] == "replace" else 1.0
+        sizes = tuple(d * (d + 1) // 2 if form == "symmetric" else d for _, form, d, *_ in header["releases"])
+        sampled, replaced = m / n if schedule["amplified"] and m < n else 1.0, False
+        if mechanism == _WHOLE:  # sums of n rows are exact in cells of 2^(log2(n) - 52) of the clip norm
+            cell = 2.0 ** (math.ceil(math.log2(n)) - 52) / moved
     else:
-        sizes = [d * (d + 1) // 2 if form == "symmetric" else d for _, form, d, *_ in header["releases"]]
-        events = [_law(mechanism, z, size) for z, size in zip(multipliers, sizes, strict=True)]
-        event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
-    n, m = schedule["n"], schedule.get("cohort", schedule["n"])
-    if not schedule["amplified"] or m >= n:
-        return event
-    return dp_event.PoissonSampledDpEvent(m / n, event)
-
-
-def _divergence(header: Mapping[str, Any], multipliers: list[float]) -> float:
-    """Return D / (300 s^4) summed over the releases of a step, s the deviation in cells: at least 2**39 of them, or
-    those of the grid of exact sums of n clients; of the two bounds on 1 / s the sum."""
-    schedule, total = header["schedule"], 0.0
-    moved = 2.0 if schedule["relation"] == "replace" else 1.0
-    for z, (_, _, d, *_) in zip(multipliers, header["releases"], strict=True):
-        spacing = 2.0**-39 + 2.0 ** (math.ceil(math.log2(schedule["n"])) - 52) / (z * moved)
-        total += d / 300 * spacing**4 if spacing <= 1 else math.inf
-    return total
-
-
-def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
-    if mechanism == "gaussian":
-        return dp_event.GaussianDpEvent(multiplier)
-    if mechanism == "laplace":
-        return dp_event.LaplaceDpEvent(multiplier)
-    if mechanism == "l2_laplace":
-        return KNormDpEvent(epsilon=1 / multiplier, dimension=dimension)
-    raise ValueError(f"unknown law of noise {mechanism!r}")
+        sizes, sampled, replaced = (header["dimension"],), price.sampled, schedule is None
+    of_settings = {"mechanism": mechanism, "sizes": sizes, "delta": header["delta"], "sampled": sampled}
+    of_settings |= {"replaced": replaced, "cell": cell}
+    if "releases" in header or schedule is None:  # elsewhere the number of local steps
+        of_settings["sums"] = 1
+    asked = replace(price, **of_settings)
+    wrong = [
+        f"{key} of the price is {value!r} in the ledger, its settings and schedule make {asked.to_dict()[key]!r}"
+        for key, value in price.to_dict().items()
+        if not _same(asked.to_dict()[key], value)
+    ]
+    weights = price.weights or (1.0,)
+    if not math.isclose(math.fsum(weights) / len(weights), 1.0, rel_tol=1e-6):
+        wrong.append("the weights of the uses have not mean 1")
+    return wrong
 
 
 def _kind_of(header: Mapping[str, Any], n: int) -> list[int]:
@@ -728,7 +711,8 @@ def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     """Return the cost of the uses of clients: activations, or participations in rounds with their local steps."""
     n, kinds, rounds = header["clients"], header["kinds"], "schedule" in header
     of = np.array(_kind_of(header, n), dtype=np.int64)
-    uses, (caps, steps) = charges.participations(n), np.array([(kind["cap"], kind["repeats"]) for kind in kinds])[of].T
+    prices = [Price.from_dict(kind["price"]) for kind in kinds]
+    uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds])[of]
     problems = _cohort_problems(header["schedule"], charges, clients=True, caps=caps) if rounds else []
     if len(uses) != n:
         problems.append("a client is charged that the run does not have")
@@ -736,31 +720,12 @@ def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
     if not rounds and any(len(cohort or ()) > 1 for _, cohort in charges.charged):
         problems.append("an activation is charged to several clients")
-    if charges.firsts > 1 and not charges.free:
-        problems.append(f"the first release is charged {charges.firsts} times")
     uses = caps if charges.remaining is not None else uses[:n]
-    firsts = np.array([kind["first"] > 0 for kind in kinds])[of]
-    begun = bool(charges.firsts) or charges.remaining is not None
-    if firsts.any() and len(charges.charged) and not begun:
-        problems.append("the first release is not charged")
     asked = sorted({(int(k), int(u)) for k, u in zip(of, uses, strict=True)}, reverse=True)
-    parts = [_uses(kinds[k], u, header, first=begun) for k, u in asked if u or (begun and kinds[k]["first"] > 0)]
-    releases = int((uses * steps).sum()) + (int(firsts.sum()) if begun else 0)
+    parts = [_composition(prices[k], kinds[k]["multiplier"], u) for k, u in asked if u]
+    releases = int((uses * np.array([price.sums for price in prices])[of]).sum())
     detail = f"at most {int(uses.max(initial=0))} {'participations' if rounds else 'activations'} of one client"
-    return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")
-
-
-def _uses(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool) -> list[tuple[Any, int]]:
-    mechanism, z, d = header["privacy"]["mechanism"], kind["multiplier"], header["dimension"]
-    sampled = ReplacedPoissonDpEvent if kind["relation"] == "replace" else dp_event.PoissonSampledDpEvent
-    weights = Counter((kind["weights"] or [1.0] * uses)[:uses])
-    parts: list[tuple[Any, int]] = []
-    for weight, count in weights.items():
-        event = _law(mechanism, z / weight, d)
-        parts.append((event if kind["rate"] == 1 else sampled(kind["rate"], event), count * kind["repeats"]))
-    if first and kind["first"] > 0:
-        parts.append((_law("gaussian" if mechanism == "gaussian" else "l2_laplace", z / kind["first"], d), 1))
-    return parts
+    return _Costs(parts, releases, detail, problems)
 
 
 def _band_problems(header: Mapping[str, Any], charges: _Charges) -> list[str]:

@@ -12,7 +12,7 @@ from scipy import optimize, special
 from sklearn.linear_model import Ridge
 
 from fedmtl import models
-from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner import AsyncLearner, PublishedAsyncLearner
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
@@ -62,77 +62,34 @@ def slope(loss: str, margin: float, y: float) -> float:
     return -y / (1 + np.exp(y * margin))
 
 
-def scalar_loop(
-    x,
-    y,
-    loss,
-    reg,
-    top,
-    a,
-    owners,
-    noise,
-    clip,
-    *,
-    groups,
-    paper=False,
-    weights=None,
-    observed=False,
-    kept=None,
-    rate=1.0,
-):
-    """Equations (3) to (7) of one repetition, one record at a time; ``groups`` is a partition of the owners, ``kept``
-    the records of each answer, the mean of whose gradients is over ``rate`` times all."""
-    total, p, n_groups = sum(map(len, x)), x[0].shape[1], len(groups)
+def scalar_loop(x, y, loss, reg, top, a, owners, noise, clip, *, paper=False, kept=None, rate=1.0):
+    """Equations (3) to (7) of one repetition, one record at a time; ``kept`` has the records of each answer, the mean
+    of whose gradients is over ``rate`` times all."""
+    total, p, n = sum(map(len, x)), x[0].shape[1], len(x)
     project = lambda v: np.array([min(top, max(-top, c)) for c in v])  # noqa: E731
-    central, own = np.zeros(p), [np.zeros(p) for _ in groups]
-    events, asked, heard = [0] * n_groups, {}, {}
+    central, own = np.zeros(p), [np.zeros(p) for _ in x]
     for step, owner in enumerate(owners):
         if owner < 0:
             continue
-        g = next(k for k, members in enumerate(groups) if owner in members)
-        if g not in asked:
-            asked[g], heard[g] = (central + own[g]) / 2, {m: [] for m in groups[g]}  # (6)
-        mean = np.zeros(p)
+        tbar, mean = (central + own[owner]) / 2, np.zeros(p)  # (6)
         for row, target, taken in zip(x[owner], y[owner], kept[step] if kept else [True] * len(x[owner]), strict=True):
             if not taken:
                 continue
-            gradient = slope(loss, float(row @ asked[g]), target) * row
+            gradient = slope(loss, float(row @ tbar), target) * row
             mean += gradient * min(1.0, clip / max(np.abs(gradient).sum(), 1e-300)) / (rate * len(x[owner]))
-        heard[g][owner].append(mean + noise[step])  # (4)
-        if not all(heard[g].values()):
-            continue
-        events[g] += 1
-        weight = 1.0 if weights is None else weights[g]
-        if observed:
-            weight = 1 / (n_groups * ((events[g] + 1) / (sum(events) + n_groups)))
-        answer = sum(len(x[m]) / total * np.mean(heard[g][m], 0) for m in groups[g])
-        tbar = (central + own[g]) / 2
         gradient_g = 2 * reg * tbar
-        own[g] = project(tbar - a * n_groups * (gradient_g / (2 * n_groups) + weight * answer))  # (5)
-        share = (n_groups - 1) / n_groups if paper else 0.5
+        answer = len(x[owner]) / total * (mean + noise[step])  # (4)
+        own[owner] = project(tbar - a * n * (gradient_g / (2 * n) + answer))  # (5)
+        share = (n - 1) / n if paper else 0.5
         central = project(tbar - a * share * gradient_g)  # (7) as printed, or (7')
-        del asked[g], heard[g]
     return central, np.array(own)
 
 
 OPTIONS = {
     "plain": {},
-    "paper": {"guarantee": "paper"},
-    "groups": {"groups": (("c", "a"), ("b",))},
-    "frequencies": {"frequencies": (1.0, 2.0, 0.5, 4.0)},
-    "observed": {"frequencies": "observed"},
-    "observed groups": {"frequencies": "observed", "groups": (("d", "b"),)},
-    "grouped frequencies": {"frequencies": (1.0, 2.0, 0.5, 4.0), "groups": (("d", "b"),)},
+    "paper": {},
     "tight box": {"theta_max": 0.02},
     "auto": {"step_size": "auto", "kappa": 0.7},
-}
-SAYS = {
-    "groups": {"groups": [(0, 2), (1,), (3,)]},
-    "frequencies": {"weights": [7.5 / 4 / f for f in (1.0, 2.0, 0.5, 4.0)]},
-    "observed": {"observed": True},
-    "observed groups": {"observed": True, "groups": [(0,), (1, 3), (2,)]},
-    "grouped frequencies": {"groups": [(0,), (1, 3), (2,)], "weights": [3.5 / 3 / f for f in (1.0, 2.0, 0.5)]},
-    "paper": {"paper": True},
 }
 
 
@@ -141,7 +98,8 @@ SAYS = {
 @pytest.mark.parametrize("replicates", [1, 3])
 def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> None:
     settings = {"loss": loss, "reg": 0.05, "step_size": 0.08, "theta_max": 0.6} | OPTIONS[name]
-    learner, work = AsyncLearner(**settings), problem(loss)
+    kind = PublishedAsyncLearner if name == "paper" else AsyncLearner
+    learner, work = kind(**settings), problem(loss)
     rng = np.random.default_rng(len(name))
     clients = torch.from_numpy(rng.integers(-1 if replicates > 1 else 0, 4, (replicates, 40)))
     clients[0, 7] = -1
@@ -151,7 +109,7 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
     data = LinearData.of(work)
     x, y = [v.numpy() for v in data.x], [v.numpy() for v in data.y]
     a = 0.08 if name != "auto" else 0.7 * 5 / (2 * 40)
-    says = {"groups": [(0,), (1,), (2,), (3,)]} | SAYS.get(name, {})
+    says = {"paper": name == "paper"}
     for r in range(replicates):
         central, own = scalar_loop(
             x, y, loss, 0.05, learner.theta_max, a, clients[r].tolist(), noise[:, r], NOISY.clip_norm, **says
@@ -165,7 +123,7 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
 
 
 @pytest.mark.parametrize("replicates", [1, 3])
-@pytest.mark.parametrize("settings", [{}, {"groups": (("c", "a"), ("b",))}, {"bound": "domain"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"bound": "domain"}], ids=str)
 def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: dict, replicates: int) -> None:
     domain = DomainBound(4.0, y=1.5) if "bound" in settings else None
     learner = AsyncLearner(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, domain=domain, **settings)
@@ -174,7 +132,7 @@ def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: d
     clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 4, (replicates, 40)))
     noise = noise_of(replace(learner, bound="clip"), work, clients, privacy, caps=np.full(4, 40), seed=0)
     state, channel = run(learner, work, clients, privacy, cuts=(9, 30))
-    rows, sizes = learner._work(work).data, []
+    rows, sizes = learner.data(work), []
     for r in range(replicates):
         kept = []
         for k, owner in enumerate(clients[r].tolist()):
@@ -182,10 +140,9 @@ def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: d
             _, tail = SeededSource(0, r).tails("records", torch.tensor([use]), COUNTS[owner], key)
             kept.append(2 * tail[0] < 0.4)
             sizes.append(kept[-1].mean() if owner >= 0 else 0.4)
-        of = {"groups": [(0, 2), (1,), (3,)] if "groups" in settings else [(0,), (1,), (2,), (3,)]}
         x, y = [v.numpy() for v in rows.x], [v.numpy() for v in rows.y]
         args = (x, y, "squared", 0.05, 0.6, 0.08, clients[r].tolist(), noise[:, r], clip)
-        central, own = scalar_loop(*args, kept=kept, rate=0.4, **of)
+        central, own = scalar_loop(*args, kept=kept, rate=0.4)
         assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=5e-7)
         assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=5e-7)
     assert 0.3 < np.mean(sizes) < 0.5
@@ -215,15 +172,15 @@ def exact_ridge(work, reg: float) -> np.ndarray:
     return ridge.fit(x.numpy(), y.numpy()).coef_
 
 
-@pytest.mark.parametrize(("guarantee", "factor"), [("sound", 1.0), ("paper", 1 / 2 + 3 / 4)])
-def test_without_noise_it_tends_to_the_minimizer_and_the_printed_equation_to_another_one(guarantee, factor) -> None:
+@pytest.mark.parametrize(("kind", "factor"), [(AsyncLearner, 1.0), (PublishedAsyncLearner, 1 / 2 + 3 / 4)])
+def test_without_noise_it_tends_to_the_minimizer_and_the_printed_equation_to_another_one(kind, factor) -> None:
     reg = 0.5  # 1/2 of grad g from (5), 1/2 from (7'), (N - 1) / N from (7)
     work = problem()
     expected = exact_ridge(work, reg * factor)
     order = torch.from_numpy(np.concatenate([np.random.default_rng(k).permutation(4) for k in range(3000)]))[None]
     gaps = []
     for a in (0.004, 0.002):
-        learner = AsyncLearner(reg=reg, step_size=a, guarantee=guarantee)
+        learner = kind(reg=reg, step_size=a)
         state, _ = run(learner, work, order, None)
         gaps.append(float(np.linalg.norm(learner.shared(state).numpy() - expected) / np.linalg.norm(expected)))
     assert gaps[1] < 0.02
@@ -236,15 +193,15 @@ def test_the_two_equations_agree_for_two_owners() -> None:
     work = problem(counts=(5, 8))
     clients = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 30)))
     ends = [
-        run(AsyncLearner(reg=0.3, step_size=0.1, guarantee=g), work, clients)[0].public["theta_l"]
-        for g in ("sound", "paper")
+        run(kind(reg=0.3, step_size=0.1), work, clients)[0].public["theta_l"]
+        for kind in (AsyncLearner, PublishedAsyncLearner)
     ]
     assert torch.allclose(*ends, rtol=1e-12)
     three = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (2, 30)))
     work = problem(counts=(5, 8, 3))
     ends = [
-        run(AsyncLearner(reg=0.3, step_size=0.1, guarantee=g), work, three)[0].public["theta_l"]
-        for g in ("sound", "paper")
+        run(kind(reg=0.3, step_size=0.1), work, three)[0].public["theta_l"]
+        for kind in (AsyncLearner, PublishedAsyncLearner)
     ]
     assert not torch.allclose(*ends, rtol=1e-3)
 
@@ -260,7 +217,7 @@ def test_an_analytic_bound_gives_the_run_that_clips_at_it(loss: str, replicates:
         privacy = RecordPrivacy(clip_norm=learner.xi * 1.001, noise_multiplier=0.1, mechanism="laplace", delta=0.0)
         ends.append(run(learner, work, clients, privacy)[0].public["theta_l"])
     assert torch.allclose(*ends, rtol=1e-9, atol=1e-12)
-    x = torch.cat(learner._work(work).data.x)
+    x = torch.cat(learner.data(work).x)
     assert float(x.abs().sum(1).max()) <= 4.0
     with pytest.raises(PrivacyError, match="Xi = "):
         run(AsyncLearner(loss=loss, theta_max=0.6, bound="domain", domain=domain), work, clients)
@@ -274,58 +231,20 @@ def test_statistics_serve_runs_without_a_clip() -> None:
     assert torch.allclose(run(learner, work, clients, None)[0].public["theta_l"], records, rtol=1e-10)
 
 
-def test_a_group_is_one_owner_with_the_records_of_all() -> None:
-    work = problem()
-    learner = AsyncLearner(reg=0.05, step_size=0.1, groups=(("a", "d"), ("b", "c")))
-    ticks = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (3, 20)))
-    members = torch.tensor([[0, 3], [1, 2]])
-    clients = members[ticks].reshape(3, 40)
-    grouped = run(learner, work, clients, None)[0].public
-    x, y = LinearData.of(work).x, LinearData.of(work).y
-    merged = {
-        name: (torch.cat([x[i], x[j]])[:, :-1].numpy(), torch.cat([y[i], y[j]]).numpy())
-        for name, i, j in (("ad", 0, 3), ("bc", 1, 2))
-    }
-    data = FederatedDataset.from_tensors(merged, test=merged)
-    two = problem_of(data, model=models.linear_regression())
-    alone = run(AsyncLearner(reg=0.05, step_size=0.1), two, ticks, None)[0].public
-    assert torch.allclose(grouped["theta_l"], alone["theta_l"], rtol=1e-9)
-    assert torch.allclose(grouped["theta"], alone["theta"], rtol=1e-9)
-    auto = AsyncLearner(kappa=3.0, groups=(("a", "d"), ("b", "c")))
-    assert auto.effective_step(2, 4, 40) == pytest.approx(3.0 * 3 / (2 * 20))
-
-
-@pytest.mark.parametrize("frequencies", [(6.0, 1.0, 1.0, 1.0), "observed"])
-def test_weights_correct_what_owners_who_answer_often_do(frequencies) -> None:
-    work, reg = problem(), 0.5
-    expected = exact_ridge(work, reg)
-    rng = np.random.default_rng(0)
-    round_of = np.array([0, 0, 0, 0, 0, 0, 1, 2, 3])
-    clients = torch.from_numpy(np.concatenate([rng.permutation(round_of) for _ in range(2000)]))[None]
-    gaps = []
-    for used in (None, frequencies):
-        learner = AsyncLearner(reg=reg, step_size=0.002, frequencies=used)
-        end = learner.shared(run(learner, work, clients, None)[0]).numpy()
-        gaps.append(np.linalg.norm(end - expected) / np.linalg.norm(expected))
-    assert gaps[1] < 0.04
-    assert gaps[0] > 3 * gaps[1]
-
-
 def test_the_models_are_functions_of_releases_alone() -> None:
     work, other = problem(seed=0), problem(seed=9)
-    for settings in ({}, {"groups": (("a", "d"),)}, {"frequencies": "observed"}):
-        learner = AsyncLearner(reg=0.05, step_size=0.1, **settings)
-        clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
-        state, channel = run(learner, work, clients)
-        replayed, _ = run(learner, other, clients, replay=channel.record)
-        honest, _ = run(learner, other, clients)
-        for name, value in state.public.items():
-            assert torch.equal(value, replayed.public[name])
-        assert not torch.allclose(honest.public["theta_l"], state.public["theta_l"])
+    learner = AsyncLearner(reg=0.05, step_size=0.1)
+    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
+    state, channel = run(learner, work, clients)
+    replayed, _ = run(learner, other, clients, replay=channel.record)
+    honest, _ = run(learner, other, clients)
+    for name, value in state.public.items():
+        assert torch.equal(value, replayed.public[name])
+    assert not torch.allclose(honest.public["theta_l"], state.public["theta_l"])
 
 
 def test_a_run_goes_on_in_the_middle() -> None:
-    work, learner = problem(), AsyncLearner(reg=0.05, step_size=0.1, groups=(("a", "d", "b"),))
+    work, learner = problem(), AsyncLearner(reg=0.05, step_size=0.1)
     clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
     whole, channel = run(learner, work, clients)
     for cut in (1, 7, 23):
@@ -345,9 +264,11 @@ def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
     given = np.array([10, 10, 3, 10])
     assert AsyncLearner().hard_caps(given, 40).tolist() == [10, 10, 3, 10]
     assert AsyncLearner(cap=5).hard_caps(given, 40).tolist() == [5, 5, 3, 5]
-    horizon = AsyncLearner(cap="horizon")
+    horizon = PublishedAsyncLearner()
     assert horizon.hard_caps(given, 40).tolist() == [40] * 4
-    assert AsyncLearner(cap="horizon", horizon=90).hard_caps(given, 40).tolist() == [90] * 4
+    assert PublishedAsyncLearner(horizon=90).hard_caps(given, 40).tolist() == [90] * 4
+    with pytest.raises(ConfigError, match="cap has no effect"):
+        PublishedAsyncLearner(cap=3)
     _, channel = run(horizon, work, torch.zeros(1, 4, dtype=torch.int64), privacy)
     assert channel.noise_multipliers == pytest.approx(40 / 4.0, rel=1e-4)  # scale 2 Xi T / (n_i eps), Theorem 1
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
@@ -373,26 +294,15 @@ def test_bad_settings_are_refused_by_name() -> None:
         ({"kappa": float("nan")}, "kappa"),
         ({"horizon": 0}, "horizon"),
         ({"cap": 0}, "cap"),
-        ({"cap": "never"}, "accepted: 'horizon', 'a whole number of at least 1'"),
-        ({"frequencies": "often"}, "frequencies is 'often'; accepted: 'observed'"),
+        ({"cap": "horizon"}, "cap is 'horizon'"),
         ({"loss": "huber"}, "'squared', 'hinge', 'logistic'"),
         ({"bound": "none"}, "'clip', 'domain'"),
         ({"bound": "domain"}, "needs domain"),
-        ({"guarantee": "claimed"}, "'sound', 'paper'"),
-        ({"frequencies": (1.0, 0.0)}, "frequencies"),
         ({"batch_rate": 0.0}, "batch_rate"),
         ({"batch_rate": 1.5}, r"batch_rate is 1\.5; the share of records must be in"),
     ):
         with pytest.raises(ConfigError, match=says):
             AsyncLearner(**wrong)
-    for wrong, says in (
-        ({"groups": (("a", "z"),)}, "names 'z'"),
-        ({"groups": (("a", "b"), ("b",))}, "'b' twice"),
-        ({"groups": ((),)}, "empty group"),
-        ({"frequencies": (1.0, 1.0)}, "2 numbers for 4 owners"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            AsyncLearner(**wrong).init(work)
     with pytest.raises(DataError, match="two classes"):
         AsyncLearner(loss="hinge").init(work)
     assert AsyncLearner().xi is None

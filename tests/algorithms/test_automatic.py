@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
-from fedmtl.algorithms import Collaboration, fit_forecast
-from fedmtl.algorithms.async_learner.collaboration import KAPPAS, simulate
+from fedmtl.algorithms import cost_of_privacy
+from fedmtl.algorithms.async_learner.simulated import KAPPAS, simulate
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import ConstantLatency
 
 COUNTS, P = (30, 50, 40), 4
 
@@ -99,7 +99,7 @@ def test_a_bound_of_the_domain_in_place_of_the_clip():
 def test_rows_of_pp_dmtl_are_within_the_stated_bound():
     run = trainer(
         dataset(), PPDMTL(loss="squared", row_norm="auto"),
-        schedule=Latencies(latency=ConstantLatency(1.0), activations=2),
+        schedule=Latencies(latency=1.0, activations=2),
         privacy=RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     )  # fmt: skip
     assert resolved(run).row_norm == 2.0
@@ -130,33 +130,31 @@ def test_unresolved_settings_are_not_computed_with():
         AsyncLearner(kappa=(1.0, 0))
 
 
-@pytest.mark.parametrize("groups", [(), (("0", "2"),)])
-def test_replicates_with_steps_of_their_own_are_runs_of_their_own(groups):
+def test_replicates_with_steps_of_their_own_are_runs_of_their_own():
     rng = np.random.default_rng(5)
     x, y = (torch.from_numpy(part).double() for part in rows(3, sum(COUNTS)))
     data = LinearData(x.split(COUNTS), y.split(COUNTS), bias=False)
     clients = torch.from_numpy(rng.integers(-1, 3, (3, 40)))
     kappas = (1.0, 5.0, 20.0)
-    together = simulate(AsyncLearner(kappa=kappas, groups=groups), data, None, clients)
+    together = simulate(AsyncLearner(kappa=kappas), data, None, clients)
     for r, kappa in enumerate(kappas):
-        alone = simulate(AsyncLearner(kappa=kappa, groups=groups), data, None, clients[r : r + 1])
+        alone = simulate(AsyncLearner(kappa=kappa), data, None, clients[r : r + 1])
         assert torch.allclose(together[r], alone[0], rtol=1e-12, atol=1e-15)
 
 
 def test_runs_a_forecast_and_whether_it_is_worth_it():
-    """The way of the module docstring, from runs of a trainer to a decision."""
-    data, learner = dataset(domain=False), AsyncLearner(psi=True, kappa=5.0)
+    """The example of :mod:`fedmtl.algorithms.async_learner.cost_of_privacy`, from runs of a trainer to a decision."""
+    data, learner = dataset(domain=False), AsyncLearner(kappa=5.0)
     epsilons = (0.3, 1.0, 3.0)
     runs = trainer(data, learner, replicates=30, epsilons=epsilons).fit()
-    psi, n = [row["psi"] for row in runs.bands], sum(COUNTS)
-    assert psi == sorted(psi, reverse=True)
-    fitted = fit_forecast([n] * 3, [[e] * 3 for e in epsilons], psi)
-    together = Collaboration.of(learner, data)
+    simulated = {row["budget"]: row["objective"] for row in runs.bands}
+    assert list(simulated.values()) == sorted(simulated.values(), reverse=True)
     every = (data.train.x.double().numpy(), data.train.y.double().numpy())
-    own = tuple(part[: COUNTS[0]] for part in every)
+    offsets = [0, *np.cumsum(COUNTS)]
+    parts = [every, *([part[a:b] for part in every] for a, b in pairwise(offsets))]
+    best = [np.linalg.solve(x.T @ x / len(x) + 1e-5 * np.eye(P), x.T @ y / len(x)) for x, y in parts]
+    f = [np.mean((every[0] @ theta - every[1]) ** 2) + 1e-5 * theta @ theta for theta in best]
     for epsilon in (0.01, 1e6):
-        worth = together.is_collaboration_worth(0, fitted, [epsilon] * 3)
-        best = [np.linalg.solve(x.T @ x / len(x) + 1e-5 * np.eye(P), x.T @ y / len(x)) for x, y in (own, every)]
-        f = [np.mean((every[0] @ theta - every[1]) ** 2) + 1e-5 * theta @ theta for theta in best]
-        assert worth.alone == pytest.approx(f[0] / f[1] - 1, rel=1e-5)
-        assert worth.worth == (epsilon == 1e6)
+        cost = cost_of_privacy(learner, data, simulated, [epsilon] * 3)
+        assert cost.local == pytest.approx([own / f[0] - 1 for own in f[1:]], rel=1e-5)
+        assert all(cost.shared < local for local in cost.local) == (epsilon == 1e6)

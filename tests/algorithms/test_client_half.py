@@ -29,6 +29,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import Released, Round
+from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
 from fedmtl.schedules import rounds
@@ -61,7 +62,7 @@ LINEAR = {
     "mp_mtl, squared loss, P + Q": MPMTL(
         row_norm=1.0, loss="squared", penalty="l21", own_penalty="l2", momentum="nesterov", start_ridge=0.1
     ),
-    "mp_mtl, published": MPMTL(row_norm=1.0, lam=0.05, guarantee="paper"),
+    "mp_mtl, published": PublishedMPMTL(row_norm=1.0, lam=0.05),
     "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
     "private_prior, squared loss": PrivatePrior(row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5),
 }

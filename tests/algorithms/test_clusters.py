@@ -15,7 +15,6 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
 from fedmtl.schedules import Block
-from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import CLIENTS, COHORT, DATA, DELTA, trainer
@@ -142,14 +141,6 @@ def test_the_choice_is_that_of_least_training_loss() -> None:
             losses.append(float(torch.nn.functional.cross_entropy(outputs, problem.data.train.y[part]).detach()))
         assert int(found[k]) == losses.index(min(losses))
     assert len(set(found.tolist())) > 1
-
-
-@pytest.mark.parametrize(
-    "algorithm", [ClusteredPMTL(clusters=PARITY, local=SOLVER), IFCA(clusters=2, spread=0.5, local=SOLVER)]
-)
-def test_the_audit_refutes_nothing(algorithm) -> None:
-    findings = audit_trainer(trainer(algorithm=algorithm, data=DATA))
-    assert not [finding for finding in findings if finding.refuted]
 
 
 def test_units_and_settings(tmp_path) -> None:

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl import Ditto, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FixedCohort
-from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
 from tests.helpers import regression
-from tests.trainer.settings import DATA, DELTA, trainer
+from tests.trainer.settings import DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
 
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
 
@@ -60,25 +57,10 @@ def test_a_strong_pull_leads_every_personal_model_to_the_global_one():
 
 
 def test_both_trainings_of_a_record_are_charged():
-    solver = LocalSGD(lr=0.2, epochs=1, batch_size=4)
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
-    found = trainer(
-        algorithm=Ditto(local=solver), privacy=privacy, schedule=FullParticipation(), rounds=2, eval_every=2
-    ).fit()
-    counts = DATA.train.counts.tolist()
-    spent = []
-    for count in counts:
-        event = dp_event.GaussianDpEvent(1.3)
-        event = dp_event.PoissonSampledDpEvent(4 / count, event) if count > 4 else event
-        spent.append(PLDAccountant().compose(event, 2 * 2 * -(-count // 4)).get_epsilon(DELTA))
-    assert found.epsilon == pytest.approx(max(spent), rel=1e-3)
-
-
-@pytest.mark.parametrize("unit", ["client", "record"])
-def test_the_audit_refutes_nothing(unit):
-    changed = {} if unit == "client" else {"privacy": RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)}
-    findings = audit_trainer(trainer(algorithm=Ditto(local=LocalSGD(lr=0.2, epochs=1, batch_size=4)), **changed))
-    assert not [finding for finding in findings if finding.refuted]
+    algorithm = Ditto(local=LocalSGD(lr=0.2, epochs=1, batch_size=4))
+    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
+    found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
+    assert found.epsilon == pytest.approx(record_epsilon(2 * 2), rel=1e-3)
 
 
 def test_impossible_settings_are_refused_by_name():

@@ -11,10 +11,9 @@ from torch import nn
 from fedmtl import FedAvg, FedPer, FedRep, LocalOptimizer, LocalSGD, RecordPrivacy, models
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort
-from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification
-from tests.trainer.settings import DATA, DELTA, trainer
+from tests.trainer.settings import DELTA, trainer
 
 SOLVER = LocalSGD(lr=0.1, steps=3, batch_size=None)
 HEAD = LocalSGD(lr=0.2, steps=2, batch_size=None)
@@ -150,12 +149,3 @@ def test_a_new_client_fits_a_head_to_the_released_body() -> None:
     rows = slice(*given.data.train.offsets[k : k + 2].tolist())
     descend(module, module[-1], given.data.train.x[rows], given.data.train.y[rows], 0.2, 2)
     torch.testing.assert_close(found[k], given.layout.flatten(module), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize(("cls", "unit"), [(FedRep, "client"), (FedPer, "client"), (FedRep, "record")])
-def test_the_audit_refutes_nothing(cls, unit: str) -> None:
-    changed = {} if unit == "client" else {"privacy": RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)}
-    findings = audit_trainer(
-        trainer(algorithm=cls(local=LocalSGD(lr=0.2, epochs=1, batch_size=4)), data=DATA, **changed)
-    )
-    assert not [finding for finding in findings if finding.refuted]

@@ -25,7 +25,6 @@ from fedmtl.algorithms.linear.data import DomainBound, LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, load_synthetic_tasks
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import ConstantLatency
 from fedmtl.trainer.baselines import usual_baselines
 
 SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}
@@ -37,7 +36,7 @@ CASES = {
     ),
     "pp_dmtl": (
         PPDMTL(loss="squared", tau=0.3, row_norm=10.0),
-        Latencies(latency=ConstantLatency(1.0), activations=2),
+        Latencies(latency=1.0, activations=2),
         lambda r, w: (r @ r, 0.15 * w @ w),
     ),
     "learner": (AsyncLearner(reg=0.1), PoissonClocks(per_client=2), lambda r, w: (r @ r, 0.1 * w @ w)),

@@ -16,6 +16,7 @@ from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, Trainer, m
 from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
+from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
@@ -259,7 +260,7 @@ def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> N
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
     own = everyone(problem, MPMTL(row_norm=1.0, lam=0.0), run(MPMTL(row_norm=1.0, lam=0.0), problem, privacy=privacy))
     np.testing.assert_allclose(own.numpy(), ridge_fits(rows_of(problem), 0.01), atol=1e-10)
-    printed = MPMTL(row_norm=1.0, lam=0.0, guarantee="paper")
+    printed = PublishedMPMTL(row_norm=1.0, lam=0.0)
     clipped = everyone(problem, printed, run(printed, problem, privacy=privacy))
     assert float(clipped.norm(dim=1).max()) <= 0.5 < float(own.norm(dim=1).max())
 
@@ -309,13 +310,13 @@ def test_the_shift_that_keeps_every_direction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "penalty", "guarantee"),
-    [("l2_laplace", "nuclear", "sound"), ("laplace", "l21", "sound"), ("wishart", "nuclear", "paper")],
+    ("kind", "mechanism", "penalty"),
+    [(MPMTL, "l2_laplace", "nuclear"), (MPMTL, "laplace", "l21"), (PublishedMPMTL, "wishart", "nuclear")],
 )
-def test_the_other_laws_of_noise(mechanism: Any, penalty: Any, guarantee: Any) -> None:
+def test_the_other_laws_of_noise(kind: type[MPMTL], mechanism: Any, penalty: Any) -> None:
     problem = linear(4)
-    algorithm = MPMTL(row_norm=1.0, penalty=penalty, guarantee=guarantee)
-    privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism=mechanism, guarantee=guarantee)
+    algorithm = kind(row_norm=1.0, penalty=penalty)
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism=mechanism)
     result = Trainer(
         algorithm=algorithm, data=problem.data, model=models.linear_regression(bias=False), rounds=4,
         schedule=FullParticipation(), privacy=privacy, loss="half_mse", dtype="float64", progress=False,
@@ -323,6 +324,8 @@ def test_the_other_laws_of_noise(mechanism: Any, penalty: Any, guarantee: Any) -
     assert torch.isfinite(result.personal).all()
     if mechanism == "wishart":  # tests/privacy/test_wishart.py: a neighbour makes an output impossible
         assert result.epsilon == math.inf
+        assert 1.99 < result.privacy.claimed <= 2.0
+        assert "impossible" in result.privacy.refuted
     else:
         assert 1.99 < result.epsilon <= 2.0
 
@@ -366,7 +369,7 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
     clip = QuantileClip(initial=50.0, quantile=0.1, lr=1.0, count_noise=4.0)
     added, stated = [], []
 
-    def privatize(total: Tensor, noise: Tensor, *args: Any, **options: Any) -> Any:
+    def watched(total: Tensor, noise: Tensor, *args: Any, **options: Any) -> Any:
         if noise.numel() > 1:  # that of the count is one number
             added.append(float(noise.square().mean().sqrt()))
         return real(total, noise, *args, **options)
@@ -375,8 +378,8 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         stated.append(float(released.noise_std("covariance")) * released.denominator)
         return serve(self, problem, public, released)
 
-    real, serve = channel.privatize, MPMTL.server
-    monkeypatch.setattr(channel, "privatize", privatize)
+    real, serve = channel.noised, MPMTL.server
+    monkeypatch.setattr(channel, "noised", watched)
     monkeypatch.setattr(MPMTL, "server", server)
     run(MPMTL(row_norm=1.0, alpha=0.0), problem, privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0))
     assert stated == pytest.approx(added, rel=0.2)  # of 210 numbers

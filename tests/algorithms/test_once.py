@@ -15,8 +15,8 @@ from scipy import optimize, stats
 from fedmtl import models
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.collaboration import simulate
 from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
+from fedmtl.algorithms.async_learner.simulated import simulate
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError

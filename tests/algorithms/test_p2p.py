@@ -11,7 +11,7 @@ from scipy.sparse.linalg import spsolve
 
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
-from fedmtl.graphs import Ring, complete
+from fedmtl.graphs import Graph, Ring
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.sources import open_run
 
@@ -55,8 +55,6 @@ def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
         algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(20, seed, density), mu=0.5)
         clients = schedule(replicates, 120, seed, count=20)
         whole, _ = run(algorithm, problem, clients, NOISED)
-        network = algorithm.network(problem)
-        assert (network.dense is not None) == (density > 0.2)
         for pieces in (1, 7):
             cut, _ = run(algorithm, problem, clients, NOISED, pieces=pieces)
             assert torch.allclose(cut.public["theta"], whole.public["theta"], rtol=1e-10, atol=1e-12)
@@ -222,5 +220,5 @@ def test_bad_settings_are_refused() -> None:
             PeerToPeer(**{"graph": graph, **options})
     problem = agents()
     with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
-        PeerToPeer(row_norm=1.0, graph=complete(N)).network(problem)
+        PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(problem)
     assert PeerToPeer(row_norm=1.0, graph=Ring()).network(problem).graph.edges == N

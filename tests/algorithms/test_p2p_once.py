@@ -16,7 +16,6 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
-from fedmtl.schedules import Dropouts
 
 from ..trainer.settings import quick_figures
 from .harness import blocks_of, open_activations
@@ -140,13 +139,10 @@ def test_as_many_releases_as_wakeups_are_the_published_run() -> None:
         assert two.account.uses.tolist() == one.account.uses.tolist()
 
 
-@pytest.mark.parametrize("absences", [None, Dropouts(intervals={"a3": [(30.0, 45.0)]})])
-def test_after_the_last_release_the_run_is_the_same_on_any_data(absences, monkeypatch) -> None:
+def test_after_the_last_release_the_run_is_the_same_on_any_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is public from then on, bit for bit; and no record is asked for."""
     graph, clients = random_graph(N), sweeps(10)
-    if absences is not None:
-        clients[0, 30:45][clients[0, 30:45] == 3] = -1
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, releases=2, absences=absences)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, releases=2)
     ends = []
     for later in (agents(), agents(seed=1), agents(seed=2)):
         problem = agents()
@@ -154,7 +150,7 @@ def test_after_the_last_release_the_run_is_the_same_on_any_data(absences, monkey
         for block in blocks_of(clients, 2 * N):
             if block.first:  # from now on other records
                 problem = later
-                monkeypatch.setattr(type(algorithm._work(agents()).records), "gradients_at", refuse)
+                monkeypatch.setattr(type(algorithm._work(agents())[1]), "gradients_at", refuse)
             channel.begin(block.first, block.client)
             state = algorithm.step(problem, state, block, channel.channel)
         monkeypatch.undo()
@@ -268,7 +264,6 @@ def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() 
         ({"confidence_power": -1.0}, "confidence_power is -1.0; it must be a finite number of at least 0"),
         ({"confidence_power": math.inf}, "confidence_power is inf"),
         ({"confidence_power": "two"}, "confidence_power is 'two'"),
-        ({"warm_start": "half"}, "warm_start is 'half'; it must be a finite number above 0"),
         ({"lam": "fixed"}, "above 0, or 'inverse'"),
         ({"refine_from": "others"}, "refine_from is 'others'; accepted: 'own', 'neighbours'"),
     ],

@@ -1,4 +1,4 @@
-"""Privacy of peer-to-peer learning: noise, clips, allocation, the paid warm start, the published variant."""
+"""Privacy of peer-to-peer learning: noise, clips, allocation, the published variant."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from dp_accounting.pld import PLDAccountant
 from scipy import optimize, stats
 
 from fedmtl.algorithms import PeerToPeer
-from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.allocation import published_step, wakeup_weights
-from fedmtl.algorithms.p2p.warm_start import local_minimizer, minimizer_sensitivity, spread
+from fedmtl.algorithms.p2p.allocation import wakeup_weights
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed, equal_step
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.graphs import Graph, KNNCosine, complete
+from fedmtl.graphs import Complete, KNNCosine
 from fedmtl.privacy import RecordPrivacy
-from fedmtl.privacy.accounting.kov import kov_heterogeneous
-from fedmtl.schedules import Dropouts
 
-from .harness import block_of, open_activations, problem_of
+from .harness import open_activations, problem_of
 from .harness import run_activations as run
 from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, slow
 
@@ -175,7 +172,7 @@ def test_theorem_2_needs_the_factor_p() -> None:
     problem, y = isotropic(n, d)
     best = (y / d) / (1 / d + lam)
     algorithm = PeerToPeer(
-        graph=complete(n), mu=mu, lam=lam, loss="squared", smoothness=2 / d, row_norm=2.0, start=tuple(best)
+        graph=Complete(), mu=mu, lam=lam, loss="squared", smoothness=2 / d, row_norm=2.0, start=tuple(best)
     )
     clients = torch.from_numpy(np.random.default_rng(0).integers(0, n, (many, 1)))
     state, _ = run(algorithm, problem, clients, law("laplace", clip_norm=50.0, noise_multiplier=0.01))
@@ -193,7 +190,7 @@ def test_less_noise_late_is_better_than_more_in_runs() -> None:
     gaps = {}
     for policy in ("optimal", "uniform", "paper"):
         algorithm = PeerToPeer(
-            graph=complete(n),
+            graph=Complete(),
             mu=8.0,
             lam=0.5,
             loss="squared",
@@ -213,119 +210,12 @@ def test_less_noise_late_is_better_than_more_in_runs() -> None:
         assert apart > 4 * math.hypot(gaps[worse][1], gaps[better][1]), gaps
 
 
-# The warm start
-
-
-def records(rng, m, d, loss):
-    x = rng.normal(size=(m, d))
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    y = rng.normal(size=m) if loss == "squared" else rng.choice([-1.0, 1.0], m)
-    return x, y
-
-
-@pytest.mark.parametrize("loss", ["logistic", "squared"])
-def test_replacing_a_record_moves_the_minimizer_by_no_more_than_its_sensitivity(loss: str) -> None:
-    rng = np.random.default_rng(1)
-    largest = 0.0
-    for trial in range(60):
-        m, lam, clip = int(rng.integers(1, 9)), float(rng.uniform(0.02, 0.5)), float(rng.uniform(0.05, 1.0))
-        x, y = records(rng, m, 3, loss)
-        if trial % 2:  # a record against the others, with a large slope
-            x[:], y[:] = x[0], 50.0 if loss == "squared" else 1.0
-        theta = local_minimizer(LinearLoss(loss), x, y, lam, clip)
-        y2 = y.copy()
-        y2[0] = -y[0]
-        moved = np.linalg.norm(theta - local_minimizer(LinearLoss(loss), x, y2, lam, clip))
-        largest = max(largest, moved / float(minimizer_sensitivity(clip, np.array([m]), np.array([lam]))[0]))
-    assert 0.9 < largest <= 1.0, "the bound holds, and is reached where all slopes are at the clip"
-
-
-def test_the_raw_squared_loss_has_no_such_bound() -> None:
-    x, y = np.ones((2, 1)), np.array([1.0, 50.0])
-    raw = [local_minimizer(LinearLoss("squared"), x, y * s, 0.5) for s in (1, -1)]
-    assert abs(raw[0] - raw[1]).item() > 10 * float(minimizer_sensitivity(1.0, np.array([2]), np.array([0.5]))[0])
-
-
-def test_spreading_is_the_supplements_iteration_at_its_end() -> None:
-    problem = agents()
-    w = np.zeros((N, N))
-    for i, j, value in ((0, 1, 1.0), (1, 2, 0.5), (3, 4, 2.0)):  # three parts: one of five agents, one pair, one alone
-        w[i, j] = w[j, i] = value
-    graph = Graph(w, tuple(f"a{k}" for k in range(N)), isolated=True)
-    network = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7).network(problem)
-    rng = np.random.default_rng(0)
-    local, start = rng.normal(size=(N, 3)), rng.normal(size=(N, 3))
-    released = np.array([True, False, True, False, False, True])
-    found = spread(network, local, released, start)
-    theta, c = start.copy(), np.where(released, np.array(COUNTS) / max(COUNTS), 0.0)
-    for _ in range(3000):
-        for i in (0, 1, 2):
-            theta[i] = (w[i] / w[i].sum() @ theta + 0.7 * c[i] * local[i]) / (1 + 0.7 * c[i])
-    assert np.allclose(found[:3], theta[:3], atol=1e-10)
-    assert np.array_equal(found[3:5], start[3:5]), "nobody there released anything"
-    assert np.allclose(found[5], local[5])
-
-
-def test_large_graphs_are_spread_by_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, rng = agents(), np.random.default_rng(0)
-    network = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7).network(problem)
-    local, everyone = rng.normal(size=(N, 3)), np.ones(N, dtype=bool)
-    direct = spread(network, local, everyone, local)
-    monkeypatch.setattr("fedmtl.algorithms.p2p.warm_start._FACTORED", 0)
-    assert np.allclose(spread(network, local, everyone, local), direct, rtol=1e-9)
-
-
-@pytest.mark.parametrize("loss", ["logistic", "squared"])
-def test_a_warm_start_is_one_release_within_the_budget(loss: str) -> None:
-    problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, warm_start=0.3, warm_lam=0.4)
-    clients = torch.arange(N).repeat(2)[None]
-    plain, channel = run(algorithm, problem, clients[:, :1], law("gaussian", epsilon=math.inf, noise_multiplier=None))
-    data = arrays(problem)
-    clip = 0.4 if loss == "squared" else min(0.4, 1.0)
-    local = np.stack([local_minimizer(LinearLoss(loss), x, y, 0.4, clip) for x, y in data])
-    expected = spread(algorithm.network(problem), local, np.ones(N, dtype=bool), np.zeros((N, D)))
-    assert np.allclose(plain.public["theta"][0, 1:].numpy(), expected[1:], atol=1e-9)
-    assert plain.public["sent"].item() == graph.degrees.sum() + graph.degrees[0]
-    privacy = RecordPrivacy(clip_norm=0.4, epsilon=3.0, delta=1e-5, mechanism="gaussian")
-    state, channel = run(algorithm, problem, clients.expand(2, -1).contiguous(), privacy)
-    assert channel.epsilon == pytest.approx(3.0, rel=1e-3)
-    assert state.public["warm"].item() == 1
-    first = [value for _, name, value in channel.record if name == "first"]
-    assert len(first) == 1
-    assert first[0].shape == (2, N, D)
-    spent = channel.report.releases
-    assert spent >= clients.shape[1]
-
-
-def test_the_noise_of_the_warm_start_is_that_of_its_sensitivity() -> None:
-    problem, many = agents(), 500
-    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7, warm_start=0.5, lam=0.2)
-    clients = torch.zeros(many, 1, dtype=torch.int64)
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
-    _, channel = run(algorithm, problem, clients, privacy)
-    value = next(value for _, name, value in channel.record if name == "first").numpy()
-    data = arrays(problem)
-    for i in (0, 2):
-        x, y = data[i]
-        noise = value[:, i] - local_minimizer(LinearLoss("logistic"), x, y, 0.2, 0.4)
-        scale = 0.4 / (len(y) * 0.2) * 0.5  # the share is a half: the weight of the release is that of the one wake-up
-        fit = stats.kstest(np.linalg.norm(noise, axis=1), stats.gamma(D, scale=scale).cdf)
-        assert fit.pvalue > 1e-4, "L2-Laplace where the answers have Laplace noise"
-
-
 # What is refused, and the published variant
 
 
-def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
-    problem, graph = agents(), random_graph(N)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, start="local", lam=0.1)
-    with pytest.raises(PrivacyError, match="start='local' begins with models fitted to the raw records"):
-        run(algorithm, problem, torch.tensor([[0]]), law("gaussian"))
-    channel = open_activations(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
-    channel.begin(0, torch.tensor([[0]]))
-    with pytest.raises(PrivacyError, match="start='local'"):  # also where a channel was opened for other settings
-        algorithm.step(problem, algorithm.init(problem), block_of([[0]]), channel.channel)
+def test_a_local_start_is_the_minimizers_of_all_agents() -> None:
+    problem = agents()
+    algorithm = PublishedPeerToPeer(row_norm=1.0, graph=random_graph(N), local_start=True, lam=0.1)
     state, _ = run(algorithm, problem, torch.tensor([[-1]]))
     for i, (x, y) in enumerate(arrays(problem)):
         theta = state.public["theta"][0, i].numpy()
@@ -335,7 +225,7 @@ def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
 def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsilon() -> None:
     problem, graph = agents(), random_graph(N)
     sound = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
-    paper = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, guarantee="paper", start=0.0)
+    paper = PublishedPeerToPeer(row_norm=1.0, graph=graph, mu=0.7, start=0.0)
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
@@ -361,44 +251,36 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert "raw records" not in report.refuted
     assert report.claimed == pytest.approx(2.0), "one wake-up at 1 / multiplier"
     _, channel = run(paper, problem, clients.repeat(1, 3), privacy)
-    assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0] * 3, 1e-5))
-    warm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, guarantee="paper", warm_start=0.25)
-    _, channel = run(warm, problem, clients.repeat(1, 3), privacy)
-    share = 0.25 / 0.75 * 3  # the first release has a quarter of all weights
-    assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0 * share, 2.0, 2.0, 2.0], 1e-5))
-    local = PeerToPeer(row_norm=1.0, graph=graph, guarantee="paper", start="local")
+    assert channel.report.claimed == pytest.approx(composed([2.0] * 3, 1e-5))
+    local = PublishedPeerToPeer(row_norm=1.0, graph=graph, local_start=True)
     _, channel = run(local, problem, clients, privacy)
     assert "raw records" in channel.report.refuted
-    with pytest.raises(PrivacyError, match=r"mechanism 'laplace'.*'gaussian'"):
+    with pytest.raises(PrivacyError, match=r"adds Laplace noise: privacy\.mechanism is 'gaussian'"):
         run(paper, problem, clients, law("gaussian"))
 
 
 def test_the_equal_split_of_theorem_1() -> None:
     for total, wakeups, delta in ((1.0, 10, math.exp(-5)), (0.1, 3, 1e-5), (2.0, 4, 0.0)):
-        step = published_step(total, wakeups, delta)
-        assert kov_heterogeneous([step] * wakeups, delta) == pytest.approx(total, rel=1e-9)
-    assert published_step(2.0, 4, 0.0) == pytest.approx(0.5)
-    assert published_step(1.0, 100, math.exp(-5)) > 1.0 / 100
+        step = equal_step(total, wakeups, delta)
+        assert composed([step] * wakeups, delta) == pytest.approx(total, rel=1e-9)
+    assert equal_step(2.0, 4, 0.0) == pytest.approx(0.5)
+    assert equal_step(1.0, 100, math.exp(-5)) > 1.0 / 100
 
 
 def test_settings_that_exclude_one_another_are_refused() -> None:
     graph = random_graph(N)
     for options, message in (
-        ({"warm_start": 0.2, "start": 0.0}, "both start and warm_start"),
-        ({"warm_start": 1.0}, "warm_start is 1.0; it is a share"),
-        ({"warm_start": 0.1, "arrivals": {"a0": [0]}}, "all agents and records from the start"),
-        ({"warm_start": 0.1, "absences": Dropouts(intervals={})}, "all agents and records from the start"),
         ({"loss": "model"}, "needs smoothness"),
-        ({"loss": "model", "smoothness": 1.0, "start": "local"}, "start needs exact local fits"),
-        ({"loss": "model", "smoothness": 1.0, "warm_start": 0.1}, "warm_start needs exact local fits"),
-        ({"loss": "model", "smoothness": 1.0, "guarantee": "paper"}, "of linear models only"),
-        ({"start": "random"}, "accepted: 'local'"),
+        ({"loss": "model", "smoothness": 1.0, "refine": 1.0}, "of linear models only"),
+        ({"start": "local"}, "start is 'local'; give a number"),
         ({"allocation": "best"}, "accepted: 'uniform', 'optimal', 'paper'"),
-        ({"guarantee": "none"}, "accepted: 'sound', 'paper'"),
-        ({"departed": "ghost"}, "accepted: 'forget', 'keep'"),
     ):
         with pytest.raises(ConfigError, match=message):
             PeerToPeer(row_norm=1.0, graph=graph, **options)
+    with pytest.raises(ConfigError, match="loss is 'model'; the paper's are"):
+        PublishedPeerToPeer(graph=graph, loss="model", smoothness=1.0)
+    with pytest.raises(ConfigError, match="both start and local_start"):
+        PublishedPeerToPeer(graph=graph, start=0.0, local_start=True)
 
 
 def test_notes_name_what_is_outside() -> None:

@@ -14,14 +14,12 @@ from dp_accounting.pld import PLDAccountant
 from scipy import optimize
 
 from fedmtl import models
-from fedmtl.algorithms.pp_dmtl import server
 from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL
-from fedmtl.algorithms.pp_dmtl.published import published_sensitivity
+from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.algorithms.pp_dmtl.simulated import largest_delay
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
-from fedmtl.local.proximal import prox_nuclear
-from fedmtl.privacy import RecordPrivacy, SeededSource
+from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource
 from tests.algorithms.harness import open_activations, run_activations
 
 from .harness import problem_of
@@ -78,16 +76,16 @@ def schedule(replicates, events, seed, *, nobody=0.1, count=TASKS):
 def drawn(algorithm, problem, clients, privacy, pieces=None):
     """Noise of the releases, and noise at the query points at scale 1, (S, R, d) each, without any data."""
     channel = open_channel(algorithm, problem, clients, privacy)
-    outer, inner = [], []
+    outer = []
     pieces = clients.shape[1] if pieces is None else pieces
     for start in range(0, clients.shape[1], pieces):
         channel.begin(start, clients[:, start : start + pieces])
-        part = clients[:, start : start + pieces].T.numpy()
-        sensitivity = 2 * channel.bound / (algorithm.batch_rate * np.array(COUNTS)[part])
-        inner.append(channel.local_noise(len(part), multiplier=1.0).numpy() / sensitivity[:, :, None])
-        for _ in part:
+        for _ in range(start, min(clients.shape[1], start + pieces)):
             outer.append(channel.release(lambda k, where: torch.zeros(len(where), COUNTS[k], dtype=torch.float64)))
-    return torch.stack(outer).numpy(), np.concatenate(inner)
+    acted = (clients[:, :, None] == clients[:, None, :]).tril(-1).sum(2)  # (R, S), how often each acted before
+    keys = problem.data.keys[clients.clamp(min=0)]
+    inner = L2LaplaceNoise(1.0).draw_each(channel.sources, "noise/local", acted.T, keys.T, problem.dimension)
+    return torch.stack(outer).numpy(), inner
 
 
 # Slow loops
@@ -156,7 +154,7 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
         size = algorithm.batch_rate * len(x)
         if kept is not None:
             x, y = x[kept[k]], y[kept[k]]
-        if algorithm.guarantee == "sound":
+        if not isinstance(algorithm, PublishedPPDMTL):
             g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip, size) + outer[k]
             own[:, t] = move_own(own[:, t], g, algorithm.a1, algorithm.tau, algorithm.own_penalty)
         else:
@@ -166,7 +164,7 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
             else:
                 raw = mean_gradient(loss, x, y, returned[:, t] + old, size=size)
                 own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
-            at = old if algorithm.gauss_seidel is False else own[:, t]
+            at = own[:, t] if algorithm.gauss_seidel else old
             z1 = inner[k] * (2 * algorithm.a1 * clip / size) / query
             g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip, size) + outer[k]
         s[:, t] = g
@@ -218,8 +216,8 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
 )
 def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
-    algorithm = PPDMTL(
-        row_norm=1.0, loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee="paper", **options
+    algorithm = PublishedPPDMTL(
+        row_norm=1.0, loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, **options
     )
     state, _ = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
@@ -233,15 +231,13 @@ def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
         check_public(state, r, expected, atol=1e-6)
         own = state.private.gather("own", torch.arange(TASKS))[:, r].T
         assert torch.allclose(own, torch.from_numpy(expected[2]), atol=1e-6)
-    assert set(state.public) == {"shared", "stale", "returned"}, "q_t is private here"
+    assert set(state.public) == {"shared", "stale", "returned", "acted"}, "q_t is private here"
 
 
-@pytest.mark.parametrize("guarantee", ["sound", "paper"])
-def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) -> None:
+@pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
+def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMTL]) -> None:
     problem, clients = tasks(), schedule(2, 30, 5)
-    algorithm = PPDMTL(
-        row_norm=1.0, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee=guarantee, batch_rate=0.4
-    )
+    algorithm = kind(row_norm=1.0, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4)
     state, channel = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
     data, sizes = arrays(problem), []
@@ -259,18 +255,18 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) 
     assert np.std(sizes) > 0.05
     report = channel.report
     assert "Poisson over the records of a client, q = 0.4" in report.text()
-    if guarantee == "paper":  # two of epsilon 2 in one iteration
+    if kind is PublishedPPDMTL:  # two of epsilon 2 in one iteration
         assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(math.log(1 + 0.4 * (math.exp(4) - 1))))
     else:
         full = run(replace(algorithm, batch_rate=1.0), problem, clients, KNORM)[1]
         assert 0 < channel.epsilon < full.epsilon
 
 
-@pytest.mark.parametrize("guarantee", ["sound", "paper"])
+@pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
 @pytest.mark.parametrize("replicates", [1, 4])
-def test_blocks_of_any_size_give_the_run_event_by_event(guarantee: str, replicates: int) -> None:
+def test_blocks_of_any_size_give_the_run_event_by_event(kind: type[PPDMTL], replicates: int) -> None:
     problem = tasks()
-    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, guarantee=guarantee)
+    algorithm = kind(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3)
     for seed in range(3):
         clients = schedule(replicates, 37, seed)
         whole, _ = run(algorithm, problem, clients, KNORM)
@@ -278,7 +274,7 @@ def test_blocks_of_any_size_give_the_run_event_by_event(guarantee: str, replicat
             cut, _ = run(algorithm, problem, clients, KNORM, pieces=pieces)
             for name, value in whole.public.items():
                 assert torch.allclose(cut.public[name], value, rtol=1e-11, atol=1e-13), name
-            if guarantee == "paper":
+            if kind is PublishedPPDMTL:
                 everyone = torch.arange(TASKS)
                 rows = (s.private.gather("own", everyone) for s in (whole, cut))
                 assert torch.allclose(*rows, rtol=1e-11, atol=1e-13)
@@ -374,9 +370,7 @@ def test_gauss_seidel_and_exact_q_reach_the_same_optimum() -> None:
     problem = tasks("squared", counts=(30, 40, 35), d=4)
     clients = np.tile(np.arange(3), 400)[None]
     for options in ({}, {"gauss_seidel": False, "start": "single_task"}, {"exact_q": True}):
-        algorithm = PPDMTL(
-            row_norm=1.0, loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, guarantee="paper", **options
-        )
+        algorithm = PublishedPPDMTL(row_norm=1.0, loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, **options)
         state, _ = run(algorithm, problem, clients)
         p = state.public["shared"][0].T.numpy()
         q = state.private.gather("own", torch.arange(3))[:, 0].T.numpy()
@@ -400,43 +394,6 @@ def test_a_large_nuclear_norm_is_served_as_by_the_full_decomposition() -> None:
         assert np.linalg.norm(state.public["shared"][r].T.numpy() - p) < 1e-7 * np.linalg.norm(p)
     cut, _ = run(algorithm, problem, clients, privacy, replay=channel.record, pieces=4)
     assert torch.allclose(cut.public["shared"], state.public["shared"], rtol=0, atol=1e-9)
-
-
-def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch) -> None:
-    rng = np.random.default_rng(0)
-    fallbacks = []
-
-    def counted(x, t, **options):
-        fallbacks.append(len(x) if x.dim() == 3 else 1)
-        return prox_nuclear(x, t, **options)
-
-    monkeypatch.setattr(server, "prox_nuclear", counted)
-
-    def check(x, t, fallback):
-        fallbacks.clear()
-        out = server.prox_nuclear_small(torch.from_numpy(x), t).numpy()
-        for one, found in zip(x, out, strict=True):
-            assert np.linalg.norm(found - prox_shared(one, t, "nuclear")) <= 1e-9 * np.linalg.norm(one)
-        assert sum(fallbacks) == fallback
-        for one, found in zip(x, out, strict=True):
-            alone = server.prox_nuclear_one(one, t)
-            assert np.linalg.norm(alone - found) <= 1e-11 * np.linalg.norm(one)
-        assert sum(fallbacks) == 2 * fallback
-
-    low = np.einsum("rik,rkj->rij", rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 2, 9)))
-    for x in (rng.normal(size=(3, 6, 9)), rng.normal(size=(3, 9, 6)), low, low.transpose(0, 2, 1)):
-        check(x, 1.0, 0)
-        assert np.abs(server.prox_nuclear_one(x[0], 1.0) - prox_shared(x[0], 1.0, "nuclear")).max() < 1e-10
-        check(x, 100.0, 0)
-        check(x, 0.0, 3)
-        check(np.zeros_like(x), 0.5, 0)
-    loud = 1e4 * rng.normal(size=(4, 6, 9))
-    check(loud, 1e-3, 0)  # all values far above the threshold
-    gap = 2e3 * low  # loud, and the other values 0
-    check(gap, 1e-2, 0)
-    u, _, v = np.linalg.svd(gap[1], full_matrices=False)
-    gap[1] = u * [4e3, 2e3, 1.0, 1.1e-2, 9e-3, 0.0] @ v  # some close to the threshold
-    check(gap, 1e-2, 1)
 
 
 # The refinement
@@ -512,29 +469,26 @@ def test_public_state_is_a_function_of_releases(own_penalty: str) -> None:
 
 
 def test_the_published_state_moves_further_than_the_published_sensitivity() -> None:
-    """Lemma 1 bounds one step from the same q_t; from a common start the steps add up, below the geometric bound."""
+    """Lemma 1 bounds one step from the same q_t; from a common start the steps add up, below the geometric bound
+    S1 (1 - (1 - a1 tau)^k) / (a1 tau)."""
     d, n, a1, tau = 2, 10, 0.1, 1e-3
     x = np.zeros((n, d))
     x[:, 1] = 1e-3  # the others hardly pull back
     x[0] = (1.0, 0.0)
     swapped = x.copy()
     swapped[0] = (-1.0, 0.0)
-    moved = {}
+    moved, lemma = {}, 2 * a1 / n
     for steps in (1, 10, 1000):
         ends = []
         for rows in (x, swapped):
             data = {"t0": (rows, np.ones(n))}
             problem = problem_of(FederatedDataset.from_tensors(data, test=data, classes=None))
-            algorithm = PPDMTL(row_norm=1.0, a1=a1, tau=tau, guarantee="paper")
+            algorithm = PublishedPPDMTL(row_norm=1.0, a1=a1, tau=tau)
             silence = [(k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)]
             state, _ = run(algorithm, problem, np.zeros((1, steps), dtype=np.int64), replay=silence)
             ends.append(state.private.gather("own", torch.tensor([0]))[0, 0])
         moved[steps] = float((ends[0] - ends[1]).norm())
-        assert moved[steps] <= published_sensitivity(a1, tau, 1.0, 1.0, n, steps) * (1 + 1e-12)
-    lemma = 2 * a1 / n
-    assert published_sensitivity(a1, tau, 1.0, 1.0, n, 1) == pytest.approx(lemma)
-    assert published_sensitivity(a1, tau, 1.0, 1.0, n, 1000) == pytest.approx(952 * lemma, rel=1e-3)
-    assert published_sensitivity(a1, 0.0, 1.0, 1.0, n, 10) == pytest.approx(10 * lemma)
+        assert moved[steps] <= lemma * (1 - (1 - a1 * tau) ** steps) / (a1 * tau) * (1 + 1e-12)
     assert moved[1] <= lemma
     assert moved[10] > 4.5 * lemma
     assert moved[1000] > 200 * lemma
@@ -543,16 +497,16 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
 def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
     problem, clients = tasks(), schedule(1, 20, 0)
     for options, claim in (({}, 4.0), ({"query_epsilon": 0.5}, 2.5)):
-        _, channel = run(PPDMTL(row_norm=1.0, a1=0.1, guarantee="paper", **options), problem, clients, KNORM)
+        _, channel = run(PublishedPPDMTL(row_norm=1.0, a1=0.1, **options), problem, clients, KNORM)
         report = channel.report
-        assert (report.epsilon, report.guarantee, report.claimed) == (math.inf, "paper", pytest.approx(claim))
+        assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(claim))
         assert "sensitivity" in report.refuted
     _, channel = run(PPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert math.isfinite(channel.report.epsilon)
-    assert channel.report.guarantee == "sound"
-    with pytest.raises(PrivacyError, match=r"l2_laplace.*'gaussian'"):
+    assert channel.report.claimed is None
+    with pytest.raises(PrivacyError, match=r"adds L2-Laplace noise: privacy\.mechanism is 'gaussian'"):
         run(
-            PPDMTL(row_norm=1.0, a1=0.1, guarantee="paper"),
+            PublishedPPDMTL(row_norm=1.0, a1=0.1),
             problem,
             clients,
             RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0),
@@ -578,11 +532,11 @@ def test_every_task_composes_its_own_answers() -> None:
 
 
 @pytest.mark.parametrize("batch_rate", [1.0, 0.5])
-@pytest.mark.parametrize("guarantee", ["sound", "paper"])
-def test_secure_noise_runs(guarantee: str, batch_rate: float) -> None:
+@pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
+def test_secure_noise_runs(kind: type[PPDMTL], batch_rate: float) -> None:
     problem, clients = tasks(), schedule(1, 12, 3)
     privacy = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure")
-    algorithm = PPDMTL(row_norm=1.0, a1=0.2, lam=0.01, guarantee=guarantee, batch_rate=batch_rate)
+    algorithm = kind(row_norm=1.0, a1=0.2, lam=0.01, batch_rate=batch_rate)
     one, two = (run(algorithm, problem, clients, privacy)[0] for _ in range(2))
     assert bool(one.public["stale"].isfinite().all())
     assert not torch.isclose(one.public["stale"], two.public["stale"])[0, :2].any()
@@ -646,10 +600,6 @@ def test_the_delay_of_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"exact_q": True}, r"exact_q .*guarantee='sound'"),
-        ({"gauss_seidel": True}, r"gauss_seidel .*guarantee='sound'"),
-        ({"query_epsilon": 1.0}, r"query_epsilon .*guarantee='sound'"),
-        ({"start": "single_task"}, r"start.*guarantee='sound'"),
         ({"loss": "hinge"}, "loss"),
         ({"penalty": "l1"}, "penalty"),
         ({"own_penalty": "nuclear"}, "own_penalty"),
@@ -661,17 +611,29 @@ def test_the_delay_of_a_schedule() -> None:
         ({"delay": 0}, "delay"),
         ({"row_norm": 0.0}, "row_norm"),
         ({"tau": 0.0}, "tau is 0"),
-        ({"tau": 0.0, "guarantee": "paper", "exact_q": True}, "tau is 0"),
         ({"refine_tau": 0.0}, "refine_tau"),
-        ({"guarantee": "none"}, "guarantee"),
         ({"batch_rate": 0.0}, "batch_rate"),
         ({"batch_rate": 1.5}, r"batch_rate is 1\.5"),
-        ({"batch_rate": 0.5, "guarantee": "paper", "exact_q": True}, "batch_rate < 1 takes some"),
     ],
 )
 def test_impossible_settings_are_refused(options: dict, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         PPDMTL(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tau": 0.0, "exact_q": True}, "tau is 0"),
+        ({"tau": 0.0, "start": "single_task"}, "tau is 0"),
+        ({"batch_rate": 0.5, "exact_q": True}, "batch_rate < 1 takes some"),
+        ({"start": "random"}, "accepted: 'zero', 'single_task'"),
+        ({"query_epsilon": 0.0}, "query_epsilon"),
+    ],
+)
+def test_impossible_settings_of_the_published_program_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        PublishedPPDMTL(**options)
 
 
 def test_data_that_do_not_suit_are_refused() -> None:

@@ -13,12 +13,12 @@ from fedmtl import PPDMTL, Latencies, RecordPrivacy, models
 from fedmtl.algorithms.pp_dmtl.simulated import largest_delay, synthetic_tasks
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import UniformLatency
+from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.sources import bind_schedule
 from tests.algorithms.harness import problem_of, run_activations
 
 TASKS, EVENTS = 8, 900
-SLOW = Latencies(latency=UniformLatency(0.0, 1.0), events=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2))
+SLOW = Latencies(latency=RandomLatency("uniform"), events=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2))
 
 
 def problem(seed: int = 0, *, kind: str = "classification", rounds: int = EVENTS, bias: bool = False):
@@ -43,7 +43,8 @@ def test_it_is_a_function_of_public_things_alone() -> None:
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -> None:
     work = problem(kind="classification" if loss == "logistic" else "regression")
-    algorithm = PPDMTL(row_norm=1.0, loss=loss, target=4.0, lam=0.01, tau=0.01, a1=0.4, a2="auto")
+    target = 4.0 if loss == "squared" else "auto"
+    algorithm = PPDMTL(row_norm=1.0, loss=loss, target=target, lam=0.01, tau=0.01, a1=0.4, a2="auto")
     found = resolved(algorithm, work)
     smooth = 0.25 if loss == "logistic" else 2.0
     assert found.delay >= 1
@@ -103,7 +104,9 @@ def test_a_trainer_fills_it_in() -> None:
 def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
     """Every task's own minimum, by SciPy; with a P of rank 2, and without any signal."""
     work = problem(kind="classification" if loss == "logistic" else "regression")
-    algorithm = PPDMTL(row_norm=1.0, loss=loss, target=4.0, refine_tau=0.02, refine_across=0.7)
+    algorithm = PPDMTL(
+        row_norm=1.0, loss=loss, target=4.0 if loss == "squared" else "auto", refine_tau=0.02, refine_across=0.7
+    )
     state = algorithm.init(work, 2)
     draw = torch.Generator().manual_seed(2)
     factors = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))]

@@ -232,8 +232,8 @@ def test_a_client_that_never_took_part() -> None:
     problem, algorithm = linear(), prior(share=0.5, local=replace(EXACT, steps=5))
     state = run(algorithm, problem)
     took_part = everyone(problem, algorithm, state)
-    state.private.assign("seen", torch.zeros(TASKS, dtype=torch.bool))
-    state.private.assign("model", torch.zeros(TASKS, D, dtype=torch.float64))
+    nothing = {"seen": torch.zeros(TASKS, dtype=torch.bool), "model": torch.zeros(TASKS, D, dtype=torch.float64)}
+    state.private.scatter_all(torch.arange(TASKS), nothing)
     assert not torch.equal(took_part, alone(problem, algorithm))
     torch.testing.assert_close(everyone(problem, algorithm, state), took_part)
 

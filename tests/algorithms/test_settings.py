@@ -15,7 +15,6 @@ from fedmtl.algorithms import Algorithm, DomainBound, LocalFit, ServerOptimizer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.graphs import Complete, Ring
-from fedmtl.schedules import Dropouts
 
 DATA = load_synthetic_tasks(tasks=4, train_examples=8, test_examples=6, features=4, rank=1, public_examples=6, seed=3)
 IDS = [str(name) for name in DATA.ids]
@@ -37,8 +36,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "APFL": SERVER | {"alpha": 0.2, "adaptive": True},
     "AsyncLearner": {
         "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5, "cap": 1,
-        "groups": ((IDS[0], IDS[1]),), "frequencies": "observed", "bound": "domain", "domain": DOMAIN,
-        "guarantee": "paper", "batch_rate": 0.5, "psi": True,
+        "bound": "domain", "domain": DOMAIN, "batch_rate": 0.5,
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
     "Ditto": SERVER | {"lam": 0.2},
@@ -51,27 +49,24 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "MPMTL": BOUNDS | {
         "loss": "logistic", "lam": 0.5, "penalty": "l21", "own_penalty": "l1", "own_lam": 0.0, "momentum": "nesterov",
         "ridge": 0.1, "rho": 2.0, "alpha": 1.0, "q": 0.5, "start": "zero", "start_ridge": 0.3, "smoothness": 2.0,
-        "curator_epsilon": 3.0, "curator_delta": 1e-4, "guarantee": "paper",
+        "curator_epsilon": 3.0, "curator_delta": 1e-4,
     },
     "MPMTLayers": {
         "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
     },
-    "Moments": {"reg": 0.1, "theta_max": 1e-3, "cap": 1, "domain": DOMAIN, "psi": True},
+    "Moments": {"reg": 0.1, "theta_max": 1e-3, "cap": 1, "domain": DOMAIN},
     "PFedMe": SERVER | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
         "loss": "squared", "lam": 0.3, "threshold": 0.1, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
-        "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "guarantee": "paper", "gauss_seidel": True,
-        "exact_q": True, "start": "single_task", "query_epsilon": 2.0, "refine": False, "refine_tau": 0.1,
+        "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "refine": False, "refine_tau": 0.1,
         "refine_across": 0.1, "batch_rate": 0.5,
     },
     "PPSGD": SERVER | {"ratio": 0.5},
     "PeerToPeer": BOUNDS | {
         "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "idle_confidence": 0.1,
-        "start": 0.5, "warm_start": 0.3, "warm_lam": 0.3, "allocation": "optimal",
-        "absences": Dropouts(intervals={IDS[0]: [(0.0, 0.5)]}), "refine": 0.5, "refine_from": "neighbours",
-        "releases": 1, "confidence_power": 2.0, "departed": "keep", "arrivals": {IDS[0]: [0] * 4 + [3] * 4},
-        "guarantee": "paper",
+        "start": 0.5, "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
+        "confidence_power": 2.0,
     },
     "PriorLayers": {
         "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "edge": 1e6, "floor": 0.5, "scale": 0.5,
@@ -82,13 +77,11 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "floor": 1.0, "scale": 0.5,
     },
     "PublicStart": {
-        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1, "bound": "domain", "domain": DOMAIN, "psi": True,
+        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1, "bound": "domain", "domain": DOMAIN,
     },
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
-    ("PPDMTL", "target"): "bounds targets of the squared loss, and the usual loss is the logistic one",
-    ("PeerToPeer", "target"): "bounds targets of the squared loss, and the usual loss is the logistic one",
     ("PeerToPeer", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
     ("PeerToPeer", "idle_confidence"): "is of agents without records, and here all have some",
 } | {
@@ -150,11 +143,7 @@ def test_every_setting_has_an_effect_or_is_refused(name: str) -> None:
         ("MPMTL", "own_lam", {"own_penalty": "l1"}),
         ("MPMTL", "curator_delta", {"curator_epsilon": 3.0}),
         ("PPDMTL", "target", {"loss": "squared"}),
-        ("PPDMTL", "exact_q", {"guarantee": "paper"}),
-        ("PPDMTL", "start", {"guarantee": "paper"}),
-        ("PPDMTL", "query_epsilon", {"guarantee": "paper"}),
         ("PeerToPeer", "target", {"loss": "squared"}),
-        ("PeerToPeer", "warm_lam", {"warm_start": 0.3}),
         ("PeerToPeer", "refine_from", {"refine": 0.5}),
     ],
 )
@@ -162,10 +151,19 @@ def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, 
     assert outcome(name, **context) != outcome(name, **context, **{field: OTHERS[name][field]})
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "needed"),
-    [("warm_lam", 0.3, "warm_start"), ("refine_from", "neighbours", "refine"), ("departed", "keep", "absences")],
-)
-def test_a_setting_of_peers_that_needs_another_is_refused_without_it(field: str, value: object, needed: str) -> None:
-    with pytest.raises(ConfigError, match=rf"PeerToPeer\.{field} is .* no effect without {needed}"):
-        fedmtl.PeerToPeer(graph=Ring(), **{field: value})  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"])
+def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -> None:
+    kind = vars(algorithms)[name]
+    with pytest.raises(ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."):
+        kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
+
+
+@pytest.mark.parametrize("field", list(BOUNDS))
+def test_peers_with_a_model_of_their_own_take_no_bounds(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"PeerToPeer\.{field} is {BOUNDS[field]}, .* with loss='model'"):
+        fedmtl.PeerToPeer(graph=Ring(), loss="model", smoothness=1.0, **{field: BOUNDS[field]})  # type: ignore[arg-type]
+
+
+def test_a_setting_of_peers_that_needs_another_is_refused_without_it() -> None:
+    with pytest.raises(ConfigError, match=r"PeerToPeer\.refine_from is .* no effect without refine"):
+        fedmtl.PeerToPeer(graph=Ring(), refine_from="neighbours")

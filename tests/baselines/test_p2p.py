@@ -18,7 +18,7 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.algorithms.p2p.network import Network
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.graphs import Graph, ring
+from fedmtl.graphs import Graph, Ring
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.problem import build_problem
@@ -44,7 +44,7 @@ def given(loss="squared", n=6, p=3, seed=0, empty=(), mu=0.7, lam=None):
     graph = Graph(weights, tuple(map(str, range(n))))
     largest = max(float(x.norm(dim=1).max()) for x in xs if len(x))
     smooth = LinearLoss(loss).smoothness(largest)
-    network = Network(graph, counts.astype(np.int64), int(counts.max()), mu, lam, smooth, 1e-3)
+    network = Network(graph, counts.astype(np.int64), mu, lam, smooth, 1e-3)
     return PeerProblem(network, LinearData(tuple(xs), tuple(ys), False), LinearLoss(loss)), weights
 
 
@@ -177,7 +177,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     data = FederatedDataset.from_tensors(rows, classes=None if loss == "squared" else 2)
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
-    algorithm = PeerToPeer(graph=ring(data.ids), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
+    algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
     channel, run = open_run(algorithm, problem, PoissonClocks(per_client=250), None, seed=0)
     state, block = algorithm.init(problem), run.table(0, run.stop)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
@@ -186,7 +186,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     algorithm.step(problem, state, block, channel)
     np.testing.assert_allclose(state.public["theta"][0].numpy(), exact.theta, atol=1e-5)
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(exact.value, rel=1e-9)
-    other = PeerToPeer(row_norm=1.0, graph=ring(data.ids), loss="model", smoothness=1.0)
+    other = PeerToPeer(graph=Ring(), loss="model", smoothness=1.0)
     with pytest.raises(ConfigError, match="loss is 'model'"):
         PeerProblem.of(other, problem)
 

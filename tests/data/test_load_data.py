@@ -16,8 +16,8 @@ def test_data_by_name_are_the_loaders_data():
         (
             "digit",
             {},
-            "data.name is 'digit'; accepted: 'adult', 'celeba', 'cifar', 'digits', 'femnist', 'hospital', 'leaf', "
-            "'lending', 'movielens', 'school', 'stackoverflow', 'synthetic_agents', 'synthetic_tasks', 'table'",
+            "data.name is 'digit'; accepted: .*'celeba', 'cifar', 'digits', 'femnist', .*'leaf', "
+            ".*'movielens', 'school', 'stackoverflow', 'synthetic_agents', 'synthetic_tasks', 'table'",
         ),
         (
             "digits",

@@ -63,26 +63,24 @@ GOOD = "1\t2\t3\t4\n1\t3\t4\t4\n"
     [
         ("", "is empty, or its first line is"),
         ("userId,movieId,rating,timestamp\n", "holds no ratings"),
-        (
-            "user,movie,rating,time\n1,2,3,4\n",
-            "line 1: the header is 'user,movie,rating,time'; accepted: userId,movieId",
-        ),
-        ("1,2,3,4\n", "line 1: the header is '1,2,3,4'"),
-        (GOOD + "1\t4\t5\n", "line 3: 3 fields; accepted: user, item, rating, timestamp"),
-        (GOOD + "1\t4\t5\t6\t7\n", "line 3: 5 fields"),
-        (GOOD + "\n1\tx\t5\t6\n", "line 4: field 'item' is 'x'; accepted: a whole number"),
-        (GOOD + "-1\t4\t5\t6\n", "line 3: field 'user' is '-1'"),
-        (GOOD + "1.5\t4\t5\t6\n", "line 3: field 'user' is '1.5'"),
-        (GOOD + "1\t1_0\t5\t6\n", "line 3: field 'item' is '1_0'"),
-        (GOOD + "1\t4\t6\t6\n", "line 3: field 'rating' is '6'; accepted: a number from 0.5 to 5"),
-        (GOOD + "1\t4\t0\t6\n", "line 3: field 'rating' is '0'"),
-        (GOOD + "1\t4\tnan\t6\n", "line 3: field 'rating' is 'nan'"),
-        (GOOD + "1\t4\t\t6\n", "line 3: field 'rating' is ''"),
-        (GOOD + "1\t4\t5\tnoon\n", "line 3: field 'timestamp' is 'noon'"),
-        (GOOD + "2\t3\t4\t4\n1\t2\t5\t9\n", "line 4: user 1 rates item 2 again, after line 1; accepted: once"),
+        ("user,movie,rating,time\n1,2,3,4\n", "the header is 'user,movie,rating,time'; accepted: userId,movieId"),
+        ("1,2,3,4\n", "the header is '1,2,3,4'"),
+        ("1\t2\t3\n", "the first row has 3 fields; accepted: user, item, rating, timestamp"),
+        (GOOD + "1\t4\t5\n", "row 2, column 'timestamp' is empty; accepted: a whole number of at least 0"),
+        (GOOD + "1\t4\t5\t6\t7\n", "Expected 4 fields in line 3, saw 5"),
+        (GOOD + "\n1\tx\t5\t6\n", "row 2, column 'item' holds 'x'; accepted: a whole number"),
+        (GOOD + "-1\t4\t5\t6\n", "row 2, column 'user' holds -1; accepted: a whole number of at least 0"),
+        (GOOD + "1.5\t4\t5\t6\n", "row 2, column 'user' holds 1.5"),
+        (GOOD + "1\t1_0\t5\t6\n", "row 2, column 'item' holds '1_0'"),
+        (GOOD + "1\t4\t6\t6\n", "row 2, column 'rating' holds 6; accepted: a number from 0.5 to 5"),
+        (GOOD + "1\t4\t0\t6\n", "row 2, column 'rating' holds 0"),
+        (GOOD + "1\t4\tnan\t6\n", "row 2, column 'rating' "),
+        (GOOD + "1\t4\t\t6\n", "row 2, column 'rating' is empty"),
+        (GOOD + "1\t4\t5\tnoon\n", "row 2, column 'timestamp' holds 'noon'"),
+        (GOOD + "2\t3\t4\t4\n1\t2\t5\t9\n", "row 3, column 'item' holds 2; accepted: an item that the user has not"),
     ],
 )
-def test_malformed_files_are_named_with_line_and_field(tmp_path, content, message):
+def test_malformed_files_are_named_with_row_and_column(tmp_path, content, message):
     path = tmp_path / "given"
     path.write_text(content)
     with pytest.raises(DataError, match="given") as error:

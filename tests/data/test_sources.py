@@ -1,6 +1,7 @@
 """Datasets from torch Datasets by client and from tables of columns, such as Hugging Face's."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -8,7 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedmtl import Local, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import DataError
+from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import FullParticipation
 
 
@@ -138,8 +139,39 @@ def changed(column: str, row: int, value) -> Table:
             r"data: row 3, column 'image' has the shape \(1, 6, 5\), and row 0 has",
         ),
         (hub(), ["image", "width"], r"column 'image' has rows of shape \(1, 6, 6\); each of several"),
+        (changed("writer_id", 5, float("nan")), "width", r"data: row 5, column 'writer_id' is empty"),
+        (changed("writer_id", 5, pd.NA), "width", r"data: row 5, column 'writer_id' is empty"),
+        (
+            changed("writer_id", slice(4, 6), [7, "7"]),
+            "width",
+            r"row 5, column 'writer_id' holds the client '7' as a num",
+        ),
+        (changed("image", 3, Image.new("P", (6, 6))), "image", r"row 3, column 'image' is an image with a palette;"),
+        (hub(), ["width", "character"], r"features names 'character', which is the client or target column"),
+        (hub(), "writer_id", r"features names 'writer_id', which is the client or target column"),
+        (Table(writer_id=[], width=[], character=[]), "width", r"^data has no rows"),
+        (
+            pd.DataFrame([["a", 1, 1, 0]] * 4, columns=["writer_id", "width", "width", "character"]),
+            "width",
+            r"data: column 'width' occurs twice",
+        ),
     ],
 )
 def test_malformed_tables_are_refused_with_row_and_column(table, features, message):
     with pytest.raises(DataError, match=message):
         FederatedDataset.from_columns(table, client="writer_id", target="character", features=features)
+
+
+@pytest.mark.parametrize("value", ["4", -1, True])
+def test_a_least_number_of_examples_is_a_whole_number(value):
+    with pytest.raises(ConfigError, match="min_examples is"):
+        FederatedDataset.from_columns(
+            hub(), client="writer_id", target="character", features="width", min_examples=value
+        )
+
+
+def test_sparse_coordinates_are_refused():
+    with pytest.raises(
+        DataError, match=r"client 'a', field 'x' has the layout torch.sparse_coo; accepted: dense tensors"
+    ):
+        FederatedDataset.from_tensors({"a": (torch.eye(4).to_sparse(), torch.tensor([0, 1, 0, 1]))})

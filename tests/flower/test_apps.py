@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,13 +76,15 @@ def trainer_of(name: str) -> Trainer:
         model, schedule = models.linear_regression(bias=True), FullParticipation()
     if name == "clustered_pmtl":
         algorithm = replace(algorithm, clusters={client: place % 2 for place, client in enumerate(data.ids)})
+    changes: dict[str, Any] = {"mechanism": "wishart"} if name == "mp_mtl, published" else {}
+    if name.startswith("prior_layers"):
+        changes = {"noise_multiplier": 0.05}  # so little that clients train again
     return Trainer(
         algorithm=algorithm,
         data=data,
         model=model,
         schedule=schedule,
-        # of a prior so little noise that clients train again
-        privacy=replace(PRIVACY, noise_multiplier=0.05) if name.startswith("prior_layers") else PRIVACY,
+        privacy=replace(PRIVACY, **changes),
         rounds=1 if once else ROUNDS,
         seed=3,
         progress=False,

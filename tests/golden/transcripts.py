@@ -42,7 +42,6 @@ RUNS = {
     "pmtl, L2-Laplace, everybody": (
         f"algorithm=pmtl {_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
     ),
-    "pmtl, published accounting of cohorts in turn": f"algorithm=pmtl {_DIGITS} schedule=cyclic guarantee=paper",
     "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none",
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "pmtl without a pull, records, Laplace": (
@@ -61,7 +60,7 @@ RUNS = {
     "pp_dmtl, subsamples, L2,1 norm": (
         f"{_PP_DMTL} algorithm.penalty=l21 algorithm.batch_rate=0.4 privacy.mechanism=l2_laplace privacy.delta=0"
     ),
-    "pp_dmtl, published": f"{_PP_DMTL} guarantee=paper privacy.mechanism=l2_laplace",
+    "pp_dmtl, published": _PP_DMTL.replace("algorithm=pp_dmtl", "algorithm=pp_dmtl_published"),
     "async_learner": f"{_STEPS} data.problem=regression",
     "public_start": (
         f"{_STEPS.replace('async_learner', 'public_start')} algorithm.loss=logistic data.public_examples=30 "
@@ -77,9 +76,8 @@ RUNS = {
         "privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
-    "p2p, warm start, Laplace, ring": (
-        f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 algorithm.warm_start=0.2 "
-        "privacy.mechanism=laplace privacy.delta=0"
+    "p2p, Laplace, ring": (
+        f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} rounds=40 replicates=3 epsilons=[1,10]",
     "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60 {_ONE_RELEASE}",

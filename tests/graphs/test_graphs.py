@@ -19,28 +19,18 @@ from fedmtl.graphs import (
     GraphSettings,
     KNNCosine,
     Ring,
-    clusters,
-    complete,
     exp_angle,
-    from_edges,
     knn_cosine,
-    ring,
 )
 
 TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
 
 
-def test_normalization_degrees_neighbours_and_components() -> None:
+def test_normalization_and_degrees() -> None:
     graph = Graph(csr_array(TRIANGLE), ("a", "b", "c"))
     assert graph.normalization.tolist() == [2.5, 2.0, 0.5]
     assert graph.degrees.tolist() == [2, 1, 1]
     assert graph.edges == 2
-    assert graph.neighbours("a") == ("b", "c")
-    assert graph.neighbours("c") == ("a",)
-    apart = Graph(np.kron(np.eye(2), [[0, 1], [1, 0]]), "wxyz")
-    assert apart.components.tolist() == [0, 0, 1, 1]
-    with pytest.raises(ConfigError, match=r"no agent 'd'.*'a' .. 'c'"):
-        graph.neighbours("d")
 
 
 def test_the_order_of_the_rows_is_that_of_the_ids() -> None:
@@ -125,33 +115,60 @@ def test_angles_of_models() -> None:
         exp_angle(models, cut=1.0)
 
 
+class Clients:
+    """What settings read of a dataset."""
+
+    name = "a few"
+
+    def __init__(self, ids) -> None:
+        self.ids = tuple(map(str, ids))
+
+
 def test_simple_shapes() -> None:
-    assert np.array_equal(complete(4).weights.toarray(), 1 - np.eye(4))
-    assert ring(("a", "b", "c", "d")).neighbours("a") == ("b", "d")
-    assert ring(7, 2).degrees.tolist() == [4] * 7
-    assert ring(7, 2).neighbours("0") == ("1", "2", "5", "6")
-    assert ring(2).edges == 1
-    labels = ["x", "y", "x", "y", "y"]
-    same = np.array([[a == b for a in labels] for b in labels], dtype=float) - np.eye(5)
-    assert np.array_equal(clusters(labels, inside=2.0).weights.toarray(), 2 * same)
-    mixed = clusters(labels, inside=2.0, between=0.5).weights.toarray()
+    assert np.array_equal(Complete().build(Clients(range(4))).weights.toarray(), 1 - np.eye(4))
+    cycle = [[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]]
+    assert Ring().build(Clients("abcd")).weights.toarray().tolist() == cycle
+    wide = Ring(2).build(Clients(range(7)))
+    assert wide.degrees.tolist() == [4] * 7
+    assert wide.weights.toarray()[0].tolist() == [0, 1, 1, 0, 0, 1, 1]
+    assert Ring().build(Clients("ab")).weights.toarray().tolist() == [[0, 1], [1, 0]]
+    labels = dict(zip("abcde", "xyxyy", strict=True))
+    same = np.array([[a == b for a in labels.values()] for b in labels.values()], dtype=float) - np.eye(5)
+    assert np.array_equal(Clusters(labels, inside=2.0).build(Clients(labels)).weights.toarray(), 2 * same)
+    mixed = Clusters(labels, inside=2.0, between=0.5).build(Clients(labels)).weights.toarray()
     assert np.array_equal(mixed, 2 * same + 0.5 * (1 - same - np.eye(5)))
-    with pytest.raises(ConfigError, match="reach is 2 for 4 agents"):
-        ring(4, 2)
+    with pytest.raises(ConfigError, match=r"Ring\.reach is 2 for 4 clients"):
+        Ring(2).build(Clients(range(4)))
     with pytest.raises(ConfigError, match="'2' has no neighbours"):
-        clusters([0, 0, 1])
-    with pytest.raises(ConfigError, match="1 agents"):
-        complete(1)
+        Clusters({"0": 0, "1": 0, "2": 1}).build(Clients(range(3)))
+    with pytest.raises(ConfigError, match="'0' has no neighbours"):
+        Complete().build(Clients("0"))
+
+
+def test_graphs_of_networkx() -> None:
+    import networkx
+
+    drawn = networkx.Graph([("b", "a", {"weight": 2.0}), ("a", "c", {"weight": 0.5})])
+    graph = Graph.from_networkx(drawn).ordered(("a", "b", "c"))
+    assert np.array_equal(graph.weights.toarray(), TRIANGLE)
+    circle = Graph.from_networkx(networkx.circulant_graph(7, [1, 2]))
+    assert circle.digest == Ring(2).build(Clients(range(7))).digest
+    drawn.add_node("d")
+    with pytest.raises(ConfigError, match="'d' has no neighbours"):
+        Graph.from_networkx(drawn)
+    assert Graph.from_networkx(drawn, isolated=True).degrees.tolist() == [1, 2, 1, 0]
+    with pytest.raises(ConfigError, match="is directed"):
+        Graph.from_networkx(networkx.DiGraph(drawn))
 
 
 def test_a_file_of_edges(tmp_path) -> None:
     text = "agent,neighbour,weight\na,b,2\nc,a,0.5\nb,a,2.0\n"
     file = tmp_path / "edges.csv"
     file.write_text(text)
-    assert np.array_equal(from_edges(file, ("a", "b", "c")).weights.toarray(), TRIANGLE)
+    assert np.array_equal(EdgesFile(file).build(Clients("abc")).weights.toarray(), TRIANGLE)
     packed = tmp_path / "edges.csv.gz"
     packed.write_bytes(gzip.compress(b"agent,neighbour\na,b\nb,c\n"))
-    assert from_edges(packed, ("a", "b", "c")).weights.toarray().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert EdgesFile(packed).build(Clients("abc")).weights.toarray().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
     for rows, kind, message in (
         ("a,b,2\nb,d,1\n", ConfigError, r"edges.csv, row 3: there is no agent 'd'"),
         ("a,b,2\nb,a,3\n", ConfigError, r"row 3: the pair 'b', 'a' has the weight 3 here and 2 before"),
@@ -163,12 +180,12 @@ def test_a_file_of_edges(tmp_path) -> None:
     ):
         file.write_text("agent,neighbour,weight\n" + rows)
         with pytest.raises(kind, match=message):
-            from_edges(file, ("a", "b", "c"))
+            EdgesFile(file).build(Clients("abc"))
     file.write_text("from,to\na,b\n")
     with pytest.raises(DataError, match="row 1: the header is 'from,to'"):
-        from_edges(file, ("a", "b"))
+        EdgesFile(file).build(Clients("ab"))
     with pytest.raises(DataError, match="no such file"):
-        from_edges(tmp_path / "none.csv", ("a", "b"))
+        EdgesFile(tmp_path / "none.csv")
 
 
 def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
@@ -209,6 +226,6 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
 
 
 def test_large_graphs_stay_sparse() -> None:
-    wide = ring(100_000, 3)
+    wide = Ring(3).build(Clients(range(100_000)))
     assert wide.edges == 300_000
     assert wide.weights.data.nbytes == 600_000 * 8

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedmtl import models
 from fedmtl.errors import ConfigError
-from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD, plan_batches, train_locally
+from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD, LocalTraining, plan_batches
 from fedmtl.local.batches import BatchPlan
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
@@ -32,6 +32,15 @@ def setting():
     start = torch.randn(7, layout.dimension, dtype=torch.float64) * 0.4
     anchor = torch.randn(layout.dimension, dtype=torch.float64) * 0.4
     return data, module, layout, start, anchor
+
+
+def train(stack, data, solver, plan, start, place, *, round=ROUND, **pull):
+    """Return the models (n, D) of the clients of a plan."""
+    rows = torch.full((7, start.shape[-1]), torch.nan, dtype=torch.float64)
+    run = LocalTraining(data, cross_entropy, solver, round, start, **pull)
+    for done, trained in run.on_batches(stack, plan, place):
+        rows[done] = trained
+    return rows
 
 
 def plain_loop(data, module, layout, solver, start, anchor, lam, client):
@@ -74,8 +83,7 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
     clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
     stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
     plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
-    rows = torch.empty_like(start)
-    train_locally(stack, data, cross_entropy, solver, plan, start, out=rows, place=clients, lam=lam, anchor=anchor)
+    rows = train(stack, data, solver, plan, start, clients, lam=lam, anchor=anchor)
     for client in range(len(rows)):
         expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[client], expected, rtol=1e-10, atol=1e-12)
@@ -83,13 +91,13 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
 
 @pytest.mark.parametrize("name", ["plain", "momentum"])
 def test_a_pull_without_an_anchor_is_refused(name):
-    """Whether the steps are made in one call or one by one; a pull to nothing would be one to zero."""
+    """A pull to nothing would be one to zero."""
     data, module, _, start, _ = setting()
     stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
     clients = torch.arange(7)
     plan = plan_batches(data, SOLVERS[name], clients, seed=0, round=ROUND)
     with pytest.raises(ConfigError, match="needs an anchor"):
-        train_locally(stack, data, cross_entropy, SOLVERS[name], plan, start, out=start, place=clients, lam=0.3)
+        train(stack, data, SOLVERS[name], plan, start, clients, lam=0.3)
 
 
 @pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])
@@ -112,9 +120,8 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
 
         def work(stack, part, out=out, clients=clients, plan=plan):
             own = plan.part(part)
-            train_locally(
-                stack, data, cross_entropy, solver, own, start, out=out, place=clients[part], lam=0.3, anchor=anchor
-            )
+            trained = train(stack, data, solver, own, start, clients[part], round=1, lam=0.3, anchor=anchor)
+            out[clients[part]] = trained[clients[part]]
 
         executor.map(work, 7)
         executor.close()

@@ -6,34 +6,38 @@ import pytest
 import torch
 
 from fedmtl.errors import ConfigError
-from fedmtl.local import Elementwise, LocalOptimizer, LocalSGD, StackedSGD
+from fedmtl.local import LocalOptimizer, LocalSGD, StackedOptimizer
+from fedmtl.stacked.products import descend
 
 K, D, STEPS = 5, 7, 12
-PATTERN = torch.rand(STEPS, K, generator=torch.Generator().manual_seed(3)) > 0.4  # who moves when
+ACTIVE = [5, 5, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1]  # how many leading rows move
 
 
 def gradients() -> torch.Tensor:
     return torch.randn(STEPS, K, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
-def run(optimizer, rows, pattern=PATTERN):
-    for step, gradient in enumerate(gradients()):
-        rows.grad = gradient.clone()
+def along(gradient):
+    """The gradients of the leading rows, as an optimizer takes them."""
+    return lambda target, keep, rate: descend(target, gradient[: len(target)], keep=keep, rate=rate)
+
+
+def run(optimizer, rows):
+    for active, gradient in zip(ACTIVE, gradients(), strict=True):
         before = rows.clone()
-        optimizer.step(active=pattern[step])
-        still = ~pattern[step]
-        assert torch.equal(rows[still], before[still])
+        optimizer.step(active, along(gradient))
+        assert torch.equal(rows[active:], before[active:])
     return rows
 
 
-def reference(factory, start, pattern=PATTERN):
+def reference(factory, start):
     """Each row alone under torch's own optimizer, stepping only when active."""
     result = []
     for i in range(K):
         p = start[i].clone().requires_grad_()
         optimizer = factory([p])
-        for step, gradient in enumerate(gradients()):
-            if pattern[step, i]:
+        for active, gradient in zip(ACTIVE, gradients(), strict=True):
+            if i < active:
                 p.grad = gradient[i].clone()
                 optimizer.step()
         result.append(p.detach())
@@ -55,51 +59,44 @@ def start() -> torch.Tensor:
     ],
 )
 def test_sgd_equals_torch(options):
-    rows = run(StackedSGD(s := start(), lr=0.1, **options), s)
+    rows = run(LocalSGD(lr=0.1, **options).optimizer(s := start(), round=0), s)
     expected = reference(partial(torch.optim.SGD, lr=0.1, **options), start())
     torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax"])
-@pytest.mark.parametrize("prefix", [False, True])
-def test_any_elementwise_optimizer_equals_torch(name, prefix):
-    factory = partial(getattr(torch.optim, name), lr=0.05)
-    pattern = PATTERN.sort(0, descending=True).values if prefix else PATTERN
-    rows = run(Elementwise(s := start(), factory=factory), s, pattern)
-    torch.testing.assert_close(rows, reference(factory, start(), pattern), rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize(
+    "name",
+    ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax", "Rprop", "ASGD", "SGD"],
+)
+def test_any_elementwise_optimizer_equals_torch(name):
+    solver = LocalOptimizer(optimizer_name=name, lr=0.05, options={"momentum": 0.9} if name == "SGD" else {})
+    rows = run(solver.optimizer(s := start(), round=0), s)
+    expected = reference(partial(getattr(torch.optim, name), lr=0.05, **solver.options), start())
+    torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_slices_and_masks_are_the_same_step():
-    a, b = start(), start()
-    one, two = StackedSGD(a, lr=0.1, momentum=0.9), StackedSGD(b, lr=0.1, momentum=0.9)
-    for gradient in gradients():
-        a.grad, b.grad = gradient.clone(), gradient.clone()
-        one.step(active=slice(0, 3))
-        two.step(active=torch.tensor([True, True, True, False, False]))
-    assert torch.equal(a, b)
-    assert torch.equal(one.state[a]["momentum"], two.state[b]["momentum"])
-
-
+@pytest.mark.parametrize("strength", [3.0, torch.full((D,), 3.0, dtype=torch.float64)])
 @pytest.mark.parametrize("per_row", [False, True])
-def test_mean_regularized_step_by_hand(per_row):
+def test_mean_regularized_step_by_hand(per_row, strength):
     rows = start()
     anchor = (
         torch.arange(D, dtype=torch.float64) if not per_row else torch.arange(K * D, dtype=torch.float64).view(K, D)
     )
     gradient = gradients()[0]
-    rows.grad = gradient.clone()
-    expected = start() - 0.1 * (gradient + 3.0 * (start() - anchor))
-    StackedSGD(rows, anchor=anchor, lam=3.0, lr=0.1).step()
+    expected = start() - 0.1 * (gradient + 3.0 * (start() - anchor) + 0.2 * start())
+    solver = LocalSGD(lr=0.1, weight_decay=0.2)
+    solver.optimizer(rows, round=0, lam=strength, anchor=anchor).step(K, along(gradient))
     torch.testing.assert_close(rows, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_proximal_step_minimizes_its_objective():
+@pytest.mark.parametrize("strength", [50.0, torch.full((D,), 50.0, dtype=torch.float64)])
+def test_proximal_step_minimizes_its_objective(strength):
     """w+ = argmin_v (lam / 2) ||v - anchor||^2 + ||v - (w - lr g)||^2 / (2 lr): its gradient vanishes at w+."""
-    rows, anchor, lr, lam = start(), torch.ones(D, dtype=torch.float64), 0.7, 50.0
-    rows.grad = gradients()[0]
+    rows, anchor, lr = start(), torch.ones(D, dtype=torch.float64), 0.7
     moved = start() - lr * gradients()[0]
-    StackedSGD(rows, anchor=anchor, lam=lam, lr=lr, proximal=True).step()
-    residual = lam * (rows - anchor) + (rows - moved) / lr
+    solver = LocalSGD(lr=lr, proximal=True)
+    solver.optimizer(rows, round=0, lam=strength, anchor=anchor).step(K, along(gradients()[0]))
+    residual = 50.0 * (rows - anchor) + (rows - moved) / lr
     assert float(residual.abs().max()) < 1e-10
 
 
@@ -109,10 +106,9 @@ def test_divergent_regularization_is_refused_and_really_diverges(lam):
         LocalSGD(lr=0.5).check(lam)
     LocalSGD(lr=0.5, proximal=True).check(lam)
     rows = start()
-    optimizer = StackedSGD(rows, lr=0.5, lam=lam, anchor=torch.zeros(D, dtype=torch.float64))
+    optimizer = StackedOptimizer(rows, None, lr=0.5, lam=lam, anchor=torch.zeros(D, dtype=torch.float64))
     for _ in range(50):
-        rows.grad = torch.zeros_like(rows)
-        optimizer.step()
+        optimizer.step(K, along(torch.zeros_like(rows)))
     assert float(rows.norm()) >= 0.99 * float(start().norm())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.local.optimizers import rows_of
 from fedmtl.local.precision import Precision, PrecisionBlock
+from fedmtl.stacked.products import descend
 
 K, D, FIRST, SHAPE = 3, 20, 2, (3, 4)
 
@@ -57,6 +56,11 @@ def test_products_and_resolvents_are_those_of_the_dense_matrix(columns: bool, di
     torch.testing.assert_close(rows_of(found, some).times(x[some]), found.times(x)[some], rtol=0, atol=0)
 
 
+def along(gradient):
+    """The gradients of the leading rows, as an optimizer takes them."""
+    return lambda target, keep, rate: descend(target, gradient[: len(target)], keep=keep, rate=rate)
+
+
 @pytest.mark.parametrize("proximal", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_steps_are_those_of_a_slow_loop(proximal: bool, momentum: float) -> None:
@@ -67,10 +71,9 @@ def test_steps_are_those_of_a_slow_loop(proximal: bool, momentum: float) -> None
     slow, velocity = [one.numpy().copy() for one in start], np.zeros((K, D))
     for step in range(4):
         gradient = rows(10 + step)
-        w.grad = gradient.clone()
-        active: Any = slice(0, 2) if step == 3 else slice(0, 3)
-        optimizer.step(active=active)
-        for k in range(active.stop):
+        active = 2 if step == 3 else 3
+        optimizer.step(active, along(gradient))
+        for k in range(active):
             p, g, away = dense(found, k), gradient[k].numpy(), anchor[k].numpy()
             velocity[k] = momentum * velocity[k] + (g if proximal else g + p @ (slow[k] - away))
             slow[k] = slow[k] - lr * velocity[k]
@@ -86,8 +89,7 @@ def test_with_one_strength_everywhere_it_is_that_strength(proximal: bool) -> Non
     moved = []
     for lam in (Precision(0.7, (alike,)), 0.7):
         w = rows(1)
-        w.grad = rows(3)
-        LocalSGD(lr=0.2, proximal=proximal).optimizer(w, round=0, lam=lam, anchor=rows(2)).step()
+        LocalSGD(lr=0.2, proximal=proximal).optimizer(w, round=0, lam=lam, anchor=rows(2)).step(K, along(rows(3)))
         moved.append(w)
     torch.testing.assert_close(*moved, rtol=0, atol=1e-7)
 

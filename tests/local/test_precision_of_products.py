@@ -1,4 +1,4 @@
-"""Products of local training in bfloat16 or TF32: parameters, gradients and sums stay what they were."""
+"""Products of local training in bfloat16: parameters, gradients and sums stay what they were."""
 
 import pytest
 import torch
@@ -6,13 +6,11 @@ from torch import nn
 
 import fedmtl
 from fedmtl import ClientPrivacy, FedAvg, LocalSGD, PoissonSampling, RecordPrivacy, Trainer, models
-from fedmtl._devices import float32_products
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution
 from fedmtl.stacked import StackedModule
 from fedmtl.trainer.problem import fingerprint
 from tests.helpers import ragged_classification
-from tests.pretend import PRETEND
 
 CPU = torch.device("cpu")
 SETTINGS = {"model": models.mlp(hidden=4), "schedule": PoissonSampling(cohort=6), "rounds": 2, "progress": False}
@@ -41,9 +39,8 @@ def test_products_are_rounded_and_parameters_are_not():
         assert 2.0**-12 < off < 2.0**-6  # 8 bits of a fraction
 
 
-@pytest.mark.parametrize("graphs", [None, True])
-def test_a_run_keeps_float32_and_its_released_values_are_close(graphs):
-    execution = Execution("stacked", graphs=graphs)
+def test_a_run_keeps_float32_and_its_released_values_are_close():
+    execution = Execution("stacked")
     runs = [trainer(dtype, execution=execution).fit() for dtype in ("float32", "bfloat16")]
     assert all(run.personal.dtype == torch.float32 for run in runs)
     assert not torch.equal(runs[0].shared, runs[1].shared)
@@ -67,21 +64,3 @@ def test_where_it_is_refused():
         trainer("bfloat16", algorithm=fedmtl.MPMTL(), schedule=fedmtl.FullParticipation())
     with pytest.raises(ConfigError, match="bfloat16"):
         trainer("float16")
-
-
-def allowed() -> list[bool]:
-    """Whether products and convolutions of a GPU may be rounded to TF32, by the setting of this version of PyTorch."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):
-        return [one.fp32_precision == "tf32" for one in (matmul, cudnn.conv)]
-    return [one.allow_tf32 for one in (matmul, cudnn)]
-
-
-def test_products_may_be_rounded_within_a_block_alone():
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    for tf32 in (True, False):
-        with float32_products(PRETEND, tf32=tf32):
-            assert allowed() == [tf32, tf32]
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
-    with float32_products(CPU, tf32=True):
-        assert not allowed()[0]

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedmtl import models
 from fedmtl.data import FederatedDataset
-from fedmtl.local import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally, train_privately
+from fedmtl.local import LocalOptimizer, LocalSGD, LocalSolver, LocalTraining, plan_batches
 from fedmtl.privacy import FullParticipation, GradientPlan, LocalSteps, RecordPrivacy, open_channel
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
@@ -80,12 +80,18 @@ def setting(dropout: float = 0.0) -> tuple[FederatedDataset, nn.Module, torch.Te
 
 
 def private(data, module, solver: LocalSolver, start, records, clients=None, **options) -> torch.Tensor:
+    """The models of some clients, whose order in the stack is that of their numbers of steps."""
     stack = StackedModule(module, capacity=1, device=CPU, dtype=torch.float64)
     clients = torch.arange(len(data)) if clients is None else clients
     own = {name: value[clients] if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    return train_privately(
-        stack, data, cross_entropy, solver, start[clients], clients=clients, round=ROUND, records=records, **own
-    ).clone()
+    run = LocalTraining(data, cross_entropy, solver, ROUND, start[clients], **own)
+    steps, models = records.steps(clients), start[clients].clone()
+    order = torch.argsort(steps, descending=True, stable=True)
+    order = order[steps[order] > 0]
+    if len(order):
+        for place, trained in run.on_records(stack, clients[order], order, records):
+            models[place] = trained
+    return models
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,9 @@ def test_all_records_without_clip_and_noise_are_plain_training(solver, dropout):
     stack = StackedModule(module, capacity=7, device=CPU, dtype=torch.float64)
     plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
     expected = torch.empty(7, start.shape[-1], dtype=torch.float64)
-    train_locally(stack, data, cross_entropy, solver, plan, start, out=expected, place=clients, lam=0.7, anchor=anchor)
+    run = LocalTraining(data, cross_entropy, solver, ROUND, start, lam=0.7, anchor=anchor)
+    for place, trained in run.on_batches(stack, plan, clients):
+        expected[place] = trained
     records = FakeRecords(data, [solver.steps] * 7)
     got = private(data, module, solver, start, records, lam=0.7, anchor=anchor)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
@@ -169,6 +177,9 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
+    def __len__(self):
+        return len(self.inner)
+
     def gather(self, side, index, **options):
         self.read |= set(index.flatten().tolist())
         return self.inner.gather(side, index, **options)
@@ -180,11 +191,7 @@ def test_a_client_without_a_reserved_step_keeps_its_start_and_its_data_unread():
     reserved = [0, 2, 0, 1, 3, 0, 0]
     records = FakeRecords(data, reserved)
     solver = LocalSGD(lr=0.2, momentum=0.9, weight_decay=0.1)
-    stack = StackedModule(module, capacity=7, device=CPU, dtype=torch.float64)
-    got = train_privately(
-        stack, watched, cross_entropy, solver, start, clients=torch.arange(7), round=0, records=records, lam=1.0,
-        anchor=anchor,
-    )  # fmt: skip
+    got = private(watched, module, solver, start, records, lam=1.0, anchor=anchor)
     owners = {int(torch.searchsorted(data.train.offsets, row, right=True)) - 1 for row in watched.read}
     assert owners == {1, 3, 4}
     assert records.asked == [(4, 1, 3), (4, 1), (4,)]

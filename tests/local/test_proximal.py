@@ -13,7 +13,6 @@ from fedmtl.errors import ConfigError
 from fedmtl.local.proximal import PENALTIES, gram_error, prox_nuclear
 
 NORMS = ("nuclear", "rows", "columns", "l1")
-SHAPES = [(1, 1), (6, 1), (1, 6), (7, 4), (4, 7), (5, 5)]
 
 
 def random(*shape, seed=0, scale=2.0):
@@ -79,8 +78,9 @@ def test_values_and_operators_are_batched(name):
 
 
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("t", [0.0, 0.3, 2.0, 1e3])
+@pytest.mark.parametrize(
+    ("shape", "t"), [((1, 1), 0.3), ((6, 1), 2.0), ((1, 6), 0.3), ((7, 4), 0.0), ((4, 7), 2.0), ((5, 5), 1e3)]
+)
 def test_what_the_operator_takes_away_is_the_projection_on_the_dual_ball(name, shape, t):
     x = random(*shape, seed=sum(shape))
     out = PENALTIES[name].prox(x, t)
@@ -184,7 +184,6 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
 # --- bad input
 
 
-@pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize(
     ("x", "t", "says"),
     [
@@ -199,9 +198,10 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
         (torch.zeros(3, 3), torch.tensor([1.0]), r"threshold has shape \(1,\)"),
     ],
 )
-def test_bad_input_is_refused(name, x, t, says):
-    with pytest.raises(ConfigError, match=says):
-        PENALTIES[name].prox(x, t)
+def test_bad_input_is_refused(x, t, says):
+    for penalty in PENALTIES.values():
+        with pytest.raises(ConfigError, match=says):
+            penalty.prox(x, t)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

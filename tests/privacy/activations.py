@@ -12,7 +12,6 @@ from torch import Tensor
 from fedmtl.privacy import (
     BoundedMeans,
     Channel,
-    ClientVectors,
     GradientPlan,
     RecordGradients,
     RecordPrivacy,
@@ -22,7 +21,7 @@ from fedmtl.privacy import (
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
-_PLAN = ("allocation", "first", "arrivals", "rate", "published", "keys")
+_PLAN = ("allocation", "rate", "published", "keys")
 
 
 def rows(counts: Sequence[int] = COUNTS, dimension: int = D) -> list[Tensor]:
@@ -88,9 +87,6 @@ class Activations:
     def release_bounded(self, means: Callable[..., Tensor]) -> Tensor:
         function = _arrays(lambda client, which, where: means(client, where))
         return self.channel.release("gradient", BoundedMeans(function))[0]
-
-    def release_first(self, vectors: Callable[[int], Tensor]) -> Tensor:
-        return self.channel.release("first", ClientVectors(vectors))
 
 
 def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,42 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl import PPDMTL, AsyncLearner, Latencies, Moments, PeerToPeer, PoissonClocks, PublicStart, Trainer, models
-from fedmtl._threads import Threads
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PriorLayers, PrivatePrior, private_prior
+from fedmtl import (
+    APFL,
+    IFCA,
+    PPDMTL,
+    PPSGD,
+    AsyncLearner,
+    ClusteredPMTL,
+    Ditto,
+    FedPer,
+    FedRep,
+    Latencies,
+    Moments,
+    PeerToPeer,
+    PFedMe,
+    PoissonClocks,
+    PublicStart,
+    Trainer,
+    models,
+)
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.async_learner.one_answer import OneAnswer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
-from fedmtl.algorithms.p2p import warm_start as p2p_start
-from fedmtl.algorithms.p2p.steps import GraphState
 from fedmtl.algorithms.pp_dmtl import simulated
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
+from fedmtl.local.optimizers import rows_of
 from fedmtl.privacy import (
     BoundedMeans,
     Channel,
     ClientPrivacy,
-    ClientVectors,
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
@@ -52,12 +66,11 @@ from fedmtl.privacy import (
     ReleasePlan,
     SecureSource,
     SeededSource,
-    WarmStartRelease,
-    account,
     channel,
     clip,
     gradients,
     opening,
+    price,
     release,
     row_noise,
     samplers,
@@ -66,17 +79,19 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.account import Account
-from fedmtl.privacy.accounting import calibration, composition
+from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.noise.discrete import DiscreteGaussianNoise
+from fedmtl.privacy.price import Price, Prices
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.privacy.totals import RowTotal
-from fedmtl.schedules import UniformLatency
-from fedmtl.stacked import Layout, perceptron
+from fedmtl.report import figures
+from fedmtl.schedules import RandomLatency
+from fedmtl.stacked import Layout
 from fedmtl.trainer import folder
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.loop import Loop
@@ -85,7 +100,7 @@ from tests.helpers import ragged_classification
 
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5  # in rounds
 AGENTS, USES, FEATURES = 5, 8, 6  # one at a time
-EFFORT = Effort(noise=6000, canaries=1500, cohorts=120)
+EFFORT = Effort(noise=6000, cohorts=120)
 CLOCKED_EFFORT = Effort(noise=4800, cohorts=200, processes=False)
 
 # What is run: algorithms in rounds, algorithms whose clients act one at a time, and releases of matrices
@@ -95,7 +110,16 @@ ROUNDS = {
     "pmtl": PMTL(lam=0.5, local=_SOLVER),
     "pmtl-local": PMTL(lam=0.5, local=_SOLVER, delta="local"),
     "fedavg": FedAvg(local=_SOLVER),
-    "fedprox": FedProx(local=_SOLVER),
+}
+PERSONAL = {
+    "ditto": Ditto(local=_SOLVER),
+    "fedrep": FedRep(local=_SOLVER),
+    "fedper": FedPer(local=_SOLVER),
+    "pfedme": PFedMe(local=_SOLVER),
+    "apfl": APFL(local=_SOLVER),
+    "ppsgd": PPSGD(local=_SOLVER),
+    "ifca": IFCA(clusters=2, spread=0.5, local=_SOLVER),
+    "clusters": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, local=_SOLVER),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
 _WHOLE = replace(_CALIBRATED, mechanism="discrete_gaussian")
@@ -124,31 +148,16 @@ _LOW_RANK = models.lora(models.mlp(hidden=16), rank=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Featured(AsyncLearner):
-    """With activations of unequal weight, a first release of zeros, and records that arrive."""
+    """With activations of unequal weight."""
 
     def plan(self, problem, schedule):
-        """All of them."""
+        """With an allocation."""
         (plan,) = super().plan(problem, schedule)
-        counts = problem.data.train.counts.tolist()
-        return (
-            replace(
-                plan,
-                allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()],
-                first=WarmStartRelease(np.array([2.0 / n for n in counts]), 0.3),
-                arrivals=[np.arange(n) % 4 * (2 + k) + 20 * (k == 1) for k, n in enumerate(counts)],
-            ),
-        )
-
-    def step(self, problem, state, block, channel):
-        """As ever, after the first release."""
-        if block.first == 0:
-            first = channel.release("first", ClientVectors(lambda client: torch.zeros(problem.dimension)))
-            state.public["theta_l"] += first.mean(1)
-        return super().step(problem, state, block, channel)
+        return (replace(plan, allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()]),)
 
 
 _CLOCKS = PoissonClocks(per_client=USES)
-_LATENCIES = Latencies(latency=UniformLatency(0.0, 1.0), activations=USES)
+_LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=USES)
 ONE_AT_A_TIME = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), _CLOCKS),
     "p2p": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5), _CLOCKS),
@@ -158,10 +167,7 @@ FURTHER: dict[str, tuple[Any, Any]] = {
     "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
     "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
     "subsampled learner": (AsyncLearner(loss="logistic", reg=1e-3, batch_rate=0.4), _CLOCKS),
-    "warm start": (
-        PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
-        _CLOCKS,
-    ),
+    "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
     "silent past the cap": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=2, confidence_power=2.0), _CLOCKS),
     "bounded": (
         AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
@@ -213,11 +219,26 @@ def dataset() -> FederatedDataset:
 _DATA = dataset()
 
 
-def algorithms_of(configuration: str) -> tuple[str, ...]:
-    """What a configuration is run with."""
+def _without(client: int) -> FederatedDataset:
+    """The same, with no training records of one client."""
+    train, counts = _DATA.train, _DATA.train.counts.clone()
+    kept = torch.repeat_interleave(torch.arange(AGENTS), counts) != client
+    counts[client] = 0
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return replace(_DATA, train=Examples(train.x[kept], train.y[kept], offsets), idle=True)
+
+
+_EMPTY = _without(1)
+
+
+def algorithms_of(configuration: str, *, run: bool = True) -> tuple[str, ...]:
+    """What a configuration is audited with; where no check runs the algorithm, one for each kind of schedule, because
+    a channel is opened alike for all of them (``test_methods_in_rounds_open_the_same_channel``)."""
     if configuration in MATRICES:
         return ("mp_mtl",)
-    return tuple(ONE_AT_A_TIME if configuration in CLOCKED else ROUNDS)
+    if configuration in CLOCKED:
+        return tuple(ONE_AT_A_TIME) if run else ("async_learner", "pp_dmtl")
+    return tuple(ROUNDS) if run else ("pmtl",)
 
 
 def trainer_of(algorithm: str, configuration: str) -> Trainer:
@@ -242,7 +263,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
         method, schedule = (ONE_AT_A_TIME | FURTHER)[algorithm]
         return Trainer(
             algorithm=method,
-            data=_DATA,
+            data=_EMPTY if algorithm == "empty client" else _DATA,
             model=models.linear_regression(bias=False),
             loss="binary_cross_entropy",
             schedule=schedule,
@@ -254,7 +275,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
         )
     sampler, privacy = IN_ROUNDS[configuration]
     return Trainer(
-        algorithm=ROUNDS[algorithm],
+        algorithm=(ROUNDS | PERSONAL)[algorithm],
         data=ragged_classification(CLIENTS, largest=12),
         model=_LOW_RANK if configuration.startswith("low rank") else models.mlp(hidden=16),
         schedule=sampler,
@@ -285,7 +306,7 @@ class Mutant:
         apply: patches it in.
         caught_by: beginnings of the names of the checks, one of which must refute it.
         configurations: where it applies.
-        algorithms: which of those that a configuration is run with; None for all.
+        algorithms: what a configuration is run with; None for :func:`algorithms_of`.
     """
 
     name: str
@@ -299,19 +320,26 @@ class Mutant:
         """The kinds of checks that should catch it."""
         return tuple(dict.fromkeys(name.split(":")[0] for name in self.caught_by))
 
+    @property
+    def runs(self) -> bool:
+        """Whether a check that should catch it runs the algorithm; a no-op must pass these, too."""
+        return not self.kinds or bool({"transcript", "independence"} & set(self.kinds))
+
     def cases(self) -> Iterator[tuple[str, str]]:
         """Algorithms and configurations that it is applied to."""
         for configuration in self.configurations:
-            for algorithm in self.algorithms or algorithms_of(configuration):
+            for algorithm in self.algorithms or algorithms_of(configuration, run=self.runs):
                 yield algorithm, configuration
 
 
 def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS) -> list[str]:
-    """The checks that refute the mutant in a configuration of an algorithm."""
+    """The checks that refute the mutant in a configuration of an algorithm; figures of ``private/`` are not drawn."""
     trainer = trainer_of(algorithm, configuration)
     processes = not trainer.algorithm.one_at_a_time or any("restore" in name for name in mutant.caught_by)
     processes = processes or (not mutant.caught_by and configuration in ("clocks, laplace", "clocks, secure"))
     with pytest.MonkeyPatch.context() as patch:
+        for private in ("plot_history", "plot_clients"):  # which no check reads
+            patch.setattr(figures, private, lambda *of, **named: None)
         mutant.apply(patch, trainer)
         return [finding.check for finding in audit(trainer, checks=checks, processes=processes) if finding.refuted]
 
@@ -322,7 +350,7 @@ def _set(place: Any, name: str, value: Any) -> _Patch:
 
 # Noise: what the laws draw, wherever it is added
 
-_DRAWS = ((GaussianNoise, "draw"), (NoiseLaw, "draw"), (NoiseLaw, "draw_rows"), (NoiseLaw, "draw_each"))
+_DRAWS = ((GaussianNoise, "draw"), (NoiseLaw, "draw"), (NoiseLaw, "draw_each"))
 
 
 def _noise(change: Callable[[np.ndarray, Any], np.ndarray], purpose: str = "") -> _Patch:
@@ -347,7 +375,7 @@ def _scaled(factor: float, purpose: str = "") -> _Patch:
 
 def _fresh(noise: np.ndarray) -> np.random.Generator:
     """Coins of its own for every draw."""
-    return np.random.default_rng(int(np.abs(noise).sum() * 2**40) % 2**63)
+    return np.random.default_rng(int(float(np.abs(noise).sum()) * 2.0**40) % 2**63)
 
 
 def _another_law(law: str) -> _Patch:
@@ -503,10 +531,9 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 _release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
 _noised_count, _drawn_noise = Channel._noised_count, Channel._drawn_noise
 _noised_local, _noised_sum = Channel._noised_local, Channel._noised_sum
-_release_gradients, _release_local, _vectors, _answers = (
+_release_gradients, _release_local, _answers = (
     Channel.release_gradients,
     Channel._release_local,
-    Channel._noised_vectors,
     Channel.answers,
 )
 
@@ -524,11 +551,6 @@ def _scales(change: Callable[[Any, Channel], np.ndarray]) -> _Patch:
 
 def _largest(window, channel):
     return window.scales * window.divisors / channel.gradients.counts.max()
-
-
-def _final(window, channel):
-    final = np.where(window.clients >= 0, channel.gradients.counts[window.clients], 1)
-    return window.scales * window.divisors / final
 
 
 def _silent_when_empty(self, name, rows, clients=None, **options):
@@ -607,20 +629,6 @@ def _in_two_rows(self, name, rows, clients):
     return _release(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
 
 
-def _first_scaled(self, vectors, acting, sensitivity):
-    return _vectors(self, vectors, acting, 0.5 * sensitivity)
-
-
-def _first_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    made = Channel._release_first
-
-    def again(self, message):
-        self._first_made = False
-        return made(self, message)
-
-    patch.setattr(Channel, "_release_first", again)
-
-
 def _count_noise_of_the_cohort(self, key, total, step, settings, release):
     """Noise on the count in proportion to the clients that were drawn, and not to those that are expected."""
     drawn = settings.count_std(self.denominator) * max(1, len(self._cohort)) / self.denominator
@@ -679,26 +687,19 @@ def _sum_on(cells: Callable, finer: float = 1.0) -> _Patch:
 
 
 def _in_place(change: _Patch) -> _Patch:
-    """Rows of any length are added up where they are made, and all noise is drawn ahead."""
+    """Rows of any length are added up where they are made."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         patch.setattr(clip, "_LONG", 0)
-        patch.setattr(channel_module, "_WORTH_A_THREAD", 0)
         change(patch, trainer)
 
     return apply
 
 
-def _added_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The leading client of every stack."""
-    write = perceptron.write_ends
-
-    def twice(step, rows, last, *of):
-        write(step, rows, last, *of)
-        write(step, rows, last[:1], *of)
-
-    patch.setattr(perceptron, "without_interpreter", lambda function: function)
-    patch.setattr(perceptron, "write_ends", twice)
+def _added_twice(total, rows):
+    """The first client of those that finish together."""
+    _add(total, rows)
+    _add(total, rows[:1])
 
 
 def _part_lost(total):
@@ -706,11 +707,7 @@ def _part_lost(total):
     return _total_sum(total)
 
 
-def _ahead(change: Callable[..., Any]) -> _Patch:
-    return _in_place(_set(Threads, "begin", lambda self, work: _begin(self, partial(change, work))))
-
-
-_total_sum, _begin = RowTotal.sum, Threads.begin
+_total_sum, _add = RowTotal.sum, RowTotal.add
 
 
 def _away_from_zero(cells):
@@ -796,15 +793,18 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
-    train = Problem.train_locally
+    train = Problem._train
 
-    def moving(self, solver, start, clients, **options):
-        models_of = train(self, solver, start, clients, **options)
-        if len(clients):
-            next(iter(self.layout.frozen(self.module).values())).add_(float((models_of - start).mean()))
-        return models_of
+    def moving(self, run, clients, round, receive):
+        frozen = next(iter(self.layout.frozen(self.module).values()))
 
-    patch.setattr(Problem, "train_locally", moving)
+        def moved(place, models):
+            frozen.add_(float((models - rows_of(run.start, place)).mean()))
+            receive(place, models)
+
+        train(self, run, clients, round, moved)
+
+    patch.setattr(Problem, "_train", moving)
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
@@ -903,7 +903,7 @@ def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Which records take part
 
-_batch, _subsets, _present = LocalSteps.batch, RecordDraws._subsets, RecordDraws.present
+_batch, _subsets = LocalSteps.batch, RecordDraws._subsets
 
 
 def _shuffled_batches(self, clients, address):
@@ -967,9 +967,62 @@ def _cohort_of_the_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Channel, "_sample", sample)
 
 
-def _released_without_records(self, *at):
+def _always_the_first(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The first record of a client stands in every batch of its local steps, in the place of the first one drawn."""
+    gather = FederatedDataset.gather
+
+    def gathered(self, side, index, **options):
+        if side == "train":
+            index, first = index.clone(), index[:, 0].contiguous()
+            index[:, 0] = self.train.offsets[torch.searchsorted(self.train.offsets, first, right=True) - 1]
+        return gather(self, side, index, **options)
+
+    patch.setattr(FederatedDataset, "gather", gathered)
+
+
+def _targets_of_the_next(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """A record has the target of the one after it."""
+    gather = FederatedDataset.gather
+
+    def gathered(self, side, index, **options):
+        x, y = gather(self, side, index, **options)
+        if side == "train":
+            y = gather(self, side, (index + 1) % len(self.train.y), **options)[1]
+        return x, y
+
+    patch.setattr(FederatedDataset, "gather", gathered)
+
+
+def _half_of_the_batch(self, message, clients):
+    """Gradients of every second record that was drawn go into the sum."""
+    chunks = [(rows[::2], place[::2]) for rows, place in message.chunks]
+    return _release_local(self, replace(message, chunks=chunks), clients)
+
+
+def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """A client that was not drawn takes part in the place of the first one that was, and the channel does not look."""
+    patch.setattr(Channel, "_checked_step", lambda self, name, rows, clients: self._step)
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def exchanged(self, problem, state, block, channel):
+        clients, drawn = block.clients.clone(), set(block.cohort.tolist())
+        if drawn:
+            clients[0, 0, 0] = next(k for k in range(problem.clients) if k not in drawn)
+        return step(self, problem, state, replace(block, clients=clients), channel)
+
+    patch.setattr(kind, "step", exchanged)
+
+
+def _released_without_records(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """A client without records releases noise, and is charged."""
-    return np.maximum(_present(self, *at), 1)
+    made = RecordDraws.__init__
+
+    def unchecked(self, plan, sources):
+        made(self, plan, sources)
+        self.never_empty = True
+
+    patch.setattr(RecordDraws, "__init__", unchecked)
 
 
 # Cohorts
@@ -995,14 +1048,13 @@ def _favourites(self, step, coins, uses=None):
 
 
 def _charged_as_poisson(kind: type) -> _Patch:
-    """Cohorts whose law and event are those of Poisson sampling."""
+    """Cohorts whose law, by which they are charged, is that of Poisson sampling."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         def poisson(self):
             return samplers.BoundPoisson(self.n, self.cohort)
 
         patch.setattr(kind, "law", lambda self, *facts: poisson(self).law(*facts))
-        patch.setattr(kind, "event", lambda self, *args: poisson(self).event(*args))
 
     return apply
 
@@ -1052,7 +1104,7 @@ def _closer_turns(self, step, coins, uses=None):
 # Charges
 
 _charge = Account.charge
-_events = gradients.AccountKind.events
+_event = Price.event
 
 
 def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1060,24 +1112,24 @@ def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _kinds(change: Callable[..., object]) -> _Patch:
-    return _set(gradients.AccountKind, "events", change)
+    return _set(Price, "event", change)
 
 
 def _weights_uncharged(self, *of):
     """All uses are charged as if they had the same weight."""
-    return _events(replace(self, weights=None if self.weights is None else (1.0,) * self.cap), *of)
+    return _event(replace(self, weights=None), *of)
 
 
 def _noise_of_uses(change: Callable[..., np.ndarray]) -> _Patch:
-    return _set(gradients.NoiseTerms, "of_uses", change)
+    return _set(Prices, "of_uses", change)
 
 
-_of_uses = gradients.NoiseTerms.of_uses
+_of_uses = Prices.of_uses
 
 
 def _past_the_budget(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    largest = account.largest_uses
-    patch.setattr(account, "largest_uses", lambda *args, **options: largest(*args, **options) + 1)
+    affordable = Prices.affordable
+    patch.setattr(Prices, "affordable", lambda self, budget: affordable(self, budget) + 1)
 
 
 def _past_the_cap(self, *block):
@@ -1140,13 +1192,8 @@ def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    for module in (opening, gradients):
-        calibrate = module.calibrate_multiplier
-
-        def less(*of, uses, calibrate=calibrate, **options):
-            return calibrate(*of, uses=uses - 1, **options)
-
-        patch.setattr(module, "calibrate_multiplier", less)
+    multiplier = Price.multiplier
+    patch.setattr(Price, "multiplier", lambda self, budget, uses: multiplier(self, budget, uses - 1))
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1171,7 +1218,7 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Every epsilon is half of what it is, wherever one is computed: noise is calibrated to it, and claims state it."""
     whole = composition._epsilon
     patch.setattr(composition, "_epsilon", lambda *of: whole(*of) / 2)
-    patch.setattr(calibration, "_calibrated", calibration._calibrated.__wrapped__)  # what is cached is sound
+    patch.setattr(price, "_multiplier", price._multiplier.__wrapped__)  # what is cached is sound
 
 
 def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1179,47 +1226,32 @@ def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
     stated = Account.epsilons
 
     def other(self, **options):
-        cost, self.cost = self.cost, replace(self.cost, delta=100 * self.cost.delta)
+        prices = self.prices
+        self.prices = replace(prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds))
         try:
             return stated(self, **options)
         finally:
-            self.cost = cost
+            self.prices = prices
 
     patch.setattr(Account, "epsilons", other)
 
 
 def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    cost = gradients.Cost
+    def cheap(kinds, *rest):
+        return Prices(tuple(replace(kind, sums=1) for kind in kinds), *rest)
 
-    def cheap(delta, events, kind, repeats, *rest):
-        return cost(delta, events, kind, (1,) * len(repeats), *rest)
-
-    patch.setattr(gradients, "Cost", cheap)
+    patch.setattr(gradients, "Prices", cheap)
 
 
 def _steps_for_nothing(self, clients, step):
     return self.own_numbers(clients, step)
 
 
-def _first_uncharged(self):
-    self._first_made = self._first_charged = True
-
-
-def _first_unaccounted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The activations alone are calibrated to the whole budget."""
-    calibrated = gradients._calibrated
-
-    def without(privacy, kind, *rest):
-        return replace(calibrated(privacy, replace(kind, first=0.0), *rest), first=kind.first)
-
-    patch.setattr(gradients, "_calibrated", without)
-
-
 def _allocation_ignored_in_charge(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def equal(plans: Any, step: Any, multiplier: float, uses: int | None = None) -> Any:
-        return tuple(step(multiplier * plans[0].weight(0), 0) for _ in range(plans[0].uses))
+    def equal(kinds, *rest):
+        return Prices(tuple(replace(kind, weights=(1.0,) * len(kind.weights)) for kind in kinds), *rest)
 
-    patch.setattr(opening, "uses_of", equal)
+    patch.setattr(opening, "Prices", equal)
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1231,8 +1263,12 @@ def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Noise on rows is calibrated to one use, and its epsilon is that of one."""
-    calibrate, epsilon_at = row_noise.calibrate_multiplier, row_noise.BoundRowNoise.epsilon_at
-    patch.setattr(row_noise, "calibrate_multiplier", lambda *a, uses, **options: calibrate(*a, uses=1, **options))
+    multiplier, epsilon_at = Price.multiplier, row_noise.BoundRowNoise.epsilon_at
+
+    def once(self, budget, uses):
+        return multiplier(self, budget, 1 if self.mechanism == "l2_laplace" else uses)
+
+    patch.setattr(Price, "multiplier", once)
     patch.setattr(row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1)))
 
 
@@ -1262,14 +1298,21 @@ def _deviation(change: Callable[[int], int]) -> _Patch:
     return _set(DiscreteGaussianNoise, "cells", lambda self, *of: _cells(self, *of[:-1], change(of[-1])))
 
 
-def _floating_noise(total, law, source, purpose, step, *, scale, width):
-    return total + scale * torch.from_numpy(source.normal(purpose, step, total.numel()))
+def _floating_noise(total, noise, source, *, scale, cell=None, **options):
+    return total + scale * torch.from_numpy(_fresh(noise.double().numpy()).standard_normal(total.shape)), cell
 
 
-def _rounded_noise(total, law, source, purpose, step, *, scale, width):
-    """Noise in floating point, rounded to a coarser grid than that of the rows."""
-    noise = torch.from_numpy(source.normal(purpose, step, total.numel())) * scale
-    return total + torch.round(noise / (1024 * width)) * (1024 * width)
+def _not_added(total, noise, source, **options):
+    """Half of the noise is left out where it is added."""
+    return _adds(total, noise // 2 if noise.dtype == torch.int64 else noise / 2, source, **options)
+
+
+_adds = channel_module.noised
+
+
+def _rounded_noise(total, noise, source, *, scale, cell=None, **options):
+    """Noise rounded to a coarser grid than that of the rows."""
+    return total + torch.round(noise / 1024) * (1024 * cell), cell
 
 
 def _summed_finer(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1291,8 +1334,8 @@ def _whole(change: Callable[[np.ndarray, Any], np.ndarray]) -> _Patch:
 
 
 def _one_coordinate(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    whole = release.whole_divergence
-    patch.setattr(release, "whole_divergence", lambda z, sizes, **o: whole(z, [1] * len(sizes), **o))
+    whole = Price.divergence
+    patch.setattr(Price, "divergence", lambda self, z: whole(replace(self, sizes=(1,) * len(self.sizes)), z))
 
 
 def _of_one_sign(noise, law):
@@ -1414,7 +1457,7 @@ def _shift_from_data(problem, state, before, block, channel):
 def _stored_mixed(problem, state, before, block, channel):
     """After every iteration a task's model has a thousandth of that of the task before it."""
     kept = state.private.whole("model")
-    state.private.assign("model", torch.lerp(kept, kept.roll(1, 0), 1e-3))
+    state.private.scatter_all(torch.arange(problem.clients), {"model": torch.lerp(kept, kept.roll(1, 0), 1e-3)})
 
 
 def _in_public(what: Callable[..., torch.Tensor]) -> _Patch:
@@ -1448,7 +1491,7 @@ def _local_batch(problem, block, channel):
 
 
 def _subset_size(problem, block, channel):
-    return torch.tensor(channel.draws.of(0, np.arange(3), np.arange(3), np.zeros(3, dtype=np.int64)).sum())
+    return torch.tensor(channel.draws.of(0, np.arange(3), np.zeros(3, dtype=np.int64)).sum())
 
 
 def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1468,34 +1511,35 @@ def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _trained(change: Callable) -> _Patch:
     """Local training whose solver or whose models ``change``."""
-    train = Problem.train_locally
-    return _set(Problem, "train_locally", lambda self, *of, **named: change(train, self, *of, **named))
+    train = Problem._train
+    return _set(Problem, "_train", lambda self, *of: change(train, self, *of))
 
 
 def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Local training on the records themselves, after the private run."""
-    train = Problem._train_privately
+    train = Problem._train_on_records
 
-    def raw(self, solver, start, clients, result, *rest):
-        first = self.data.train.x[self.data.train.offsets[clients]].double().mean(1, keepdim=True)
-        return train(self, solver, start, clients, result, *rest).add_(1e-3 * first)
+    def raw(self, run, clients, round, finish):
+        def moved(place, models):
+            first = self.data.train.x[self.data.train.offsets[clients[place]]].double().mean(1, keepdim=True)
+            finish(place, (models + 1e-3 * first).to(models))
 
-    patch.setattr(Problem, "_train_privately", raw)
+        return train(self, run, clients, round, moved)
+
+    patch.setattr(Problem, "_train_on_records", raw)
 
 
-def _models_mixed(train, problem, *of, **named):
+def _models_mixed(train, problem, run, clients, round, receive):
     """Every client's model has a thousandth of that of the client before it."""
-    made = train(problem, *of, **named)
-    for rows in (made, named.get("kept")):
-        if rows is not None:
-            rows.copy_(torch.lerp(rows, rows.roll(1, 0), 1e-3))
-    return made
+    made = problem.initial.new_empty(len(clients), problem.dimension)
+    train(problem, run, clients, round, lambda place, models: made.index_copy_(0, place, models))
+    receive(torch.arange(len(clients)), torch.lerp(made, made.roll(1, 0), 1e-3))
 
 
-def _step_by_the_largest(train, problem, solver, *of, **named):
+def _step_by_the_largest(train, problem, run, *of):
     """The step size is that of the longest record of any client."""
     longest = float(problem.data.train.x.norm(dim=1).max())
-    return train(problem, replace(solver, lr=solver.lr / longest), *of, **named)
+    train(problem, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), *of)
 
 
 def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1507,16 +1551,6 @@ def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         return torch.lerp(made, made.roll(1, 0), 1e-3)
 
     patch.setattr(kind, "personalize", mixed)
-
-
-def _fit_without_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    fit = p2p_start.local_minimizer
-    patch.setattr(p2p_start, "local_minimizer", lambda loss, x, y, lam, *clip: fit(loss, x, y, lam))
-
-
-def _start_sensitivity(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    moves = p2p_start.minimizer_sensitivity
-    patch.setattr(p2p_start, "minimizer_sensitivity", lambda *of: 0.01 * moves(*of))
 
 
 def _ridges_of_all(*of: Any) -> torch.Tensor:
@@ -1587,7 +1621,7 @@ def _weighed_by_their_records(self, problem, public, clip):
     self.solve(public, sizes, self.prior(self._public(problem), clip), clip)
 
 
-_solve, _silent_steps, _message = OneAnswer._solve, GraphState.remembered, one_answer.moments_message
+_solve, _silent_steps, _message = OneAnswer._solve, PeerToPeer._data_gradients, one_answer.moments_message
 
 
 def _ridge_of_raw_moments(self, problem, public, clip):
@@ -1604,13 +1638,24 @@ def _moments_of_the_next_too(data):
     return RecordGradients(both)
 
 
-def _silent_along_raw_gradients(self, agents, where, answers, answered):
+def _silent_along_raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Agents whose budget is spent look at their records again."""
-    found = _silent_steps(self, agents, where, answers, answered)
-    for k in np.flatnonzero(~answered).tolist():
-        x, y = self.work.records.data.arrays[agents[k]]
-        found[k] = (self.work.records.loss.factors(self.theta[where[k], agents[k]][None], x, y) @ x / len(x))[0]
-    return found
+    work, read = PeerToPeer._work, []
+
+    def watched(self, problem):
+        read[:] = [work(self, problem)]
+        return read[0]
+
+    def raw(self, network, public, at, answer, answered):
+        found, records = _silent_steps(self, network, public, at, answer, answered), read[0][1]
+        for k in np.flatnonzero(~answered).tolist():
+            x, y = records.data.arrays[at[1][k]]
+            theta = public["theta"][at[0][k], at[1][k]]
+            found[k] = (records.loss.factors(theta[None], x, y) @ x / len(x))[0]
+        return found
+
+    patch.setattr(PeerToPeer, "_work", watched)
+    patch.setattr(PeerToPeer, "_data_gradients", raw)
 
 
 def _caps_before_the_block(self, members):
@@ -1653,13 +1698,15 @@ NO_OP = [
     Mutant("no-op, patched", _scaled(1.0), (), ("poisson", "clocks, gaussian")),
     Mutant("no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)),
     Mutant("no-op", _nothing, (), (*CLOCKED, *MATRICES)),
+    Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
+    Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
     *(
         Mutant("no-op", _nothing, (), _FURTHER_SOUND.get(name, ("clocks, l2_laplace", "clocks, secure")), (name,))
         for name in FURTHER
     ),
 ]
 
-NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
+NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
 EXACT, BESIDE = ("exact sum",), ("sampler: noise",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
 PUBLISHED = ("transcript: published files",)
@@ -1668,14 +1715,14 @@ INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("c
 BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
-_FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
+_FEATURED, _SUBSAMPLED, _LOOPED = ("featured",), ("subsampled",), ("async_learner",)
 _ONCE, _SUBSETS = ("public start", "moments"), ("subsampled", "subsampled learner")
 _SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
     # noise
-    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), ("poisson", "full", "records", "symmetric", "prior")),
+    Mutant("noise halved", _scaled(0.5), NOISE, ("poisson", "full", "records", "symmetric", "prior")),
     Mutant("noise halved", _scaled(0.5), NOISE, ("laplace", "diagonal", *CLOCK)),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK_L2, _SUBSAMPLED),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK, _ONCE),
@@ -1699,24 +1746,20 @@ MUTANTS = [
         "sums twice in the loop over one run", _set(Channel, "answers", _twice_in_the_loop), SENSITIVITY, CLOCK, _LOOPED
     ),
     Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
-    Mutant("noise for the final number of records", _scales(_final), NOISE, CLOCK, _FEATURED),
     Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
     Mutant(
         "replace-one charged at C: event",
-        _kinds(lambda self, *of: _events(replace(self, multiplier=2 * self.multiplier), *of)),
+        _kinds(lambda self, z, *of: _event(self, 2 * z, *of)),
         (*NOISE, *CHARGES),
         CLOCK,
     ),
-    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), ("fixed",)),
+    Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed",)),
     Mutant(
         "bounded means without noise",
         _bounded_without_noise,
         NOISE,
         ("clocks, loose clip",),
         ("bounded",),
-    ),
-    Mutant(
-        "first release with half the noise", _set(Channel, "_noised_vectors", _first_scaled), NOISE, CLOCK, _FEATURED
     ),
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
     Mutant("no noise on rows", _set(Channel, "_hidden", lambda self, name, rows, *of: rows), NOISE, ("curator",)),
@@ -1728,7 +1771,9 @@ MUTANTS = [
     Mutant("noise reused", _addressed(_one_step), FRESH, ("poisson", "records", *CLOCK)),
     Mutant("noise of two steps", _addressed(_two_steps), FRESH, ("poisson", *CLOCK)),
     Mutant("noise of the place in a block", _addressed(_by_place), FRESH, CLOCK),
-    Mutant("noise addressed by the event", _set(Channel, "_draw_noise", _by_event), ("freshness: noise of",), CLOCK),
+    Mutant(
+        "noise addressed by the event", _set(Channel, "_draw_noise", _by_event), ("freshness: noise beside",), CLOCK
+    ),
     Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
     Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
@@ -1736,17 +1781,10 @@ MUTANTS = [
     Mutant(
         "one noise for all repetitions",
         _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed)),
-        ("freshness: repetitions",),
+        ("freshness: replicates",),
         CLOCK,
     ),
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("secure", *CLOCK_SECURE)),
-    Mutant(
-        "one first noise for all clients",
-        _addressed(_no_keys, "noise/first"),
-        ("freshness: coordinates of first",),
-        CLOCK_GAUSS,
-        _FEATURED,
-    ),
     Mutant("one row noise for all clients", _addressed(_no_keys, "/rows"), FRESH, ("curator",)),
     Mutant("row noise reused", _addressed(_one_step, "/rows"), FRESH, ("curator",)),
     # sensitivity
@@ -1845,10 +1883,6 @@ MUTANTS = [
         ("sensitivity: bounded",),
         CLOCK,
     ),
-    Mutant("sensitivity of the warm start x 0.01", _start_sensitivity, ("sensitivity: first",), CLOCK, _WARM),
-    Mutant(
-        "fit of the warm start without clip", _fit_without_clip, ("sensitivity: first",), ("clocks, tight clip",), _WARM
-    ),
     # cohorts and subsets of records
     Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
@@ -1880,6 +1914,15 @@ MUTANTS = [
         "batches of a fixed size accounted as Poisson", _set(RecordDraws, "batch", _shuffled_batches), SAMPLER, RECORDS
     ),
     Mutant("one batch for all local steps", _set(LocalSteps, "batch", _one_batch_a_round), SAMPLER, RECORDS),
+    Mutant("one record in every batch", _always_the_first, ("sampler: records not drawn",), RECORDS),
+    Mutant("targets of records that were not drawn", _targets_of_the_next, ("sampler: records not drawn",), RECORDS),
+    Mutant(
+        "half of the records drawn",
+        _set(Channel, "_release_local", _half_of_the_batch),
+        ("sampler: records drawn",),
+        RECORDS,
+    ),
+    Mutant("rows of clients that were not drawn", _another_cohort, RELEASES, ("poisson", "fixed"), ("pmtl", "fedavg")),
     Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSETS),
     Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSETS),
     Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),
@@ -1912,10 +1955,11 @@ MUTANTS = [
         "accountant halved",
         _accountant_halved,
         CHARGES,
-        ("poisson", "full", "fixed", "laplace", "l2_laplace", "records", "k-norm", "allocated"),
+        ("poisson", "full", "fixed", "laplace", "records", "allocated"),
     ),
-    Mutant("accountant halved", _accountant_halved, CHARGES, (*CLOCK, *CLOCK_L2, *CLOCK_GAUSS)),
-    Mutant("accountant halved", _accountant_halved, CHARGES, CLOCK_L2, _SUBSAMPLED),
+    Mutant(
+        "accountant halved", _accountant_halved, CHARGES, (*CLOCK, *CLOCK_GAUSS)
+    ),  # other laws: test_second_accountant
     Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
     Mutant("early stop by the loss", _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5), CHARGES),
     Mutant(
@@ -1939,7 +1983,7 @@ MUTANTS = [
     Mutant("weights ignored in the charge", _kinds(_weights_uncharged), (*NOISE, *CHARGES), CLOCK, _FEATURED),
     Mutant(
         "weights ignored in the noise",
-        _noise_of_uses(lambda self, clients, uses: np.where(clients >= 0, self.multipliers[0, clients], 0.0)),
+        _noise_of_uses(lambda self, clients, uses: np.where(clients >= 0, self.by_account[0, clients], 0.0)),
         NOISE,
         CLOCK,
         _FEATURED,
@@ -1951,15 +1995,10 @@ MUTANTS = [
         CLOCK_GAUSS,
         _FEATURED,
     ),
-    Mutant("first release without a charge", _set(Account, "charge_first", _first_uncharged), LEDGER, CLOCK, _FEATURED),
-    Mutant("first release outside the budget", _first_unaccounted, BUDGET, CLOCK, _FEATURED),
-    Mutant("first release made twice", _first_twice, LEDGER, CLOCK_GAUSS, _FEATURED),
-    Mutant(
-        "releases without records", _set(RecordDraws, "present", _released_without_records), LEDGER, CLOCK, _FEATURED
-    ),
+    Mutant("releases without records", _released_without_records, LEDGER, CLOCK, ("empty client",)),
     Mutant(
         "charged at half the rate",
-        _kinds(lambda self, *of: _events(replace(self, rate=self.rate / 2), *of)),
+        _kinds(lambda self, *of: _event(replace(self, sampled=self.sampled / 2), *of)),
         (*NOISE, *CHARGES),
         CLOCK,
         _SUBSETS,
@@ -1974,9 +2013,6 @@ MUTANTS = [
         GRID,
         ("curator, secure", *CLOCK_SECURE),
     ),
-    Mutant(
-        "plain float sum in secure mode", _set(grid, "to_grid", _plain_float_sum), ("grid: first",), CLOCK_SECURE, _WARM
-    ),
     Mutant("grid of the sum in secure mode", _set(grid, "to_grid", _grid_of_the_sum), GRID, ("secure",)),
     # noise in whole numbers
     Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("whole", "whole, secure")),
@@ -1984,14 +2020,20 @@ MUTANTS = [
     Mutant("whole noise of a power of two", _deviation(lambda s: 1 << s.bit_length() - 1), NOISE, ("whole",)),
     Mutant("whole noise left out", _set(DiscreteGaussianNoise, "cells", _no_cells), NOISE, ("whole",)),
     Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("whole",)),
-    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), ("whole, fixed",)),
+    Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("whole, fixed",)),
     Mutant(
         "noise in floating point",
-        _set(channel_module, "privatize_whole", _floating_noise),
+        _set(channel_module, "noised", _floating_noise),
         GRID,
         ("whole", "whole, secure"),
     ),
-    Mutant("noise on a coarser grid", _set(channel_module, "privatize_whole", _rounded_noise), EXACT, ("whole",)),
+    Mutant(
+        "noise halved where it is added",
+        _set(channel_module, "noised", _not_added),
+        NOISE,
+        ("poisson", "records", "whole", *CLOCK),
+    ),
+    Mutant("noise on a coarser grid", _set(channel_module, "noised", _rounded_noise), EXACT, ("whole",)),
     Mutant("rows on the grid of sums alone", _summed_finer, EXACT, ("whole",)),
     Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT, ("whole",)),
     Mutant("noise reused", _addressed(_one_step), FRESH, ("whole",)),
@@ -1999,7 +2041,7 @@ MUTANTS = [
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("whole, secure",)),
     Mutant(
         "whole noise charged as Gaussian noise",
-        _set(release, "whole_divergence", lambda *a, **k: 0.0),
+        _set(Price, "divergence", lambda self, z: 0.0),
         CHARGES,
         ("whole",),
     ),
@@ -2025,7 +2067,9 @@ MUTANTS = [
         ("secure", "curator, secure"),
     ),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
-    Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
+    Mutant(
+        "a client added twice where rows are made", _in_place(_set(RowTotal, "add", _added_twice)), RELEASES, *_LONG
+    ),
     Mutant("a part of a sum lost", _in_place(_set(RowTotal, "sum", _part_lost)), RELEASES, *_LONG),
     Mutant(
         "clip skipped where rows are made",
@@ -2033,7 +2077,6 @@ MUTANTS = [
         RELEASES,
         *_LONG,
     ),
-    Mutant("noise halved where it is drawn ahead", _ahead(lambda draw: 0.5 * draw()), RELEASES, *_LONG),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant(
@@ -2053,7 +2096,7 @@ MUTANTS = [
     Mutant("ridge of raw moments", _set(Moments, "_solve", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
     Mutant(
         "silent agents along raw gradients",
-        _set(GraphState, "remembered", _silent_along_raw_gradients),
+        _silent_along_raw_gradients,
         TRANSCRIPT,
         CLOCK_GAUSS,
         _SILENT,

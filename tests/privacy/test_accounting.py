@@ -17,10 +17,9 @@ from fedmtl.privacy import (
     FullParticipation,
     PoissonSampling,
     epsilon,
-    step_event,
 )
-from fedmtl.privacy.accounting.composition import largest_uses, renyi_curve
-from tests.helpers import calibrated
+from fedmtl.privacy.accounting.composition import renyi_curve
+from tests.helpers import price_of
 
 Add, Replace = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -41,13 +40,12 @@ def test_library_facts_that_the_design_rests_on() -> None:
 
 
 def test_replace_one_is_accounted_at_twice_the_clip() -> None:
-    add = step_event((4.0,), (s := FullParticipation().bind(9)), s.law())
-    assert epsilon(add, 1, 1e-5) == pytest.approx(0.926, abs=1e-3)
+    assert price_of(FullParticipation().bind(9), 1e-5).epsilon(1, 4.0) == pytest.approx(0.926, abs=1e-3)
     law = (fixed := FixedCohort(3).bind(9)).law()
     assert law.relation == "replace"
     assert law.per_participation
     # standard deviation 4 C is a multiplier of 2 on the sensitivity 2 C
-    assert epsilon(step_event((2.0,), fixed, law), 1, 1e-5) == pytest.approx(1.993, abs=1e-3)
+    assert price_of(fixed, 1e-5).epsilon(1, 2.0) == pytest.approx(1.993, abs=1e-3)
 
 
 POISSON_TABLE = [
@@ -59,9 +57,8 @@ POISSON_TABLE = [
 @pytest.mark.parametrize(("delta", "expected"), POISSON_TABLE)
 def test_poisson_table(delta: float, expected: tuple[float, ...]) -> None:
     sampler = PoissonSampling(100).bind(3400)
-    law = sampler.law()
     for target, std in zip((1.0, 2.0, 4.0, 8.0), expected, strict=True):
-        z = calibrated(sampler, law, target=target, delta=delta, uses=500)
+        z = price_of(sampler, delta).multiplier(target, 500)
         assert z == pytest.approx(std, rel=3e-3)
 
 
@@ -146,11 +143,13 @@ def test_unsupported_events_are_refused_by_name() -> None:
         renyi_curve(dp_accounting.UnsupportedDpEvent(), (2.0,))
 
 
-def test_largest_uses_is_the_last_that_fits() -> None:
-    event = Poisson(0.1, Gaussian(1.5))
-    most = largest_uses(event, 3.0, 1e-5)
+def test_the_affordable_uses_are_all_that_fit() -> None:
+    price, event = price_of(PoissonSampling(10).bind(100), 1e-5), Poisson(0.1, Gaussian(1.5))
+    most = price.affordable(3.0, 1.5)
     assert epsilon(event, most, 1e-5) <= 3.0 < epsilon(event, most + 1, 1e-5)
-    assert largest_uses(event, 1e-3, 1e-5) == 0
+    limits = (0, 1, most - 1, most, most + 9)
+    assert [price.affordable(3.0, 1.5, limit) for limit in limits] == [min(most, limit) for limit in limits]
+    assert price.affordable(1e-3, 1.5) == 0
 
 
 # Exact two-step hockey-stick divergences on a grid: the arguments of the samplers' docstring, in numbers.
@@ -204,7 +203,7 @@ def test_two_releases_in_a_step_share_the_coin() -> None:
     shared = (1 - Q) * np.outer(density(0.0), density(0.0)) + Q * np.outer(density(1.0), density(1.0))
     delta = hockey_stick(shared, np.outer(density(0.0), density(0.0)))
     sampler = PoissonSampling(30).bind(100)
-    step = step_event((SIGMA, SIGMA), sampler, sampler.law())
+    step = price_of(sampler, 1e-5, releases=2).event(SIGMA)
     assert step.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
     assert delta == pytest.approx(composed_delta(SIGMA / math.sqrt(2), 1), rel=1e-2)
     assert delta > 1.2 * composed_delta(SIGMA, 2)  # independent composition would understate it

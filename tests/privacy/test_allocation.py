@@ -27,9 +27,7 @@ from fedmtl.privacy import (
     SeededSource,
     open_channel,
 )
-from fedmtl.privacy.account import Cost
-from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.allocation import normalized
+from fedmtl.privacy.price import Price, normalized
 from fedmtl.privacy.row_noise import RowNoise
 
 WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
@@ -70,25 +68,28 @@ def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "rel"),
+    ("mechanism", "sampled", "event", "rel"),
     [
-        (dp_event.GaussianDpEvent, 2e-3),
-        (dp_event.LaplaceDpEvent, 2e-3),
-        (lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)), 5e-3),
+        ("gaussian", 1.0, dp_event.GaussianDpEvent, 2e-3),
+        ("laplace", 1.0, dp_event.LaplaceDpEvent, 2e-3),
+        ("gaussian", 0.2, lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)), 5e-3),
     ],
 )
-def test_different_uses_compose_as_the_library_does(event: Callable[[float], Any], rel: float) -> None:
-    multipliers = [3.0 / w for w in WEIGHTS]
+def test_different_uses_compose_as_the_library_does(
+    mechanism: str, sampled: float, event: Callable[[float], Any], rel: float
+) -> None:
     library = PLDAccountant()
-    for z in multipliers:
-        library.compose(event(z))
-    ours = Cost(1e-5, (tuple(event(z) for z in multipliers),)).epsilon(8)
+    for w in WEIGHTS:
+        library.compose(event(3.0 / w))
+    ours = Price(mechanism=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS).epsilon(8, 3.0)
     assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
 
 
 def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     epsilons, d, samples = np.linspace(0.2, 1.4, 7), 5, 200_000
-    cost = Cost(1e-2, (tuple(KNormDpEvent(float(e), d) for e in epsilons),))
+    weights = normalized(epsilons.tolist())
+    price = Price(mechanism="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
+    assert price.event(1 / float(np.mean(epsilons)), 2).epsilon == pytest.approx(float(epsilons[2]))
     rng = np.random.default_rng(0)
     losses = np.zeros(samples)
     for e in epsilons:  # density exp(-e |v|) against the same around a point at distance 1
@@ -97,7 +98,7 @@ def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
         away = v.copy()
         away[:, 0] += 1
         losses += e * (np.linalg.norm(away, axis=1) - np.linalg.norm(v, axis=1))
-    value = cost.epsilon(7)
+    value = price.epsilon(7, 1 / float(np.mean(epsilons)))
     excess = np.maximum(-np.expm1(value - losses), 0.0)
     assert abs(excess.mean() - 1e-2) < 5 * excess.std() / math.sqrt(samples) + 1e-5
 
@@ -212,7 +213,7 @@ def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:
     again = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l", resume=True)
     again.close()
     assert again.noise_multiplier == channel.noise_multiplier
-    with pytest.raises(ResumeError, match="allocation of c"):
+    with pytest.raises(ResumeError, match="price"):
         opened(GAUSSIAN, plan(weights=None), ledger_path=tmp_path / "l", resume=True)
 
 

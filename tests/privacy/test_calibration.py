@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dp_accounting
 import pytest
 import torch
@@ -17,19 +19,11 @@ from fedmtl.privacy import (
     ReleasePlan,
     epsilon,
     open_channel,
-    step_event,
 )
 from fedmtl.privacy.accounting import composition
-from fedmtl.privacy.accounting.calibration import calibrate_multiplier
+from fedmtl.privacy.accounting.calibration import smallest_multiplier
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from tests.helpers import calibrated
-
-
-def cost(sampler, z: float, delta: float, uses: int, releases: int = 1) -> float:
-    law = sampler.law()
-    step = step_event((z,) * releases, sampler, law)
-    return epsilon(step, uses, delta)
-
+from tests.helpers import price_of
 
 CASES = [
     (PoissonSampling(100).bind(1000), 4.0, 1e-5, 100, 1),
@@ -44,15 +38,15 @@ CASES = [
 
 @pytest.mark.parametrize(("sampler", "target", "delta", "uses", "releases"), CASES)
 def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, releases) -> None:
-    law = sampler.law()
-    z = calibrated(sampler, law, target=target, delta=delta, uses=uses, releases=releases)
-    assert cost(sampler, z, delta, uses, releases) <= target
-    assert cost(sampler, z * (1 - 1e-4), delta, uses, releases) > target
+    price = price_of(sampler, delta, releases=releases)
+    z = price.multiplier(target, uses)
+    assert price.epsilon(uses, z) <= target
+    assert price.epsilon(uses, z * (1 - 1e-4)) > target
 
 
 def test_the_library_confirms_the_main_case() -> None:
     sampler = PoissonSampling(100).bind(1000)
-    z = calibrated(sampler, sampler.law(), target=4.0, delta=1e-5, uses=100)
+    z = price_of(sampler, 1e-5).multiplier(4.0, 100)
     library = PLDAccountant()
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     assert library.get_epsilon(1e-5) == pytest.approx(4.0, rel=5e-4)
@@ -60,9 +54,7 @@ def test_the_library_confirms_the_main_case() -> None:
 
 def test_noise_is_monotone_in_everything() -> None:
     def z(target: float = 2.0, delta: float = 1e-5, uses: int = 100, cohort: float = 50) -> float:
-        sampler = PoissonSampling(cohort).bind(1000)
-        law = sampler.law()
-        return calibrated(sampler, law, target=target, delta=delta, uses=uses)
+        return price_of(PoissonSampling(cohort).bind(1000), delta).multiplier(target, uses)
 
     by_epsilon = [z(target=value) for value in (0.5, 2.0, 8.0)]
     assert by_epsilon == sorted(by_epsilon, reverse=True)
@@ -77,17 +69,17 @@ def test_noise_is_monotone_in_everything() -> None:
 def test_an_unreachable_target_is_refused() -> None:
     sampler = FullParticipation().bind(5)
     with pytest.raises(ConfigError, match="cannot be reached"):
-        calibrated(sampler, sampler.law(), target=1e-7, delta=1e-12, uses=10**6)
+        price_of(sampler, 1e-12).multiplier(1e-7, 10**6)
 
 
 def test_calibration_takes_few_evaluations() -> None:
     sampler = PoissonSampling(100).bind(1003)
-    law = sampler.law()
+    price = price_of(sampler, 1e-5)
     before = composition._epsilon.cache_info().misses
-    z = calibrated(sampler, law, target=4.0, delta=1e-5, uses=100)
+    z = price.multiplier(4.0, 100)
     assert composition._epsilon.cache_info().misses - before <= 30
     before = composition._epsilon.cache_info().misses
-    assert calibrated(sampler, law, target=4.0, delta=1e-5, uses=100) == z
+    assert replace(price).multiplier(4.0, 100) == z
     assert composition._epsilon.cache_info().misses == before
 
 
@@ -104,14 +96,19 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize(("target", "delta", "uses"), [(1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400)])
 def test_any_law_is_calibrated(name: str, target: float, delta: float, uses: int) -> None:
-    z = calibrate_multiplier(lambda value: LAWS[name](value), target=target, delta=delta, uses=uses)
+    z = smallest_multiplier(
+        lambda value, coarsen: epsilon(LAWS[name](value), uses, delta, coarsen=coarsen),
+        target=target,
+        delta=delta,
+        what=f"{uses} steps",
+    )
     assert epsilon(LAWS[name](z), uses, delta) <= target
     assert epsilon(LAWS[name](z * (1 - 1e-4)), uses, delta) > target
 
 
 def test_a_target_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs no noise"):
-        calibrate_multiplier(lambda z: dp_accounting.NoOpDpEvent(), target=1.0, delta=1e-5, uses=3)
+        smallest_multiplier(lambda z, coarsen: 0.0, target=1.0, delta=1e-5, what="3 steps")
 
 
 @pytest.mark.parametrize("settings", [ClientPrivacy, RecordPrivacy])

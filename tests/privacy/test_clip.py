@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl._clipped import add_clipped
 from fedmtl._threads import Threads
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import clip as module
 from fedmtl.privacy.clip import (
     L1Clip,
     L2Clip,
+    add_clipped,
     clip_factors,
     clip_rows,
     clipped_segment_sums,

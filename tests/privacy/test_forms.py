@@ -21,10 +21,8 @@ from fedmtl.privacy import (
     ReleasePlan,
     epsilon,
     open_channel,
-    step_event,
 )
-
-from .test_kov import optimum
+from tests.algorithms.test_composed import optimum
 
 D, CLIENTS, STEPS = 24, 30, 5
 
@@ -120,9 +118,7 @@ def test_forms_that_no_law_covers_are_refused() -> None:
 
 def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
     settings = {"clip_norm": 0.8, "mechanism": "wishart", "delta": 1e-5}
-    with pytest.raises(ConfigError, match="not differentially private"):
-        ClientPrivacy(**settings, noise_multiplier=2.0)
-    privacy = ClientPrivacy(**settings, noise_multiplier=2.0, guarantee="paper")
+    privacy = ClientPrivacy(**settings, noise_multiplier=2.0)
     with pytest.raises(PrivacyError, match="symmetric matrices only"):
         door(privacy)
     impossible = 0
@@ -141,7 +137,7 @@ def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
     assert optimum(claimed, STEPS, 1e-5) * (1 - 1e-9) <= report.claimed <= STEPS * claimed
     assert "impossible with probability" in report.text()
     assert report.headline == "not private: epsilon = inf, the published accounting does not hold"
-    calibrated = door(ClientPrivacy(**settings, epsilon=3.0, guarantee="paper"), form="symmetric", steps=60)
+    calibrated = door(ClientPrivacy(**settings, epsilon=3.0), form="symmetric", steps=60)
     for step in range(60):
         begin(calibrated, step)
     assert 2.9 < calibrated.report.claimed <= 3.0
@@ -249,8 +245,7 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
     assert release.noise is not None
     update, count = release.noise.multiplier, 2.0 / 0.5  # sigma_b over the sensitivity 1/2
     assert update > 1.5
-    sampler = FullParticipation().bind(CLIENTS)
-    joint = step_event((update, count), sampler, sampler.law())
+    joint = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(z) for z in (update, count)])
     assert epsilon(joint, STEPS, 1e-5) == pytest.approx(channel.epsilon, rel=1e-9)
 
 

@@ -170,26 +170,33 @@ def test_a_ledger_is_neither_overwritten_nor_shared(tmp_path: Path) -> None:
         advance(first, 1, 2)
 
 
-def test_one_flush_a_step_and_before_any_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_line_a_step_and_before_any_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """In secure mode on the disk, as far as the system was told to write it there; else in the file."""
     path = tmp_path / "ledger.jsonl"
     flushed: list[int] = []
-    fsync, normal = os.fsync, sources.SeededSource.normal
+    kind = {"seeded": sources.SeededSource, "secure": sources.SecureSource}[source]
+    fsync, normal = os.fsync, kind.normal
 
     def count(handle: int) -> None:
         fsync(handle)
         flushed.append(path.stat().st_size if path.exists() else 0)
 
     def check(self, purpose: str, step: int, size: int):
-        lines = [json.loads(line) for line in path.read_bytes()[: flushed[-1]].splitlines()]
+        there = path.read_bytes()[: flushed[-1] if source == "secure" else None]
+        lines = [json.loads(line) for line in there.splitlines()]
         assert any(line["kind"] == "charge" and line["first"] <= step < line["end"] for line in lines)
         return normal(self, purpose, step, size)
 
     monkeypatch.setattr(os, "fsync", count)
-    monkeypatch.setattr(sources.SeededSource, "normal", check)
-    channel = door(path)
+    monkeypatch.setattr(kind, "normal", check)
+    channel = door(path, source=source)
     opened = len(flushed)
     advance(channel, 0, STEPS)
-    assert len(flushed) - opened == STEPS
+    assert len(flushed) - opened == (STEPS if source == "secure" else 0)
+    assert sum(json.loads(line)["kind"] == "charge" for line in path.read_bytes().splitlines()) == STEPS
+    channel.sync()
+    assert flushed[-1] == path.stat().st_size
 
 
 def test_kill_at_random_times_between_charge_and_release(tmp_path: Path) -> None:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import pytest
 
-from .mutants import MUTANTS, NO_OP, Mutant, caught
+from fedmtl.trainer.audit.suite import setup_of
+
+from .mutants import IN_ROUNDS, MUTANTS, NO_OP, ROUNDS, Mutant, caught, trainer_of
 
 
 def cases(mutants: list[Mutant]) -> list:
     return [
         pytest.param(mutant, *case, id="-".join((mutant.name, *case))) for mutant in mutants for case in mutant.cases()
     ]
+
+
+@pytest.mark.parametrize("configuration", IN_ROUNDS)
+def test_methods_in_rounds_open_the_same_channel(configuration: str) -> None:
+    """So that checks which are given the channel and not the run are made with one of the methods."""
+    assert len({repr(setup_of(trainer_of(method, configuration))) for method in ROUNDS}) == 1
 
 
 @pytest.mark.parametrize(("mutant", "algorithm", "configuration"), cases(NO_OP))

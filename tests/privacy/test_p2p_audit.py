@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from fedmtl import PeerToPeer, Trainer
-from fedmtl.algorithms.p2p import algorithm as p2p
-from fedmtl.algorithms.p2p.network import Network
-from fedmtl.algorithms.p2p.steps import GraphState
+from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
-from fedmtl.privacy import ClientVectors
 from fedmtl.trainer.audit.suite import transcript
 
 from .mutants import audit, trainer_of
 
-WARM = {"warm_start": 0.3, "warm_lam": 0.5, "allocation": 2.0}
+WEIGHTED = {"allocation": 2.0}
 ONCE = {"releases": 1, "confidence_power": 2.0, "refine": 1.0, "refine_from": "neighbours"}
 
 
@@ -30,10 +28,8 @@ def trainer(configuration: str, **settings) -> Trainer:
 
 
 @pytest.mark.parametrize("configuration", ["laplace", "gaussian", "secure"])
-@pytest.mark.parametrize("settings", [WARM, ONCE, WARM | {"releases": 3}], ids=["warm", "once", "warm, three"])
-def test_weighted_wakeups_after_a_warm_start_and_free_ones_after_the_last_release_pass(
-    configuration: str, settings: dict
-) -> None:
+@pytest.mark.parametrize("settings", [WEIGHTED, ONCE, WEIGHTED | {"releases": 3}], ids=["weighted", "once", "three"])
+def test_weighted_wakeups_and_free_ones_after_the_last_release_pass(configuration: str, settings: dict) -> None:
     checks = ("noise law", "charges", "transcript")
     findings = audit(trainer(configuration, **settings), checks=checks, processes=False)
     assert [finding.check for finding in findings if finding.refuted] == []
@@ -48,24 +44,14 @@ def _curvature_of_own_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _confidence_of_own_labels(patch: pytest.MonkeyPatch) -> None:
-    confidence, network = Network.confidence, PeerToPeer._built
+    network = PeerToPeer._built
 
     def built(self, problem):
         made = network(self, problem)
-        share = float(problem.data.train.y.double().mean())
-        patch.setattr(Network, "confidence", lambda self, counts: confidence(self, counts) * share)
+        made[0].__dict__["confidence"] = made[0].confidence * float(problem.data.train.y.double().mean())
         return made
 
     patch.setattr(PeerToPeer, "_built", built)
-
-
-def _unreleased_warm_start(patch: pytest.MonkeyPatch) -> None:
-    def make(network, fits, public, channel):
-        channel.release("first", ClientVectors(fits.of))
-        public["theta"].copy_(fits.all())
-        public["warm"].fill_(1)
-
-    patch.setattr(p2p, "make_warm_start", make)
 
 
 def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
@@ -73,34 +59,45 @@ def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
 
     def raw(self, problem, replicates=1):
         state = init(self, problem, replicates)
-        state.public["theta"] += self._local_fits(problem, 1.0, 0.5).all()
+        state.public["theta"] += PublishedPeerToPeer.local_fits(self, problem)
         return state
 
     patch.setattr(PeerToPeer, "init", raw)
 
 
+def _data(patch: pytest.MonkeyPatch) -> list[LinearData]:
+    """The records of the run that makes steps, once it has begun."""
+    work, read = PeerToPeer._work, []
+
+    def watched(self, problem):
+        read[:] = [self.data(problem)]
+        return work(self, problem)
+
+    patch.setattr(PeerToPeer, "_work", watched)
+    return read
+
+
 def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
-    update = GraphState.update
+    wake, read = PeerToPeer._wake, _data(patch)
 
-    def leaky(self, agents, where, steps, answers, answered):
-        raw = torch.stack([x.mean(0) for x in self.work.records.data.x]).mean(0).numpy()
-        return update(self, agents, where, steps, answers + 1e-6 * raw, answered)
+    def leaky(self, network, public, agents, answer, answered):
+        raw = torch.stack([x.mean(0) for x in read[0].x]).mean(0).numpy()
+        return wake(self, network, public, agents, answer + 1e-6 * raw, answered)
 
-    patch.setattr(GraphState, "update", leaky)
+    patch.setattr(PeerToPeer, "_wake", leaky)
 
 
 def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:
-    remembered = GraphState.remembered
+    gradients, read = PeerToPeer._data_gradients, _data(patch)
 
-    def leaky(self, agents, where, answers, answered):
-        steps = remembered(self, agents, where, answers, answered)
-        for row, agent in enumerate(agents.tolist()):
+    def leaky(self, network, public, at, answer, answered):
+        steps = gradients(self, network, public, at, answer, answered)
+        for row, agent in enumerate(at[1].tolist()):
             if not answered[row]:
-                x, y = self.work.records.data.x[agent], self.work.records.data.y[agent]
-                steps[row] += 1e-6 * (x * y[:, None]).mean(0).numpy()
+                steps[row] += 1e-6 * (read[0].x[agent] * read[0].y[agent][:, None]).mean(0).numpy()
         return steps
 
-    patch.setattr(GraphState, "remembered", leaky)
+    patch.setattr(PeerToPeer, "_data_gradients", leaky)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,6 @@ def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:
     [
         (_curvature_of_own_rows, {}),
         (_confidence_of_own_labels, {}),
-        (_unreleased_warm_start, WARM),
         (_raw_local_start, {}),
         (_raw_gradients_beside, {}),
         (_raw_gradients_beside, ONCE),

@@ -22,7 +22,6 @@ from fedmtl.privacy import (
     PoissonSampling,
     RecordPrivacy,
     ReleasePlan,
-    WarmStartRelease,
     open_channel,
 )
 from fedmtl.privacy.clip import sum_width
@@ -274,7 +273,7 @@ def test_the_budget_is_a_hard_cap_on_each_client() -> None:
     channel = door(privacy, rounds=40)
     drawn = [begin(channel, step) for step in range(40)]
     uses = channel.account.participations[0]
-    cost = channel.account.cost
+    cost = channel.account.prices
     assert cost.epsilons(uses).max() <= 6.0
     for k in range(5):  # one more participation would not fit
         more = uses.copy()
@@ -477,9 +476,7 @@ def test_impossible_requests_are_refused_by_name() -> None:
     for unused in (
         {"relation": "replace"},
         {"caps": np.ones(5, dtype=np.int64)},
-        {"arrivals": [np.zeros(n, dtype=np.int64) for n in COUNTS]},
         {"allocation": [np.arange(1, 5)] * 5},
-        {"first": WarmStartRelease(np.ones(5), 0.5)},
     ):
         with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for rounds"):
             door(NOISED, who=replace(plan_of(), **unused))

@@ -212,7 +212,7 @@ def test_privacy_coins_are_accepted() -> None:
 
 def test_errors() -> None:
     for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (3.0, -0.1), (3.0, math.nan)):
-        with pytest.raises(ConfigError, match=r"selection\."):
+        with pytest.raises(ConfigError, match=r"PrivateSearch\.(mean|shape)"):
             selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape)
     assert selection_epsilon(dp_event.NonPrivateDpEvent(), 1e-6, mean=3.0, shape=1.0) == math.inf
     assert rdp.DEFAULT_RDP_ORDERS[0] > 1  # the formulas divide by a - 1

@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
+from fedmtl.errors import PrivacyError
 from fedmtl.privacy.noise import sources
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
-from fedmtl.random import id_key
+from fedmtl.random import id_key, philox
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
@@ -90,56 +91,49 @@ def test_a_second_word_is_asked_for_where_it_can_matter():
     assert tails[1, 0] == 2.0**-64 * (3 + 5 * 2.0**-64)
 
 
-def words_of(key, client, use, size):
-    """First and second words of one use, block after block from the counters that the docstring names."""
-    streams = []
-    for which in (0, 1):
-        words = []
-        for place in range(use * size, use * size + size):
-            counter = np.array([place // 4 % 2**64, place // 4 // 2**64, size, which], np.uint64)
-            block = np.random.Philox(key=np.array([key, client], np.uint64), counter=counter)
-            words.append(block.random_raw(4)[place % 4])
-        streams.append(words)
-    return streams
+def test_words_without_second_ones_are_tails_of_64_bits():
+    words = np.array([0, 1, 2, 2**54 + 1, 2**64 - 1], np.uint64)
+    sign, tail = sources.signs_and_tails(words)
+    assert sign.tolist() == [1, -1, 1, -1, -1]
+    assert tail.tolist() == [2.0**-64, 2.0**-64, 2.0**-64, 2.0**-64 * (2**53 + 1), 0.5 - 2.0**-54]
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 6])
-def test_words_of_clients_are_those_of_their_counters(size):
-    uses = [0, 1, 2, 7, 8, 2**32 - 1, 2**32, 2**64 - 2, 2**64 - 1, 0]
-    clients = [5, 5, 5, 5, 5, 5, 5, 5, 2**64 - 1, 2**64 - 1]
-    keys = [9] * 9 + [10]
-    address = (np.array(one, np.uint64) for one in (keys, clients, uses))
-    first, more = sources.client_words(*address, size)
-    second = more(np.arange(first.size)).reshape(first.shape)
-    for k, one in enumerate(zip(keys, clients, uses, strict=True)):
-        expected = words_of(*one, size)
-        assert first[k].tolist() == expected[0]
-        assert second[k].tolist() == expected[1]
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("block", [1 << 15, 4, 1])
+def test_words_of_clients_are_those_of_their_counters(size, block, monkeypatch):
+    """Two words of 64 bits from each block of four of 32, of the plain loop over the counter."""
+    monkeypatch.setattr(sources, "BLOCK_ELEMENTS", max(2, block))
+    uses = [0, 1, 2, 7, 2**32 - 1, 2**32 - 1, 0]
+    clients = [5, 5, 5, 5, 5, 2**64 - 1, 2**64 - 1]
+    keys = [9] * 6 + [2**63 + 10]
+    words = sources.client_words(*(np.array(one, np.uint64) for one in (keys, clients, uses)), size)
+    for k, (key, client, use) in enumerate(zip(keys, clients, uses, strict=True)):
+        expected = []
+        for place in range(-(-size // 2)):
+            counter = (torch.tensor(word) for word in (place, use, client & 0xFFFFFFFF, client >> 32))
+            w0, w1, w2, w3 = (int(word) for word in philox(key, *counter))
+            expected += [w0 << 32 | w1, w2 << 32 | w3]
+        assert words[k].tolist() == expected[:size]
 
 
 def test_uses_of_clients_never_overlap():
-    """No word of a (client, use, size) is one of another: in 64 bits, a word that is seen twice is the same word."""
-    seen = []
-    for size in range(1, 9):
-        clients, uses = (one.ravel().astype(np.uint64) for one in np.mgrid[0:3, 0:9])
-        first, more = sources.client_words(np.full_like(uses, 11), clients, uses, size)
-        seen += [first.ravel(), more(np.arange(first.size))]
-    words = np.concatenate(seen)
-    assert len(np.unique(words)) == len(words) == 2 * 27 * 36
+    """In 64 bits, a word that is seen twice is the same word: only the start of a longer row is the shorter one."""
+    clients, uses = (one.ravel().astype(np.uint64) for one in np.mgrid[0:3, 0:9])
+    words = sources.client_words(np.full_like(uses, 11), clients, uses, 70)
+    assert len(np.unique(words)) == words.size
+    assert np.array_equal(sources.client_words(np.full_like(uses, 11), clients, uses, 7), words[:, :7])
 
 
-def test_the_first_use_does_not_follow_the_last() -> None:
-    uses, keys = torch.tensor([-1, 0]), torch.tensor([5, 5])
-    _, both = SeededSource(3).tails("update", uses, 7, keys)
-    each = [SeededSource(3).tails("update", uses[i : i + 1], 7, keys[:1])[1] for i in range(2)]
-    np.testing.assert_array_equal(both, np.concatenate(each))
+def test_a_use_beyond_the_counter_is_refused():
+    address = (np.array([value], np.uint64) for value in (1, 2, 2**32))
+    with pytest.raises(PrivacyError, match="Use 4294967296 of a client"):
+        sources.client_words(*address, 3)
 
 
 def test_the_bits_of_clients_are_fair():
     address = np.full(50, 11, np.uint64), np.arange(50, dtype=np.uint64), np.arange(50, dtype=np.uint64) * np.uint64(3)
-    first, more = sources.client_words(*address, 40)
-    words = np.stack([first.ravel(), more(np.arange(first.size))])
-    bits = np.unpackbits(words.reshape(-1).view(np.uint8)).reshape(-1, 64)
+    words = sources.client_words(*address, 80)
+    bits = np.unpackbits(np.ascontiguousarray(words).reshape(-1).view(np.uint8)).reshape(-1, 64)
     assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
 
 

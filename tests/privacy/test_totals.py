@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmtl import APFL, PMTL, ClientPrivacy, Ditto, FedAvg, FedProx, LocalOptimizer, LocalSGD, PoissonSampling, Trainer
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy import QuantileClip, ReleasePlan, channel, clip, open_channel
+from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
 from fedmtl.privacy.audit import Effort
 from fedmtl.privacy.channel import Channel
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum, sum_width
@@ -197,7 +197,6 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
 
 
 def test_an_audit_compares_what_a_run_adds_up_with_its_rows(monkeypatch) -> None:
-    monkeypatch.setattr(channel, "_WORTH_A_THREAD", 0)
     trainer = Trainer(
         algorithm=FedAvg(local=SGD), model=MODELS["convolutions"], data=images(12, 1e30), rounds=3,
         schedule=PoissonSampling(6), privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.5, delta=1e-5),

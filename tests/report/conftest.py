@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedmtl.report import bands, canvas, figures, frontier
+from fedmtl.report import canvas
 
 
 @pytest.fixture
@@ -16,10 +16,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     saved: list[Figure] = []
     original = canvas.save
 
-    def save(figure: Figure, path: str) -> Path:
+    def save(figure: Figure, path: Path) -> None:
         saved.append(figure)
-        return original(figure, path)
+        original(figure, path)
 
-    for module in (bands, figures, frontier):
-        monkeypatch.setattr(module, "save", save)
+    monkeypatch.setattr(canvas, "save", save)
     return saved

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import statistics
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fedmtl import FedAvg, Finetune, Local, LocalSGD
 from fedmtl.errors import DataError
-from fedmtl.report import _settings, frontier, report, tables
+from fedmtl.report import _settings, frame, frontier, report, runs, tables
 from tests.helpers import ragged_classification
 from tests.trainer.settings import SOLVER, quick_figures, trainer
 
@@ -60,22 +59,30 @@ def test_what_releases_nothing_protects_no_unit_of_its_own(tmp_path: Path) -> No
     local = {"local": {"epsilon": 0.0, "accuracy": 0.75}}
     for unit in ("client", "record"):
         write_run(tmp_path / unit, unit=unit, baselines=local)
-    rows, _, _ = tables.collect([tmp_path])
-    assert [(row.algorithm, row.unit) for row in rows] == [("pmtl", "client"), ("local", ""), ("pmtl", "record")]
+    rows = frame([tmp_path])
+    found = list(zip(rows.algorithm, rows.unit, strict=True))
+    assert found == [("pmtl", "client"), ("local", ""), ("pmtl", "record")]
 
 
 def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> None:
-    rows, unfinished, _ = tables.collect([sweep])
-    assert not unfinished
+    rows = frame([sweep])
     assert len(rows) == 12 + 1 + 2  # local: one row for each seed, though twelve runs trained it
-    groups = {(g.algorithm, g.epsilon): g for g in tables.group(rows)}
+    groups = tables.grouped(rows).set_index(["algorithm", "epsilon"])
     assert len(groups) == 6 + 1 + 1
-    pmtl = groups["pmtl", 2.0]
+    pmtl = groups.loc["pmtl", 2.0]
     assert pmtl.seeds == 2
-    assert pmtl.mean["accuracy"] == pytest.approx(0.855)
-    assert pmtl.deviation["accuracy"] == pytest.approx(statistics.stdev([0.85, 0.86]))
-    assert groups["local", 0.0].mean["accuracy"] == pytest.approx(0.76)
-    assert groups["pmtl", math.inf].mean["accuracy"] == 0.93
+    assert pmtl["accuracy"] == pytest.approx(0.855)
+    assert pmtl["accuracy ±"] == pytest.approx(statistics.stdev([0.85, 0.86]))
+    assert groups.loc[("local", 0.0), "accuracy"] == pytest.approx(0.76)
+    assert groups.loc[("pmtl", math.inf), "accuracy"] == 0.93
+
+
+def test_a_score_that_is_missing_is_not_averaged_away(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.8), (1, "nan")):
+        write_run(tmp_path / str(seed), seed=seed, accuracy=accuracy)
+    (group,) = tables.grouped(frame([tmp_path])).to_dict("records")
+    assert group["seeds"] == 2
+    assert math.isnan(group["accuracy"])
 
 
 def test_clients_are_compared_with_the_local_training_of_another_run(
@@ -92,22 +99,24 @@ def test_clients_are_compared_with_the_local_training_of_another_run(
     ways = {"algorithm": FedAvg(local=SOLVER), "finetune": finetune}
     train("own/run", **ways, baselines=["pmtl", "local"])
     run, alone = train("apart/fedavg", **ways, baselines=["pmtl"]), train("apart/local", Local(local=SOLVER))
-    expected = {row.algorithm: dict(row.metrics) for row in tables.collect([tmp_path / "own"])[0]}
 
-    def shares(*folders: Path) -> dict[str, list[float | None]]:
+    def shares(first: Path, *others: Path) -> dict[str, list[float]]:
         """Of each method of the first run."""
-        rows = [row for row in tables.collect(folders)[0] if row.run == str(run)]
-        return {row.algorithm: [dict(row.metrics).get(name) for name in tables.THAN_LOCAL] for row in rows}
+        rows = frame([first, *others])
+        own = rows[rows.run.str.startswith(str(first))].set_index("algorithm")
+        return {str(name): list(row) for name, row in own[list(runs.THAN_LOCAL)].iterrows()}
+
+    expected = shares(tmp_path / "own")
 
     cooler = train("apart/cooler", Local(local=LocalSGD(lr=0.01, epochs=2, batch_size=4)))
     for folders in ((run, alone), (run, cooler, alone)):
         found = shares(*folders)
         for name in ("fedavg + finetuning", "pmtl + finetuning"):
-            assert found[name] == pytest.approx([expected[name][one] for one in tables.THAN_LOCAL])
+            assert found[name] == pytest.approx(expected[name])
             assert 0 < found[name][0] < 1
     for other in ({"seed": 1}, {"data": ragged_classification(12, seed=1)}):
         stranger = train(f"other/{next(iter(other))}", Local(local=SOLVER), **other)
-        assert shares(run, stranger)["fedavg + finetuning"] == [None] * 3
+        assert all(map(math.isnan, shares(run, stranger)["fedavg + finetuning"]))
 
 
 def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
@@ -115,9 +124,9 @@ def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
     for method, accuracy in (("mp_mtl", 0.78), ("pp_dmtl", 0.81)):
         local = {"local": {"epsilon": 0.0, "accuracy": accuracy}}
         write_run(tmp_path / method, algorithm=method, accuracy=0.5, baselines=local)
-    rows, *_ = tables.collect([tmp_path])
-    local = [one for one in tables.group(rows) if one.algorithm == "local"]
-    assert [(one.seeds, one.mean["accuracy"]) for one in local] == [(1, 0.78), (1, 0.81)]
+    groups = tables.grouped(frame([tmp_path]))
+    local = groups[groups.algorithm == "local"]
+    assert list(zip(local.seeds, local.accuracy, strict=True)) == [(1, 0.78), (1, 0.81)]
 
 
 def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Path:
@@ -167,8 +176,8 @@ def test_other_settings_are_other_experiments(
         configured(tmp_path / f"a{seed}", "privacy.epsilon=4", seed)
     configured(tmp_path / "b2", command, 2, **changed)
     configured(tmp_path / "b0", command, 0, device="cpu", **changed)  # where it ran does not matter
-    groups = [one for one in tables.group(tables.collect([tmp_path])[0]) if one.algorithm == "pmtl"]
-    found = {name: one.seeds for name, one in zip(tables.labels(groups), groups, strict=True)}
+    groups = tables.grouped(frame([tmp_path]))
+    found = groups[groups.algorithm == "pmtl"].set_index("label").seeds.to_dict()
     assert found.pop(label) == 2
     assert list(found.values()) == [2]
 
@@ -176,9 +185,9 @@ def test_other_settings_are_other_experiments(
 def test_runs_of_one_seed_that_nothing_tells_apart_are_numbered(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_run(tmp_path / name, accuracy=0.7 + len(list(tmp_path.iterdir())) / 10)
-    groups = tables.group(tables.collect([tmp_path])[0])
-    assert tables.labels(groups) == ["PMTL", "PMTL (2)"]
-    assert [one.seeds for one in groups] == [1, 1]
+    groups = tables.grouped(frame([tmp_path]))
+    assert list(groups.label) == ["PMTL", "PMTL (2)"]
+    assert list(groups.seeds) == [1, 1]
 
 
 def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> None:
@@ -196,9 +205,9 @@ def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> No
             folder=tmp_path / str(seed),
             progress=False,
         ).fit()
-    groups = tables.group(tables.collect([tmp_path])[0])
+    groups = tables.grouped(frame([tmp_path]))
     parameters = {hidden: 64 * hidden + hidden + 10 * hidden + 10 for hidden in (4, 8)}
-    assert dict(zip(tables.labels(groups), [one.seeds for one in groups], strict=True)) == {
+    assert groups.set_index("label").seeds.to_dict() == {
         f"FedAvg lr 0.1, parameters {parameters[4]}": 2,
         f"FedAvg lr 0.3, parameters {parameters[4]}": 1,
         f"FedAvg lr 0.1, parameters {parameters[8]}": 1,
@@ -206,19 +215,14 @@ def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> No
 
 
 def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
-    from rich.console import Console
-
     for seed in (0, 1):
         for lr in (0.1, 0.5):
             configured(tmp_path / f"{lr}-{seed}", f"algorithm.local.lr={lr}", seed, lr=lr)
     for file in tmp_path.glob("*/private/result.json"):
         numbers = dict.fromkeys(("median", "worst_tenth", "spread", "auc", "f1"), 0.512)
         file.write_text(json.dumps(json.loads(file.read_text()) | numbers | {"metrics": ["accuracy", "auc", "f1"]}))
-    groups = tables.group(tables.collect([tmp_path])[0])
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
-    console.print(tables.rich_table(groups, 80))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= 80
+    lines = tables.terminal_text(tables.grouped(frame([tmp_path])), 80).splitlines()
+    assert max(map(len, lines[:-3])) <= 80
     assert "…" not in "".join(lines)
     for number in ("±0.000", "0.512"):
         assert all(line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line)
@@ -227,24 +231,24 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
 
 
 def test_the_plot_has_the_deviation_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
-    groups = tables.group(tables.collect([sweep])[0])
+    groups = tables.grouped(frame([sweep]))
     frontier.plot_frontier(groups, tmp_path / "f.png")
     (axes,) = drawn[0].axes
     bars = [segment for one in axes.containers for segment in one.lines[2][0].get_segments()]
     assert bars
     for (_, low), (_, high) in bars:
         assert (high - low) / 2 == pytest.approx(statistics.stdev([0.0, 0.01]))
-    assert "±0.007" in " ".join(cell for line in tables.cells(groups) for cell in line)
+    assert "±0.007" in tables.markdown_text(groups)
 
 
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
-        pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": 0.85, "finetune": kind}}
-        write_run(tmp_path / kind, algorithm="fedavg", accuracy=0.88, finetune=kind, baselines=pmtl)
+        accuracy = 0.85 + 0.01 * (kind == "kl")
+        pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": accuracy, "finetune": kind}}
+        settings = {"finetune": {"class": "Finetune", "kind": kind}}
+        write_run(tmp_path / kind, algorithm="fedavg", finetune=kind, baselines=pmtl, configuration=settings)
     write_run(tmp_path / "none", algorithm="fedavg", accuracy=0.79)
-    rows, *_ = tables.collect([tmp_path])
-    labels = [line[0] for line in tables.cells(tables.group(rows))]
-    assert labels == [
+    assert list(tables.grouped(frame([tmp_path])).label) == [
         "FedAvg",
         "FedAvg + finetuning finetune kl",
         "FedAvg + finetuning finetune mean",
@@ -273,7 +277,7 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_report_is_not_a_run(sweep: Path) -> None:
     report([sweep], show=False)
-    assert len(tables.collect([sweep])[0]) == 15
+    assert len(frame([sweep])) == 15
 
 
 def test_one_run_keeps_its_report_private(sweep: Path) -> None:
@@ -287,13 +291,13 @@ def horizontal(axes: Any) -> set[float]:
 
 
 def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
-    frontier.plot_frontier(tables.group(tables.collect([sweep])[0]), tmp_path / "f.png")
+    frontier.plot_frontier(tables.grouped(frame([sweep])), tmp_path / "f.png")
     (axes,) = drawn[0].axes
     curves = [(list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata())) for bar in axes.containers]
     assert ([1.0, 2.0, 8.0], pytest.approx([0.805, 0.855, 0.905])) in curves
     assert ([1.0, 2.0, 8.0], pytest.approx([0.705, 0.755, 0.805])) in curves
     assert sorted(horizontal(axes)) == pytest.approx([0.76, 0.93])
-    labels = {text.get_text() for text in axes.texts}
+    labels = {text.get_text() for text in axes.get_legend().get_texts()}
     assert {"Local, epsilon 0 0.760", "PMTL, no privacy 0.930", "PMTL 0.905"} <= labels
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
 
@@ -301,7 +305,7 @@ def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> 
 def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
     for epsilon in (1.0, 2.0):
         write_run(sweep / f"record-{epsilon}", algorithm="pp_dmtl", epsilon=epsilon, accuracy=0.6, unit="record")
-    frontier.plot_frontier(tables.group(tables.collect([sweep])[0]), tmp_path / "f.png")
+    frontier.plot_frontier(tables.grouped(frame([sweep])), tmp_path / "f.png")
     client, record = drawn[0].axes
     assert "all data of one client" in client.get_xlabel()
     assert "one record" in record.get_xlabel()
@@ -312,10 +316,10 @@ def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn
 
 def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
     for lam in (0.1, 1.0):
-        write_run(tmp_path / f"lam{lam}", lam=lam, clip_norm=1.5, accuracy=0.7 + lam / 10)
-    groups = tables.group(tables.collect([tmp_path])[0])
-    assert [g.seeds for g in groups] == [1, 1]
-    assert tables.labels(groups) == ["PMTL lam 0.1", "PMTL lam 1.0"]
+        write_run(tmp_path / f"lam{lam}", configuration={"algorithm": {"class": "PMTL", "lam": lam, "mu": 1.5}})
+    groups = tables.grouped(frame([tmp_path]))
+    assert list(groups.seeds) == [1, 1]
+    assert list(groups.label) == ["PMTL lam 0.1", "PMTL lam 1"]
 
 
 def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -342,36 +346,27 @@ def test_repeats_of_a_baseline_under_other_budgets_count_once(tmp_path: Path) ->
     local = {"epsilon": 0.0, "accuracy": 0.7, "noise_multiplier": None, "clip_norm": 1.5}
     for epsilon in (1.0, 2.0):
         write_run(tmp_path / f"{epsilon}", epsilon=epsilon, baselines={"local": local | {"clip_norm": epsilon}})
-    assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local", "pmtl"]
+    assert list(frame([tmp_path]).algorithm) == ["pmtl", "local", "pmtl"]
 
 
 def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Figure]) -> None:
-    for cohort in (10, 100):
-        sampler = f"Poisson, expected cohort {cohort} of 1000 clients (q = {cohort / 1000})"
-        write_run(tmp_path / f"{cohort}", sampler=sampler, planned_rounds=cohort, lam=cohort / 7, update="global")
+    for seed in (0, 1):
+        folder = "/".join(["a long way"] * 5)
+        table = {"class": "Table", "features": [f"{folder}{seed}", "x" * 60], "path": f"{seed}-" + "y" * 60}
+        write_run(tmp_path / f"{seed}", configuration={"data": table}, accuracy=0.7 + seed / 10)
     made = report([tmp_path], show=False)
-    assert "sampler Poisson 10, rounds 10 |" in made.markdown.read_text()
     (axes,) = drawn[0].axes
     assert axes.get_position().width > 0.4
-    labels = sorted(text.get_text() for text in axes.texts)
-    assert labels[0].startswith("PMTL lam 1.428571428571")
+    labels = sorted(text.get_text() for text in axes.get_legend().get_texts())
+    assert labels[0].startswith("PMTL path 0-yyyy")
     assert max(map(len, labels)) <= 40 + len(" 0.800")
-
-
-def test_guarantees_are_not_averaged_together(tmp_path: Path) -> None:
-    for guarantee in ("sound", "paper"):
-        write_run(tmp_path / guarantee, privacy={"guarantee": guarantee}, accuracy=0.7)
-    groups = tables.group(tables.collect([tmp_path])[0])
-    assert tables.labels(groups) == [
-        "PMTL guarantee paper",
-        "PMTL guarantee sound",
-    ]
+    assert "PMTL path 1-yyyyyyyyyyyyyyyyyyyyy… |" in made.markdown.read_text()
 
 
 def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", baselines={"local": {"epsilon": 0.0, "accuracy": 0.7}})
     write_run(run / "baselines" / "local", algorithm="local", epsilon=0.0, accuracy=0.7)
-    assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local"]
+    assert list(frame([tmp_path]).algorithm) == ["pmtl", "local"]
 
 
 def test_failed_runs_are_no_unfinished_ones(sweep: Path) -> None:
@@ -420,6 +415,6 @@ def test_quoted_settings_are_named(tmp_path: Path) -> None:
     folder = configured(
         tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3"
     )
-    named = _settings.configuration(folder, {})[1]
+    named = runs.configuration(folder, {})[1]
     assert named == ("algorithm.server_optimizer", "data.a", "rounds", "seed")
     assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]

@@ -14,15 +14,12 @@ from scipy.special import ndtri
 from fedmtl.errors import ConfigError
 from fedmtl.random import derive_key, id_key, keyed_uniform
 from fedmtl.schedules import (
-    ConstantLatency,
     Dropouts,
-    ExponentialLatency,
     Latencies,
-    LogNormalLatency,
     PoissonClocks,
+    RandomLatency,
     Synchronous,
     TraceLatency,
-    UniformLatency,
 )
 
 ALPHA = 1e-6
@@ -101,9 +98,9 @@ def test_capped_clocks_are_the_uncapped_ones_without_the_skipped_ticks():
 @pytest.mark.parametrize(
     ("latency", "law"),
     [
-        (UniformLatency(2.0, 15.0), stats.uniform(2.0, 13.0)),
-        (LogNormalLatency(3.0, 0.7), stats.lognorm(0.7, scale=3.0)),
-        (ExponentialLatency(2.5), stats.expon(scale=2.5)),
+        (RandomLatency("uniform", {"loc": 2.0, "scale": 13.0}), stats.uniform(2.0, 13.0)),
+        (RandomLatency("lognorm", {"s": 0.7, "scale": 3.0}), stats.lognorm(0.7, scale=3.0)),
+        (RandomLatency("expon", {"scale": 2.5}), stats.expon(scale=2.5)),
     ],
 )
 def test_latencies_have_their_law_and_scale(latency, law):
@@ -120,10 +117,16 @@ def test_latencies_have_their_law_and_scale(latency, law):
 
 
 LAWS = {
-    "uniform": (UniformLatency(0.0, 15.0), lambda u: 15.0 * u),
-    "lognormal": (LogNormalLatency(1.0, 2.0), lambda u: np.exp(2.0 * ndtri(np.maximum(u, 2.0**-54)))),
-    "heavy": (LogNormalLatency(1.0, 8.0), lambda u: np.exp(8.0 * ndtri(np.maximum(u, 2.0**-54)))),
-    "constant": (ConstantLatency(2.0), lambda u: np.full_like(u, 2.0)),
+    "uniform": (RandomLatency("uniform", {"scale": 15.0}), lambda u: 15.0 * u),
+    "lognormal": (
+        RandomLatency("lognorm", {"s": 2.0}),
+        lambda u: np.exp(2.0 * ndtri(np.maximum(u, 2.0**-54))),
+    ),
+    "heavy": (
+        RandomLatency("lognorm", {"s": 8.0}),
+        lambda u: np.exp(8.0 * ndtri(np.maximum(u, 2.0**-54))),
+    ),
+    "constant": (2.0, lambda u: np.full_like(u, 2.0)),
 }
 
 
@@ -173,7 +176,7 @@ def test_many_clients_few_events():
 
 def test_synchronous_rounds_end_with_their_slowest():
     scale, caps = [1.0, 3.0, 1.0, 2.0], [5, 40, 40, 0]
-    bound = Synchronous(latency=UniformLatency(0.0, 15.0), activations=caps, scale=scale).bind(4)
+    bound = Synchronous(latency=RandomLatency("uniform", {"scale": 15.0}), activations=caps, scale=scale).bind(4)
     for replicate in range(3):
         gaps = [15.0 * numbers_of("schedule/latency", 4, replicate, i, 40) * scale[i] for i in range(4)]
         now, expected = 0.0, []
@@ -187,7 +190,7 @@ def test_synchronous_rounds_end_with_their_slowest():
 def test_waiting_costs_the_mean_of_the_slowest():
     laps = {}
     for kind in (Latencies, Synchronous):
-        bound = kind(latency=UniformLatency(0.0, 15.0), activations=2_000).bind(20)
+        bound = kind(latency=RandomLatency("uniform", {"scale": 15.0}), activations=2_000).bind(20)
         laps[kind] = float(bound.events(0, 0, bound.steps).time[0, -1]) / 2_000
     assert laps[Synchronous] == pytest.approx(15 * 20 / 21, abs=6 * 0.69 / np.sqrt(2_000))
     assert laps[Latencies] == pytest.approx(7.5, abs=8 * 15 / np.sqrt(12 * 2_000))
@@ -195,7 +198,7 @@ def test_waiting_costs_the_mean_of_the_slowest():
 
 def test_a_round_whose_slowest_never_returns_is_never_over():
     away = Dropouts(intervals={"1": [(5.0, np.inf)]})
-    settings = {"latency": ConstantLatency(2.0), "activations": 10, "dropouts": away}
+    settings = {"latency": 2.0, "activations": 10, "dropouts": away}
     bound = Synchronous(**settings).bind(2)
     table = bound.events(0, 0, bound.steps)
     assert table.client[0].tolist() == [0, 1, 0, 1] + [-1] * 16
@@ -224,7 +227,7 @@ FIXED = {"0": [(0.0, 4.0), (10.0, 10.5), (11.0, 90.0)], "2": [(3.0, 200.0), (201
 @pytest.mark.parametrize("random", [False, True])
 def test_answers_wait_until_their_client_is_back(random):
     away = Dropouts(rate=0.2, duration=6.0) if random else Dropouts(intervals=FIXED)
-    settings = {"latency": UniformLatency(0.0, 3.0), "activations": 300, "dropouts": away}
+    settings = {"latency": RandomLatency("uniform", {"scale": 3.0}), "activations": 300, "dropouts": away}
     bound, rounds = Latencies(**settings).bind(4), Synchronous(**settings).bind(4)
     for replicate in range(2):
         gaps = [3.0 * numbers_of("schedule/latency", 5, replicate, i, 300) for i in range(4)]
@@ -245,9 +248,7 @@ def test_answers_wait_until_their_client_is_back(random):
 
 def test_the_share_of_time_away_is_that_of_an_alternating_process():
     waits = 20_000
-    bound = Latencies(latency=ConstantLatency(1.0), activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)).bind(
-        1
-    )
+    bound = Latencies(latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)).bind(1)
     gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
     away = gaps > 1.0 + 1e-9
     assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))
@@ -259,20 +260,24 @@ def test_the_share_of_time_away_is_that_of_an_alternating_process():
 SCHEDULES = {
     "poisson": PoissonClocks(events=900, rate=[0.1, 1.0, 1.0, 9.0, 0.0]),
     "capped": PoissonClocks(per_client=[1, 100, 200, 300, 299]),
-    "lognormal": Latencies(latency=LogNormalLatency(1.0, 1.5), activations=180),
-    "constant": Latencies(latency=ConstantLatency(1.0), activations=180),
+    "lognormal": Latencies(latency=RandomLatency("lognorm", {"s": 1.5}), activations=180),
+    "constant": Latencies(latency=1.0, activations=180),
     "ties": Latencies(
         latency=TraceLatency([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [1.0], [1.0], [0.0, 0.0, 1.0]]),
         activations=180,
     ),
     "dropouts": Latencies(
-        latency=UniformLatency(0.0, 3.0), activations=180, dropouts=Dropouts(rate=0.1, duration=20.0)
+        latency=RandomLatency("uniform", {"scale": 3.0}), activations=180, dropouts=Dropouts(rate=0.1, duration=20.0)
     ),
     "left": Latencies(
-        latency=UniformLatency(0.0, 3.0), activations=180, dropouts=Dropouts(intervals={"4": [(30.0, np.inf)]})
+        latency=RandomLatency("uniform", {"scale": 3.0}),
+        activations=180,
+        dropouts=Dropouts(intervals={"4": [(30.0, np.inf)]}),
     ),
     "synchronous": Synchronous(
-        latency=LogNormalLatency(1.0, 1.5), activations=180, dropouts=Dropouts(rate=0.1, duration=20.0)
+        latency=RandomLatency("lognorm", {"s": 1.5}),
+        activations=180,
+        dropouts=Dropouts(rate=0.1, duration=20.0),
     ),
 }
 
@@ -288,14 +293,14 @@ def test_windows_and_replicates_do_not_change_a_run(name):
     bound = settings.bind(5)
     for start, stop in ((0, 1), (1, 300), (300, 300), (450, 451), (10, 20), (0, 900), (899, 900), (37, 612)):
         assert same(bound.events(11, start, stop, replicates=4), whole.window(start, stop))
-    alone = bound.events(11, 500, 700, replicates=[2])
-    assert torch.equal(alone.time, whole.time[2:3, 500:700])
-    assert torch.equal(alone.client, whole.client[2:3, 500:700])
+    fewer = bound.events(11, 500, 700, replicates=3)
+    assert torch.equal(fewer.time, whole.time[:3, 500:700])
+    assert torch.equal(fewer.client, whole.client[:3, 500:700])
     other = bound.events(12, 0, 900, replicates=4)
     assert not torch.equal(other.time, whole.time) or name in ("constant", "ties")
 
 
-def test_the_window_is_the_same_across_the_pages_of_a_long_run():
+def test_the_window_is_the_same_where_the_table_grows():
     bound = PoissonClocks(events=200_000).bind(13)
     whole = bound.events(0, 0, 200_000)
     late = PoissonClocks(events=200_000).bind(13).events(0, 199_000, 200_000)
@@ -305,18 +310,19 @@ def test_the_window_is_the_same_across_the_pages_of_a_long_run():
     assert torch.equal(torch.cat([table.client for table in steps], dim=1), whole.client)
 
 
-@pytest.mark.parametrize("page", [1, 8, 64])
+@pytest.mark.parametrize("chunk", [1, 8, 64])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_size_of_pages_changes_nothing(monkeypatch, name, page):
+def test_the_size_of_chunks_and_tables_changes_nothing(monkeypatch, name, chunk):
     whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
-    monkeypatch.setattr("fedmtl.schedules.streams._PAGE", page)
+    monkeypatch.setattr("fedmtl.schedules.activations._CHUNK", chunk)
+    monkeypatch.setattr("fedmtl.schedules.clocks._TABLE", chunk)
     bound = SCHEDULES[name].bind(5)
     for start, stop in ((0, 1), (1, 30), (30, 900)):
         assert same(bound.events(11, start, stop, replicates=3), whole.window(start, stop))
 
 
 def test_a_client_keeps_its_times_in_another_place_and_company():
-    settings = Latencies(latency=UniformLatency(0.0, 1.0), activations=50)
+    settings = Latencies(latency=RandomLatency("uniform"), activations=50)
     names = ["ann", "bob", "cy"]
     few = settings.bind(2, names=["cy", "ann"]).events(0, 0, 100)
     many = settings.bind(3, names=names).events(0, 0, 150)
@@ -327,7 +333,7 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
 
 
 def test_asynchronous_and_synchronous_take_the_same_latencies():
-    settings = {"latency": UniformLatency(0.0, 1.0), "activations": 30}
+    settings = {"latency": RandomLatency("uniform"), "activations": 30}
     alone = Latencies(**settings).bind(1).events(0, 0, 30)
     assert same(alone, Synchronous(**settings).bind(1).events(0, 0, 30))
 
@@ -348,7 +354,7 @@ def test_an_owner_that_never_wakes():
     bound = PoissonClocks(per_client=4, rate=[1.0, 0.0, 1.0]).bind(3)
     assert bound.steps == 8
     assert sorted(bound.events(0, 0, 8).client[0].tolist()) == [0] * 4 + [2] * 4
-    bound = Latencies(latency=ConstantLatency(1.0), activations=[2, 0]).bind(2)
+    bound = Latencies(latency=1.0, activations=[2, 0]).bind(2)
     assert bound.events(0, 0, 2).client[0].tolist() == [0, 0]
 
 
@@ -379,17 +385,16 @@ def test_an_owner_that_never_wakes():
         (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 6), r"within \[0, 5\]"),
         (lambda: PoissonClocks(events=5).bind(2).events(0, 3, 2), "events 3 to 2"),
         (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 2, replicates=0), "replicates is 0"),
-        (lambda: Latencies(latency=1.0, events=5), "must be a Latency"),
-        (lambda: Latencies(latency=ConstantLatency(1.0)), "needs events, activations or both"),
-        (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale=0.0), "scale is 0.0"),
-        (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale="slow"), "scale is 'slow'"),
-        (lambda: Latencies(latency=ConstantLatency(1.0), activations=[2, 1.5]), r"activations\[1\] is 1.5"),
-        (lambda: Latencies(latency=ConstantLatency(1.0), activations=[2]).bind(3), "activations has 1 entries for 3"),
-        (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale=[1.0]).bind(2), "scale has 1 entries"),
+        (lambda: Latencies(latency=0.0, events=5), "latency is 0.0"),
+        (lambda: Latencies(latency=[1.0, 2.0], events=5), "latency is"),
+        (lambda: Latencies(latency=1.0), "needs events, activations or both"),
+        (lambda: Latencies(latency=1.0, events=5, scale=0.0), "scale is 0.0"),
+        (lambda: Latencies(latency=1.0, events=5, scale="slow"), "scale is 'slow'"),
+        (lambda: Latencies(latency=1.0, activations=[2, 1.5]), r"activations\[1\] is 1.5"),
+        (lambda: Latencies(latency=1.0, activations=[2]).bind(3), "activations has 1 entries for 3"),
+        (lambda: Latencies(latency=1.0, events=5, scale=[1.0]).bind(2), "scale has 1 entries"),
         (
-            lambda: Latencies(
-                latency=ConstantLatency(1.0), events=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})
-            ).bind(2),
+            lambda: Latencies(latency=1.0, events=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})).bind(2),
             "names client 'x'",
         ),
     ],

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gzip
 
-import numpy as np
 import pytest
 
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.schedules import (
-    ConstantLatency,
     Dropouts,
-    ExponentialLatency,
     Latencies,
-    LogNormalLatency,
+    RandomLatency,
     TraceLatency,
-    UniformLatency,
 )
 
 
@@ -89,15 +85,16 @@ def test_bad_traces_are_refused(source, error, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: ConstantLatency(0.0), "value is 0.0"),
-        (lambda: ConstantLatency(float("inf")), "value is inf"),
-        (lambda: UniformLatency(-1.0, 1.0), "low is -1.0"),
-        (lambda: UniformLatency(0.0, 0.0), "high is 0.0"),
-        (lambda: UniformLatency(2.0, 2.0), "must be above low"),
-        (lambda: LogNormalLatency(0.0, 1.0), "median is 0.0"),
-        (lambda: LogNormalLatency(1.0, -1.0), "sigma is -1.0"),
-        (lambda: LogNormalLatency(1.0, 11.0), "sigma is 11.0"),
-        (lambda: ExponentialLatency(float("nan")), "scale is nan"),
+        (lambda: RandomLatency("uniform", {"loc": -1.0}), "least value is -1; it must be a distribution of"),
+        (lambda: RandomLatency("norm"), "least value is -inf"),
+        (lambda: RandomLatency("uniform", {"scale": 0.0}), "scale=0.0, whose least value is nan"),
+        (lambda: RandomLatency("lognorm", {"s": -1.0}), "s=-1.0, whose least value is nan"),
+        (lambda: RandomLatency("expon", {"scale": float("nan")}), "scale=nan, whose least value is nan"),
+        (lambda: RandomLatency("expon", {"scale": float("inf")}), "scale=inf"),
+        (lambda: RandomLatency("lognorm"), "'lognorm' with no parameters; give a continuous distribution"),
+        (lambda: RandomLatency("uniform", {"low": 1.0}), "'uniform' with low=1.0; give"),
+        (lambda: RandomLatency("poisson", {"mu": 1.0}), "scipy.stats.poisson is no continuous"),
+        (lambda: RandomLatency("nothing"), "such as uniform, expon or lognorm"),
         (lambda: Dropouts(), "needs intervals, or both"),
         (lambda: Dropouts(rate=1.0), "needs intervals, or both"),
         (lambda: Dropouts(rate=0.0, duration=1.0), "rate is 0.0"),
@@ -113,8 +110,3 @@ def test_bad_traces_are_refused(source, error, says):
 def test_bad_laws_are_refused(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
-
-
-def test_a_trace_must_be_resolved_first():
-    with pytest.raises(ConfigError, match="resolved"):
-        TraceLatency([[1.0]]).gaps(np.empty(0), np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -581,7 +581,7 @@ def with_privacy(**changes):
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=2.0)}, "privacy is RecordPrivacy"),
         (with_privacy(epsilon=math.inf), "privacy.epsilon is inf"),
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
-        (with_privacy(guarantee="paper"), "privacy.guarantee is 'paper'"),
+        (with_privacy(mechanism="wishart"), "privacy.mechanism is 'wishart', which protects nothing"),
         (with_privacy(mechanism="discrete_gaussian"), "privacy.mechanism is 'discrete_gaussian'"),
         (with_privacy(epsilon=2.0), "privacy.epsilon is 2.0"),
         (with_privacy(delta=1e-6), "privacy.delta is 1e-06"),
@@ -650,7 +650,7 @@ def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, t
 
 
 def test_budgets_and_samplers_that_cannot_be_accounted_are_refused():
-    with pytest.raises(ConfigError, match="raise score_noise"):
+    with pytest.raises(ConfigError, match=r"raise PrivateSearch\.score_noise"):
         searching(score_noise=1e-4).plan()
 
 

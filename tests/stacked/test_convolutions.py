@@ -13,20 +13,13 @@ from torch.func import functional_call
 
 from fedmtl.algorithms import PMTL, FedAvg
 from fedmtl.data import DataSpec, FederatedDataset
-from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD
+from fedmtl.local import Execution, LocalOptimizer, LocalSGD
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation
-from fedmtl.stacked import Layout, StackedModule, convolutions, set_trainable
-from fedmtl.stacked.convolutions import (
-    Convolution,
-    ConvolutionalNetwork,
-    Toom,
-    convolution_signals,
-    finished,
-    run_image_steps,
-)
+from fedmtl.stacked import Layout, StackedModule, set_trainable
+from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Toom
 from fedmtl.stacked.losses import LOSSES
-from fedmtl.stacked.perceptron import Ends, Examples, Rule, output_gradient
+from fedmtl.stacked.products import output_gradient
 from tests.algorithms.harness import problem_of, run
 
 CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
@@ -53,8 +46,8 @@ NETWORKS = {  # of images 24 x 16
 
 def stacked(module: nn.Module, dtype: torch.dtype) -> tuple[StackedModule, ConvolutionalNetwork, Tensor]:
     stack = StackedModule(module.to(dtype), capacity=1, device=CPU, dtype=dtype)
-    assert isinstance(stack.perceptron, ConvolutionalNetwork)
-    return stack, stack.perceptron, stack.load(stack.layout.flatten(module), 1)
+    assert isinstance(stack.network, ConvolutionalNetwork)
+    return stack, stack.network, stack.load(stack.layout.flatten(module), 1)
 
 
 def gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -68,18 +61,19 @@ def gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor)
 def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(*NETWORKS[name]())
-    stack, network, rows = stacked(module, torch.float64)
+    _, network, rows = stacked(module, torch.float64)
     x, y = torch.randn(1, 6, 1, 24, 16, dtype=torch.float64), torch.randint(5, (1, 6))
     mask = torch.tensor([[True, False, True, True, False, True]])
     expected = gradient(module, rows[0], x[0], y[0], mask[0])
     values = network.forward(rows, x)
     assert values is not None
     torch.testing.assert_close(values[-1][0], module(x[0]), rtol=1e-10, atol=1e-12)
-    signal = output_gradient(LOSS, values[-1], y, mask)
-    network.backward(rows, values, signal, stack.grads)
-    torch.testing.assert_close(stack.grads[0], expected, rtol=1e-10, atol=1e-12)
+    signal = output_gradient(LOSS, values[-1], y, mask.double() / mask.sum(1, keepdim=True))
+    found = torch.full_like(rows, torch.nan)
+    network.descend(rows, values, signal, found, keep=0.0, rate=-1.0)
+    torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-12)
     before = rows.clone()
-    network.descend(rows, values, signal, keep=0.9, rate=0.3)
+    network.descend(rows, values, signal, rows, keep=0.9, rate=0.3)
     torch.testing.assert_close(rows[0], 0.9 * before[0] - 0.3 * expected, rtol=1e-10, atol=1e-12)
 
 
@@ -88,13 +82,14 @@ def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
     torch.manual_seed(1)
     module = femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32))
     x, y, mask = torch.rand(1, 10, 1, 28, 28).round(), torch.randint(62, (1, 10)), torch.ones(1, 10, dtype=torch.bool)
-    stack, network, rows = stacked(module, torch.float32)
+    _, network, rows = stacked(module, torch.float32)
     values = network.forward(rows, x)
     assert values is not None
-    network.backward(rows, values, output_gradient(LOSS, values[-1], y, mask), stack.grads)
+    signal, got = output_gradient(LOSS, values[-1], y, mask.float() / 10), torch.empty_like(rows)
+    network.descend(rows, values, signal, got, keep=0.0, rate=-1.0)
     usual = gradient(module, rows[0], x[0], y[0], mask[0]).double()
     exact = gradient(module.double(), rows[0].double(), x[0].double(), y[0], mask[0])
-    error, usual_error = ((found - exact).norm() / exact.norm() for found in (stack.grads[0].double(), usual))
+    error, usual_error = ((found - exact).norm() / exact.norm() for found in (got[0].double(), usual))
     assert error < 3e-6
     assert usual_error < 3e-6
 
@@ -117,15 +112,14 @@ def test_too_large_filters_have_no_points() -> None:
 def test_of_equal_values_the_first_of_a_window_has_the_gradient() -> None:
     torch.manual_seed(2)
     product = torch.randint(3, (4, 5, 6, 7)).double()  # (H, B, W, O), mostly ties
-    form = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True).form()
-    tape = finished(product, product, product.clone(), torch.zeros(0), form)
-    value = tape[-1]
+    stage = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True)
+    tape = stage.finished(product.new_zeros(7), product, product, product.clone())
     images = product.permute(1, 3, 0, 2).contiguous().requires_grad_()
     pooled = F.max_pool2d(images, 2)
     signal = torch.randn_like(pooled)
     expected = torch.autograd.grad(pooled, images, signal)[0]
-    _, found = convolution_signals(tape, form, signal.permute(2, 0, 3, 1).contiguous())
-    torch.testing.assert_close(value.permute(1, 3, 0, 2), pooled.detach(), rtol=0.0, atol=0.0)
+    _, found = stage.signals(tape, signal.permute(2, 0, 3, 1).contiguous())
+    torch.testing.assert_close(tape.value.permute(1, 3, 0, 2), pooled.detach(), rtol=0.0, atol=0.0)
     torch.testing.assert_close(found.permute(1, 3, 0, 2), expected, rtol=0.0, atol=1e-15)
 
 
@@ -195,40 +189,8 @@ def test_large_images_are_left_to_the_library() -> None:
     module = nn.Sequential(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 40 * 40, 2))
     _, network, rows = stacked(module, torch.float64)
     assert network.forward(rows, torch.zeros(1, 1, 3, 84, 84, dtype=torch.float64)) is None
-    assert not network.takes(DataSpec((3, 84, 84), 2, torch.float32), rows)
     _, network, rows = stacked(femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32)), torch.float64)
-    assert network.takes(DataSpec((1, 28, 28), 62, torch.float32), rows)
-    assert not network.takes(DataSpec((28, 28), 62, torch.float32), rows)
-    assert not network.takes(DataSpec((1, 28, 28), 62, torch.float32), rows.expand(2, -1))
-
-
-def test_steps_without_the_interpreter_have_the_same_bits(monkeypatch) -> None:
-    assert convolutions.without_interpreter(run_image_steps) is not run_image_steps
-    torch.manual_seed(5)
-    x, y = torch.randint(256, (20, 1, 24, 16), dtype=torch.uint8), torch.randint(5, (20,))
-    used, mask = torch.randint(20, (3, 1, 6)), torch.tensor([[[True] * 5 + [False]]]).expand(3, 1, 6)
-    examples = Examples(x, y, 1 / 255, -0.5, used, mask, [1, 1, 1], [6, 6, 4])
-    found = []
-    for compiles in (True, False):
-        if not compiles:
-            monkeypatch.setattr(convolutions, "without_interpreter", lambda function: function)
-        torch.manual_seed(0)
-        _, network, rows = stacked(nn.Sequential(*NETWORKS["padded"]()), torch.float32)
-        out, less = torch.zeros(2, rows.shape[1]), torch.ones(rows.shape[1])
-        network.run(rows, examples, Rule(0.9, 0.1, 0.1, torch.zeros_like(less)), Ends([2], [1], out, less))
-        assert torch.equal(out[1], rows[0] - less)
-        found.append(rows.clone())
-    assert torch.equal(*found)
-    assert not torch.equal(found[0][0], stacked(nn.Sequential(*NETWORKS["padded"]()), torch.float32)[2][0])
-
-
-def test_grouped_convolutions_leave_them_out() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    for asked, kind in (("auto", ConvolutionalNetwork), ("grouped", type(None)), ("products", type(None))):
-        executor = Executor(Execution(convolutions=asked).resolve(module, CPU), module, device=CPU, dtype=torch.float32)
-        with executor.stack() as stack:
-            assert type(stack.perceptron) is kind
-        executor.close()
+    assert network.forward(rows, torch.zeros(1, 1, 1, 28, 28, dtype=torch.float64)) is not None
 
 
 def small(spec) -> nn.Module:
@@ -249,13 +211,15 @@ def small(spec) -> nn.Module:
     ],
     ids=["sgd", "proximal", "momentum", "adam"],
 )
-def test_runs_are_those_of_automatic_differentiation(algorithm) -> None:
+def test_runs_are_those_of_automatic_differentiation(algorithm, monkeypatch) -> None:
     generator = torch.Generator().manual_seed(3)
     rows = {f"client-{n}": torch.randn(3 + 4 * n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in range(5)}
     data = FederatedDataset.from_tensors({name: (x, (x[:, 0, 2, :3]).argmax(1)) for name, x in rows.items()}, classes=3)
     found = []
-    for kind in ("auto", "grouped"):
-        execution = Execution("threads", chunk=1, threads=2, convolutions=kind)
+    execution = Execution("threads", chunk=1, threads=2)
+    for automatic in (False, True):
+        if automatic:
+            monkeypatch.setattr(ConvolutionalNetwork, "of", lambda module, layout: None)
         problem = problem_of(data, model=small, loss="cross_entropy", rounds=3, execution=execution)
         state = run(algorithm, problem, sampler=FullParticipation(), privacy=None)
         found.append(algorithm.personalize(problem, state, torch.arange(problem.clients)))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmtl.stacked import Layout, StackedModule, client_means, prepare_module
+from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy, example_losses
 
 
@@ -59,7 +59,8 @@ def test_outputs_and_gradients_equal_a_loop_over_modules(name, k):
     mask[:, 0] = True
     stack.load(rows, k)
     outputs = stack.forward(x)
-    gradients = stack.backward(client_means(example_losses(cross_entropy, outputs, y), mask))
+    losses = torch.where(mask, example_losses(cross_entropy, outputs, y), 0.0)
+    gradients = stack.backward(losses.sum(1) / mask.sum(1))
     for i in range(k):
         single = layout.load(copy.deepcopy(module), rows[i])
         expected = single(x[i])
@@ -83,7 +84,7 @@ def test_buffers_are_allocated_once():
     for k in (6, 2, 5):
         stack.load(torch.zeros(15), k)
         stack.backward(stack.forward(torch.ones(k, 2, 4)).sum((1, 2)))
-        places.add((stack.rows.data_ptr(), stack.grads.data_ptr()))
+        places.add(stack.rows.data_ptr())
     assert len(places) == 1
 
 

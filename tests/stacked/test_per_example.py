@@ -9,9 +9,8 @@ from opacus import GradSampleModule
 from torch import nn
 
 from fedmtl.errors import ConfigError
-from fedmtl.stacked import Layout, StackedModule, client_means, example_gradients, prepare_module
+from fedmtl.stacked import Layout, StackedModule, example_gradients, prepare_module
 from fedmtl.stacked.losses import cross_entropy, example_losses, mse
-from fedmtl.stacked.per_example import gradients_in_pieces
 
 CPU = torch.device("cpu")
 
@@ -53,8 +52,9 @@ def batch(name: str, copies: int, width: int = 6) -> tuple:
     x = torch.randn(copies, width, *shape, dtype=torch.float64)
     if name == "words":
         x = torch.randint(7, x.shape).double()
-    mask = torch.rand(copies, width) > 0.3
-    mask[0, -1] = True
+    counts = torch.randint(1, width, (copies,))
+    counts[0] = width
+    mask = torch.arange(width) < counts[:, None]
     return stack, module, rows, x, torch.randint(3, (copies, width)), mask
 
 
@@ -108,14 +108,14 @@ def test_gradients_in_pieces_are_the_same_whoever_is_beside(name, width, per_chu
     mask = torch.arange(32) < torch.tensor([20, 0, 32, 1, 17])[:, None]
     limit = {"chunk_bytes": per_chunk * stack.layout.dimension * 8}
     expected, owner = gathered(example_gradients(stack, x, y, cross_entropy, mask=mask))
-    got, of = gathered(gradients_in_pieces(stack, x, y, cross_entropy, mask=mask, width=width, **limit))
+    got, of = gathered(example_gradients(stack, x, y, cross_entropy, mask=mask, width=width, **limit))
     assert torch.equal(of, owner)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.set_num_threads(1)
     for some in ([0], [4, 2], [3, 1, 0, 2]):
         stack.load(whole[some], len(some))
         given = x[some], y[some], cross_entropy
-        part, _ = gathered(gradients_in_pieces(stack, *given, mask=mask[some], width=width, **limit))
+        part, _ = gathered(example_gradients(stack, *given, mask=mask[some], width=width, **limit))
         assert torch.equal(part, torch.cat([got[owner == k] for k in some]))
         stack.load(whole, 5)
 
@@ -158,9 +158,7 @@ def test_dropout_masks_are_those_of_the_whole_batch(copies):
     stack = dropout_stack(copies)
     x, y = torch.randn(copies, 5, 4, dtype=torch.float64), torch.randint(3, (copies, 5))
     address = torch.stack([torch.tensor([c, 3, 2]) for c in (11, -5, 2**60)])[:copies]
-    expected = stack.backward(
-        client_means(example_losses(cross_entropy, stack.forward(x, address=address), y), None)
-    ).clone()
+    expected = stack.backward(example_losses(cross_entropy, stack.forward(x, address=address), y).mean(1)).clone()
     position = torch.arange(5).expand(copies, 5)
     rows, owner = gathered(example_gradients(stack, x, y, cross_entropy, address=address, position=position))
     means = torch.stack([rows[owner == i].mean(0) for i in range(copies)])

@@ -15,8 +15,8 @@ from fedmtl import FedAvg, Finetune, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.privacy import ClientPrivacy, FullParticipation
-from fedmtl.report import report
-from fedmtl.report.tables import collect, csv_text
+from fedmtl.report import frame, report
+from fedmtl.report.tables import csv_text
 from fedmtl.trainer import evaluation
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification, regression
@@ -73,12 +73,24 @@ def test_one_number_in_every_place(finished) -> None:
         cell = rows[client]["personal auc"]
         assert (float(cell) == result.by_client["auc"][client]) if client in known else cell == ""
         assert float(rows[client]["local margin"]) == result.baselines["local"].by_client["margin"][client]
-    lines = list(csv.DictReader(csv_text(collect([folder])[0]).splitlines()))
+    lines = list(csv.DictReader(csv_text(frame([folder])).splitlines()))
     assert float(lines[0]["auc"]) == result.metrics["auc"]
     assert [line["algorithm"] for line in lines] == ["fedavg + finetuning", "local", "pmtl + finetuning"]
     history = list(csv.DictReader((folder / "private/metrics.csv").read_text().splitlines()))
     assert {"auc", "margin", "global_auc", "global_margin"} <= history[-1].keys()
     assert float(history[-1]["auc"]) == result.final["trained_auc"]
+
+
+def test_the_frame_has_every_score_of_every_client(finished) -> None:
+    _, result = finished
+    frame = result.to_frame()
+    assert list(frame.index) == list(result.personal_accuracy)
+    assert frame["accuracy"].to_dict() == result.personal_accuracy
+    assert frame["shared accuracy"].to_dict() == result.shared_accuracy
+    for name, run in result.baselines.items():
+        assert frame[f"{name} accuracy"].to_dict() == run.personal_accuracy
+    for name, mean in result.metrics.items():
+        assert frame[name].mean() == pytest.approx(mean)
 
 
 def test_the_clients_beside_local_are_paired(finished) -> None:

@@ -27,7 +27,7 @@ from fedmtl import (
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
-from fedmtl.schedules import UniformLatency
+from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.audit.suite import _resolved, transcript
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
@@ -55,12 +55,12 @@ CASES = {
     },
     "pp_dmtl": {
         "algorithm": PPDMTL(row_norm=1.0),
-        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     },
     "pp_dmtl, chosen step": {
         "algorithm": PPDMTL(row_norm=1.0, a2="auto"),
-        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     },
     "p2p": {

@@ -211,7 +211,7 @@ def test_the_setup_is_the_run_s() -> None:
 
 
 def test_an_audit_without_privacy_checks_the_transcript_and_independence_alone() -> None:
-    findings = audit_trainer(trainer(privacy=None), rounds=2, effort=Effort(noise=100, canaries=100, cohorts=10))
+    findings = audit_trainer(trainer(privacy=None), rounds=2, effort=Effort(noise=100, cohorts=10))
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
     assert kinds == {"transcript", "independence"}
     assert not any_refuted(findings)
@@ -235,10 +235,10 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
     algorithm, sampler = options.pop("algorithm", "pmtl"), options.pop("sampler", "full")
     privacy = RecordPrivacy(**({"clip_norm": 0.5, "epsilon": 6.0, "delta": 1e-3} | options))
     run = trainer(algorithm, sampler, privacy=privacy)
-    findings = audit_trainer(run, rounds=2, effort=Effort(noise=4000, canaries=300, cohorts=100))
+    findings = audit_trainer(run, rounds=2, effort=Effort(noise=4000, cohorts=100))
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
-    unchecked = ({"canary"} if "laplace" in name else set()) | ({"grid"} if name != "secure" else set())
+    unchecked = {"grid"} if name != "secure" else set()
     assert kinds == set(CHECKS) - unchecked - {"exact sum"}
 
 

@@ -1,9 +1,8 @@
-"""Checks that run a configuration: first releases on neighbouring data and early stops; and public grids."""
+"""Checks that run a configuration: early stops; and public grids."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, Ditto
-from fedmtl.algorithms.p2p import warm_start as p2p_start
-from fedmtl.errors import PrivacyError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import (
     Channel,
@@ -26,10 +23,10 @@ from fedmtl.privacy import (
 from fedmtl.privacy.audit import Claims, Setup
 from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid, width_of
-from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stopping_rule
+from fedmtl.trainer.audit.runs import audit_runs, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
-from tests.helpers import ragged_classification, regression
+from tests.helpers import ragged_classification
 from tests.privacy.mutants import trainer_of
 
 
@@ -37,38 +34,6 @@ def opened(run: Trainer) -> Setup:
     setup = setup_of(run)
     assert setup is not None
     return setup
-
-
-def warm(configuration: str, **options) -> Trainer:
-    run = trainer_of("warm start", f"clocks, {configuration}")
-    if not options:
-        return run
-    return replace(run, algorithm=replace(run.algorithm, **options), data=regression(5), loss="mse")
-
-
-@pytest.mark.parametrize("options", [{}, {"loss": "squared"}])
-def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict) -> None:
-    run = warm("tight clip", **options)
-    setup = opened(run)
-    found = first_sensitivity(run, setup, 0)
-    assert not found.refuted
-    assert found.statistic > 0.999, "the worst pair of neighbours is among those tried"
-
-
-def test_a_fit_that_fails_on_some_records_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = warm("tight clip")
-    setup = opened(run)
-    fit = p2p_start.local_minimizer
-
-    def failing(loss, x, y, *rest):
-        if bool((y == y[0]).all()):
-            raise PrivacyError("no convergence")
-        return fit(loss, x, y, *rest)
-
-    monkeypatch.setattr(p2p_start, "local_minimizer", failing)
-    found = first_sensitivity(run, setup, 0)
-    assert found.refuted
-    assert "no convergence" in found.detail
 
 
 RUNS = {
@@ -151,8 +116,7 @@ def test_numbers_on_a_grid_are_told_from_others() -> None:
     cells = np.rint(coins.standard_normal(500) * 2.0**22)
 
     def verdict(values: np.ndarray) -> bool:
-        (found,) = on_grid(iter([("update", values, width)]))
-        return found.refuted
+        return on_grid("update", values / width).refuted
 
     released = cells * width / denominator
     assert not verdict(released * denominator)
@@ -161,7 +125,7 @@ def test_numbers_on_a_grid_are_told_from_others() -> None:
     assert verdict((cells + 0.5 * (coins.random(500) < 0.05)) * width), "a finer grid"
     assert verdict(2 * cells * width), "a coarser grid"
     assert verdict(np.where(np.arange(500) == 3, np.nan, cells * width))
-    assert on_grid(iter([("update", cells[:10] * width, width)]))[0].skipped
+    assert on_grid("update", cells[:10]).skipped
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import fedmtl._files as files_module
 from fedmtl._files import write_bytes
-from fedmtl.algorithms import ClientStore, State
 from fedmtl.errors import ResumeError
 from fedmtl.trainer.checkpoint import Checkpoint, write_json, write_tensors
 
@@ -22,51 +21,40 @@ class Stop(BaseException):
     """The process ends here."""
 
 
-def state() -> State:
-    store = ClientStore(4, {"model": ((3,), torch.float32), "seen": ((), torch.bool)})
-    store.scatter("model", torch.tensor([2, 0]), torch.tensor([[1.5, -0.0, 1e-40], [2.0, 3.0, torch.inf]]))
-    store.scatter("seen", torch.tensor([2, 0]), torch.ones(2, dtype=torch.bool))
-    return State({"mean": torch.tensor([0.1, torch.nan]), "server_optimizer.step": torch.tensor(3.0)}, store)
-
-
+PUBLIC = {"mean": torch.tensor([0.1, torch.nan, -0.0, 1e-40]), "server_optimizer.step": torch.tensor(3.0)}
+CLIENTS = {"model/6-0-of-2": 4, "model/6-1-of-2": 7}
 HISTORY = [{"round": 3, "time": 0.1, "epsilon": float("inf"), "loss": 0.1 + 0.2, "accuracy": float("nan")}]
 
 
 def test_round_trip_keeps_every_bit(tmp_path):
-    before = state()
     norms = {"update": torch.tensor(0.1 + 0.2, dtype=torch.float64)}
-    Checkpoint.of(7, before, HISTORY, "mark", channel=norms).write(tmp_path / "c.safetensors")
+    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark", norms).write(tmp_path / "c.safetensors")
     found = Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
     assert found.step == 7
     assert repr(found.history) == repr(HISTORY)
     assert found.channel == norms
-    fields = before.private.fields
-    after = found.restore(State({}, ClientStore(4, fields)), torch.device("cpu"))
-    assert after.public.keys() == before.public.keys()
-    for name, tensor in before.public.items():
-        assert after.public[name].dtype == tensor.dtype
-        assert after.public[name].shape == tensor.shape
-        assert torch.equal(after.public[name].nan_to_num(9), tensor.nan_to_num(9))
-    for name, tensor in before.private.snapshot(0).items():
-        found_bits, bits = (t.view(torch.uint8) for t in (after.private.snapshot(0)[name], tensor))
-        assert torch.equal(found_bits, bits)
+    assert found.clients == CLIENTS
+    assert found.public.keys() == PUBLIC.keys()
+    for name, tensor in PUBLIC.items():
+        assert found.public[name].dtype == tensor.dtype
+        assert found.public[name].shape == tensor.shape
+        assert found.public[name].numpy().tobytes() == tensor.numpy().tobytes()
 
 
 def test_file_is_safetensors_and_not_pickle(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
+    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     names = {"public.mean", "public.server_optimizer.step", "step"}
-    names |= {f"private.{name}" for name in ("model", "model.ids", "seen", "seen.ids")}
     assert header.keys() == names | {"__metadata__"}
     assert max(header[name]["data_offsets"][1] for name in names) == len(content) - 8 - length
 
 
 def test_another_fingerprint_is_refused(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
+    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     with pytest.raises(ResumeError, match="other data, settings"):
         Checkpoint.read(path, fingerprint="another")
 
@@ -81,7 +69,7 @@ def test_unreadable_file_is_named(tmp_path, content):
 
 def test_truncated_file_is_named(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
+    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
         Checkpoint.read(path, fingerprint="mark")

@@ -13,7 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl import ClientPrivacy, FedAvg, Finetune, FixedCohort, FullParticipation, Local, LocalSGD, Trainer, models
+from fedmtl import (
+    PMTL,
+    ClientPrivacy,
+    Ditto,
+    FedAvg,
+    FedRep,
+    Finetune,
+    FixedCohort,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    Result,
+    Trainer,
+    models,
+)
 from fedmtl.algorithms.base import Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
@@ -175,3 +189,29 @@ def test_secure_and_private_runs_count_too() -> None:
     found = trainer(data=data(1e25), privacy=private).fit()
     assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
     assert "diverge" not in found.privacy.text()  # it is not published
+
+
+@pytest.mark.parametrize("finetune", [None, Finetune(kind="vanilla", local=LocalSGD(lr=1e-3, batch_size=4))])
+def test_a_client_whose_every_training_diverged_is_in_no_comparison(tmp_path: Path, finetune: Finetune | None) -> None:
+    """Its model is the one that it started from, with a finite loss: what a method makes of it is not known."""
+    given = data(1e25)
+    given.test.x[: given.test.counts[0]] = 1.0  # so that its loss is finite
+    local = LocalSGD(lr=0.05, epochs=2, batch_size=4)
+    for algorithm in (PMTL(local=local), Ditto(local=local), FedRep(local=local, head=["1.bias"])):
+        folder = tmp_path / algorithm.name
+        found = trainer(data=given, algorithm=algorithm, baselines=("local",), folder=folder, finetune=finetune).fit()
+        assert found.untrained == found.baselines["local"].untrained == ("c0",)
+        assert found.diverged == 0
+        assert math.isfinite(found.by_client["mse"]["c0"])
+        shares = found.beside_local
+        assert shares is not None
+        assert [5 * share == round(5 * share) for share in shares] == [True] * 3  # of five clients
+        assert f"in no comparison: models of clients, 1 of {algorithm.name}" in found.summary()
+        assert "1 of local" in found.summary().split("in no comparison")[1]
+        assert "of the 5 clients that are in every comparison" in found.summary()
+        assert "diverge" not in found.privacy.text()
+        loaded = Result.load(folder)
+        assert loaded.untrained == ("c0",)
+        assert loaded.summary() == found.summary()
+    fedavg = trainer(data=given).fit()
+    assert fedavg.untrained == ()  # its model is the one that the others trained

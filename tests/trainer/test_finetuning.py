@@ -28,7 +28,7 @@ from fedmtl import (
 from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.report import figures
+from fedmtl.report import canvas
 from fedmtl.trainer import Result
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.finetuning import held_out
@@ -117,11 +117,11 @@ def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> Non
 
 def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
     saved: list[Any] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: saved.append(figure))
+    monkeypatch.setattr(canvas, "save", lambda figure, path: saved.append(figure))
     run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path, baselines=["local", "pmtl"])
     result = run.fit()
     (upper,) = (one.axes[0] for one in saved if one.axes[0].get_title(loc="left") == "Accuracy by round")
-    written = {text.get_text() for text in upper.texts}
+    written = {text.get_text() for text in upper.get_legend().get_texts()}
     points = [
         (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in upper.lines if len(line.get_xdata()) == 1
     ]

@@ -13,7 +13,7 @@ from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ScaledRows
-from fedmtl.schedules import ConstantLatency, TraceLatency
+from fedmtl.schedules import TraceLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
 
@@ -124,7 +124,7 @@ def test_budgets_that_differ_are_each_owners_own(method):
         ({"per_client": [1, 2]}, ConfigError, "per_client has 2 entries for 3 clients"),
         ({"schedule": PoissonClocks(per_client=1, rate=[1.0] * 4)}, ConfigError, "rate has 4 entries for 3 clients"),
         (
-            {"schedule": Latencies(latency=ConstantLatency(1.0), activations=1, scale=[1.0])},
+            {"schedule": Latencies(latency=1.0, activations=1, scale=[1.0])},
             ConfigError,
             "scale has 1 entries for 3 clients",
         ),
@@ -143,9 +143,3 @@ def test_budgets_that_differ_are_each_owners_own(method):
 def test_what_does_not_fit_the_owners_is_refused_by_name(method, settings, error, says):
     with pytest.raises(error, match=says):
         trainer(method, **settings).fit()
-
-
-@pytest.mark.parametrize("frequencies", [(1.0, 1.0), (1.0,) * 4])
-def test_frequencies_are_one_an_owner(frequencies):
-    with pytest.raises(ConfigError, match=f"{len(frequencies)} numbers for 3 owners"):
-        trainer("learner", algorithm=AsyncLearner(loss="logistic", frequencies=frequencies)).fit()

@@ -31,8 +31,9 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.privacy import SeededSource, open_channel
-from fedmtl.report.tables import collect, group
-from fedmtl.schedules import UniformLatency
+from fedmtl.report import frame
+from fedmtl.report.tables import grouped
+from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import evaluate_models
 from fedmtl.trainer.sources import bind_schedule
@@ -42,17 +43,17 @@ EPSILONS, RUNS = (2.0, math.inf), 3
 DATA = load_synthetic_tasks(tasks=TASKS, train_examples=12, test_examples=7, features=5, problem="classification")
 CASES = {
     "learner": {
-        "algorithm": AsyncLearner(loss="logistic", reg=1e-2, psi=True),
+        "algorithm": AsyncLearner(loss="logistic", reg=1e-2),
         "schedule": PoissonClocks(per_client=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="laplace", delta=0.0),
     },
     "pp_dmtl": {
         "algorithm": PPDMTL(row_norm=1.0, a1=0.1),
-        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
     },
     "p2p": {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.4, allocation=2.0),
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
         "schedule": PoissonClocks(per_client=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, delta=1e-5),
     },
@@ -117,7 +118,8 @@ def test_every_replicate_is_a_run_of_its_own(case):
         channel = open_channel(privacy, plans, "alone", seed=SEED, source=SeededSource(SEED, m))
         state = algorithm.init(problem)
         for step in range(bound.steps):
-            event = bound.events(SEED, step, step + 1, replicates=[m])
+            event = bound.events(SEED, step, step + 1, replicates=m + 1)
+            event = replace(event, time=event.time[m:], clients=event.clients[m:])
             channel.begin(step, event.client)
             state = algorithm.step(problem, state, event, channel)
         expected = plain_numbers(algorithm.personalize(problem, state, torch.arange(TASKS)))
@@ -146,13 +148,12 @@ def test_rows_are_means_and_percentiles_by_budget():
     for row in result.bands:
         own = [one for one in result.replicates if one["budget"] == row["budget"]]
         assert len(own) == 8
-        for name in ("loss", "accuracy", "objective", "psi"):
+        for name in ("loss", "accuracy", "objective"):
             values = np.array([one[name] for one in own])
             assert row[name] == pytest.approx(values.mean())
             for mark in (5, 25, 50, 75, 95):
                 assert row[f"{name}_p{mark}"] == pytest.approx(np.percentile(values, mark))
     assert [row["epsilon"] for row in result.bands] == pytest.approx(EPSILONS)
-    assert all(one["psi"] >= -1e-12 for one in result.replicates)
 
 
 class Stop(BaseException):
@@ -199,10 +200,9 @@ def test_files_and_words_of_several_runs(tmp_path):
     said = result.summary()
     assert "mean of 3 runs, and 5th to 95th percentile" in said
     assert [line.split()[0] for line in said.splitlines()[4:6]] == ["2", "inf"]
-    rows, _, _ = collect([tmp_path])
-    groups = sorted(group(rows), key=lambda one: one.epsilon)
-    assert [(one.epsilon, one.seeds) for one in groups] == [(2.0, RUNS), (math.inf, RUNS)]
-    assert groups[0].mean["accuracy"] == pytest.approx(result.bands[0]["accuracy"])
+    groups = grouped(frame([tmp_path])).sort_values("epsilon")
+    assert list(zip(groups.epsilon, groups.seeds, strict=True)) == [(2.0, RUNS), (math.inf, RUNS)]
+    assert groups.accuracy.iloc[0] == pytest.approx(result.bands[0]["accuracy"])
 
 
 @pytest.mark.parametrize("shape", ["common", "few", "many"])

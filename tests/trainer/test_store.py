@@ -1,26 +1,29 @@
-"""Client stores against a dictionary of rows, and crashes of the mapped one at every point of a snapshot."""
+"""Client stores against a dictionary of rows, and crashes at every point of a save, of one process and of several."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-import threading
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedmtl._files as files_module
-from fedmtl.algorithms import ClientStore, MappedClientStore, dealing
-from fedmtl.algorithms.dealing import deal
-from fedmtl.algorithms.store import PartStore
+from fedmtl._files import write_bytes
+from fedmtl.algorithms import ClientStore
+from fedmtl.algorithms import store as store_module
 from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.ranks import Ranks
 
 N = 9
 FIELDS = {"model": ((3,), torch.float64), "seen": ((), torch.bool), "count": ((2, 2), torch.int64)}
+WORK = torch.tensor([5, 1, 9, 2, 2, 8, 3, 7, 4])
+Reference = dict[tuple[str, int], torch.Tensor]
 
 
 def random_rows(name: str, k: int, generator: torch.Generator) -> torch.Tensor:
@@ -28,18 +31,19 @@ def random_rows(name: str, k: int, generator: torch.Generator) -> torch.Tensor:
     return (torch.randn(k, *shape, generator=generator, dtype=torch.float64) * 3).to(dtype)
 
 
-def exercise(store, reference, generator, times=6):
-    """Random writes to the store and to a dictionary."""
+def exercise(stores: list[ClientStore], reference: Reference, generator: torch.Generator, times: int = 6) -> None:
+    """Random writes to stores and to a dictionary."""
     for _ in range(times):
         for name in FIELDS:
             ids = torch.randperm(N, generator=generator)[: int(torch.randint(0, 5, (), generator=generator))]
             rows = random_rows(name, len(ids), generator)
-            store.scatter(name, ids, rows)
+            for store in stores:
+                store.scatter(name, ids, rows)
             reference |= {(name, i): row.clone() for i, row in zip(ids.tolist(), rows, strict=True)}
 
 
-def assert_holds(store, reference, order=None):
-    ids = torch.arange(N) if order is None else order
+def assert_holds(store: ClientStore, reference: Reference, order: torch.Tensor | None = None) -> None:
+    ids = store.members if order is None else order
     for name, (shape, dtype) in FIELDS.items():
         found = store.gather(name, ids)
         zero = torch.zeros(shape, dtype=dtype)
@@ -48,284 +52,175 @@ def assert_holds(store, reference, order=None):
         assert torch.equal(found, expected)
 
 
-@pytest.fixture(params=["memory", "mapped"])
-def store(request, tmp_path):
-    if request.param == "memory":
-        return ClientStore(N, FIELDS)
-    return MappedClientStore(N, FIELDS, folder=tmp_path / "store")
+def holds(store: ClientStore, reference: Reference) -> bool:
+    try:
+        assert_holds(store, reference)
+    except AssertionError:
+        return False
+    return True
 
 
-def test_rows_like_a_dictionary(store):
-    generator, reference = torch.Generator().manual_seed(0), {}
+def ranks_of(size: int, in_files: bool) -> list[ClientStore]:
+    """The empty stores of ``size`` processes."""
+    owner = Ranks(size=size).owners(WORK)
+    members = [(owner == rank).nonzero()[:, 0] for rank in range(size)]
+    parts = [f"{rank}-of-{size}" for rank in range(size)]
+    return [
+        ClientStore(N, FIELDS, members=own, part=part, in_files=in_files)
+        for own, part in zip(members, parts, strict=True)
+    ]
+
+
+def checkpoint(folder: Path, stores: list[ClientStore], step: int) -> dict[str, int]:
+    """Save all stores, and write the checkpoint: a file with the numbers of rows."""
+    files = {file: length for store in stores for file, length in store.save(folder / "clients", step).items()}
+    write_bytes(folder / "checkpoint", json.dumps([step, files]).encode())
+    for store in stores:
+        store.commit(folder / "clients", files)
+    return files
+
+
+def resumed(folder: Path, size: int, in_files: bool) -> tuple[int, list[ClientStore]]:
+    """The step of the checkpoint, and the stores of ``size`` processes that go on from it."""
+    step, files = json.loads((folder / "checkpoint").read_text())
+    stores = ranks_of(size, in_files)
+    for store in stores:
+        store.load(folder / "clients", files)
+    return step, stores
+
+
+@pytest.fixture(params=[False, True], ids=["memory", "mapped"])
+def in_files(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_rows_like_a_dictionary(in_files: bool, tmp_path: Path) -> None:
+    store, generator, reference = ClientStore(N, FIELDS, in_files=in_files), torch.Generator().manual_seed(0), {}
     assert_holds(store, reference)
-    for _ in range(4):
-        exercise(store, reference, generator, times=2)
-        store.snapshot(1)
-        store.commit()
-        exercise(store, reference, generator, times=1)
+    for step in range(4):
+        exercise([store], reference, generator, times=2)
+        checkpoint(tmp_path, [store], step)
+        exercise([store], reference, generator, times=1)
         assert_holds(store, reference)
         assert_holds(store, reference, torch.tensor([7, 0, 7, 3]))
+        assert torch.equal(store.whole("model"), store.gather("model", torch.arange(N)))
 
 
-def test_rows_are_copies(store):
-    rows = torch.ones(2, 3, dtype=torch.float64)
+def test_rows_are_copies(in_files: bool, tmp_path: Path) -> None:
+    store, rows = ClientStore(N, FIELDS, in_files=in_files), torch.ones(2, 3, dtype=torch.float64)
     store.scatter("model", torch.tensor([1, 4]), rows)
     rows.fill_(5)
-    found = store.gather("model", torch.tensor([4, 1]))
-    assert torch.equal(found, torch.ones(2, 3, dtype=torch.float64))
-    found.fill_(7)
-    assert torch.equal(store.gather("model", torch.tensor([1])), torch.ones(1, 3, dtype=torch.float64))
+    for step in range(2):
+        found = store.gather("model", torch.tensor([4, 1]))
+        assert torch.equal(found, torch.ones(2, 3, dtype=torch.float64))
+        found.fill_(7)
+        assert torch.equal(store.gather("model", torch.tensor([1])), torch.ones(1, 3, dtype=torch.float64))
+        checkpoint(tmp_path, [store], step)
 
 
-def test_restore_takes_the_snapshot_and_drops_later_rows(store):
-    generator, reference = torch.Generator().manual_seed(1), {}
-    exercise(store, reference, generator)
-    snapshot = {name: tensor.clone() for name, tensor in store.snapshot(3).items()}
-    store.commit()
-    exercise(store, {}, generator)
-    store.restore(snapshot, 3)
-    assert_holds(store, reference)
+def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy(in_files: bool) -> None:
+    store, rows = ClientStore(N, FIELDS, in_files=in_files), torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
+    store.scatter_all(torch.arange(N), {"model": rows})
+    assert store.gather_all(torch.arange(N))["model"].data_ptr() == rows.data_ptr() == store.whole("model").data_ptr()
+    some = torch.tensor([6, 2])
+    store.scatter_all(some, {"model": -torch.ones(2, 3, dtype=torch.float64)})
+    assert store.whole("model")[:, 0].tolist() == [0, 3, -1, 9, 12, 15, -1, 21, 24]
+    late = ClientStore(N, FIELDS)
+    for ids in torch.tensor([7, 2, 5, 0, 8, 1, 3, 4, 6]).split(2):  # once all are there they are put in order
+        late.scatter("model", ids, rows[ids])
+    assert torch.equal(late.whole("model"), late.gather("model", torch.arange(N)))
+    assert late.whole("model").data_ptr() == late.whole("model").data_ptr()
 
 
-@pytest.mark.parametrize("kind", ["memory", "mapped"])
-def test_only_clients_that_were_written_take_memory(tmp_path, kind):
-    many, fields, generator = 1_000_000, {"model": ((50,), torch.float64)}, torch.Generator().manual_seed(0)
-    store = ClientStore(many, fields) if kind == "memory" else MappedClientStore(many, fields, folder=tmp_path)
-    reference = torch.zeros(many, dtype=torch.float64)
+def test_a_checkpoint_is_found_again_without_later_rows(in_files: bool, tmp_path: Path) -> None:
+    store, generator, reference = ClientStore(N, FIELDS, in_files=in_files), torch.Generator().manual_seed(1), {}
+    exercise([store], reference, generator)
+    checkpoint(tmp_path, [store], 3)
+    exercise([store], {}, generator)
+    store.save(tmp_path / "clients", 4)  # without a checkpoint
+    step, (found,) = resumed(tmp_path, 1, in_files)
+    assert step == 3
+    assert_holds(found, reference)
+    found.load(tmp_path / "clients", {})  # no client has a row
+    found.scatter("count", torch.tensor([2]), torch.ones(1, 2, 2, dtype=torch.int64))
+    found.load(tmp_path / "clients", json.loads((tmp_path / "checkpoint").read_text())[1])
+    assert_holds(found, reference)
+
+
+def test_only_clients_that_were_written_take_memory_and_room(in_files: bool, tmp_path: Path) -> None:
+    many, generator = 1_000_000, torch.Generator().manual_seed(0)
+    store = ClientStore(many, {"model": ((50,), torch.float64)}, in_files=in_files)
+    reference, written = torch.zeros(many, dtype=torch.float64), 0
     for step in range(20):
         ids = torch.randperm(many, generator=generator)[:100]
         rows = torch.randn(100, 50, generator=generator, dtype=torch.float64)
-        before = store.gather("model", ids)
-        assert torch.equal(before[:, 7], reference[ids])
+        assert torch.equal(store.gather("model", ids)[:, 7], reference[ids])
         store.scatter_all(ids, {"model": rows})
         reference[ids] = rows[:, 7]
-        snapshot = store.snapshot(step)
-        assert sum(tensor.nbytes for tensor in snapshot.values()) <= (step + 1) * 100 * 51 * 8
+        (length,) = checkpoint(tmp_path, [store], step).values()
+        written += 100
+        assert length == written  # what changed, and nothing else
+    (path,) = (tmp_path / "clients" / "model").iterdir()
+    assert path.stat().st_size == 2000 * (8 + 50 * 8)  # numbers of clients and rows, and nothing else
+    held = store._rows["model"]._rows
+    assert len(held) == (0 if in_files else 3200)
     assert torch.equal(store.gather("model", torch.arange(many))[:, 7], reference)
-    written = (tmp_path / "journal-19.safetensors").stat().st_size if kind == "mapped" else 0
-    assert written < 2100 * 51 * 8
-    assert sum(path.stat().st_blocks for path in tmp_path.glob("*.bin")) * 512 < 1 << 20  # 400 MB if it were not sparse
 
 
-def test_a_store_that_most_clients_have_written_is_one_tensor_and_goes_on_from_either():
-    store, other = ClientStore(N, FIELDS), ClientStore(N, FIELDS)
-    rows = torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
-    order = torch.tensor([7, 2, 5, 0, 8, 1])
-    for first in range(0, 6, 2):
-        ids = order[first : first + 2]
-        store.scatter("model", ids, rows[ids])
-        snapshot = {name: tensor.clone() for name, tensor in store.snapshot(0).items()}
-        assert ("model.ids" in snapshot) == (2 * (first + 2) <= N)
-        other.scatter("model", torch.tensor([3]), rows[:1])  # later than the snapshot
-        other.restore(snapshot, 0)
-        expected = torch.zeros(N, 3, dtype=torch.float64)
-        expected[order[: first + 2]] = rows[order[: first + 2]]
-        for one in (store, other):
-            assert torch.equal(one.gather("model", torch.arange(N)), expected)
-            assert torch.equal(one.gather_all(torch.arange(N))["model"], expected)
+def test_a_file_has_at_most_twice_as_many_rows_as_clients(in_files: bool, tmp_path: Path) -> None:
+    store, names = ClientStore(N, FIELDS, in_files=in_files), set()
+    for step in range(8):
+        rows = random_rows("model", N, torch.Generator().manual_seed(step))
+        store.scatter_all(torch.arange(N), {"model": rows.clone()})
+        files = checkpoint(tmp_path, [store], step)
+        assert list(files.values()) == [N * (1 + step % 2)]
+        names |= files.keys()
+        assert [f"model/{path.name}" for path in (tmp_path / "clients" / "model").iterdir()] == list(files)
+        assert torch.equal(resumed(tmp_path, 1, in_files)[1][0].whole("model"), rows)
+    assert names == {f"model/{step}-0-of-1" for step in (0, 2, 4, 6)}
 
 
-@pytest.mark.parametrize("ids", [[0, N], [-1, 0], [0, 1, 2]])
-def test_restore_refuses_rows_of_clients_that_are_not_there(ids):
-    store = ClientStore(N, {"seen": ((), torch.bool)})
-    with pytest.raises(ResumeError, match="client tensors"):
-        store.restore({"seen": torch.ones(2, dtype=torch.bool), "seen.ids": torch.tensor(ids)}, 1)
-
-
-def test_restore_refuses_other_shapes():
-    store = ClientStore(N, FIELDS)
-    for tensors in ({}, {**store.snapshot(1), "seen": torch.zeros(N + 1, dtype=torch.bool)}):
-        with pytest.raises(ResumeError, match="client tensors"):
-            store.restore(tensors, 1)
-
-
-def test_mapped_store_reopens_at_its_last_snapshot(tmp_path):
-    generator, reference = torch.Generator().manual_seed(2), {}
-    store = MappedClientStore(N, FIELDS, folder=tmp_path)
-    exercise(store, reference, generator)
-    store.snapshot(1)
-    store.commit()
-    exercise(store, {}, generator)  # never made durable
-    assert_holds(MappedClientStore(N, FIELDS, folder=tmp_path), reference)
-
-
-def test_mapped_store_refuses_another_layout(tmp_path):
-    MappedClientStore(N, FIELDS, folder=tmp_path)
-    for clients, fields in ((N + 1, FIELDS), (N, {"model": ((4,), torch.float64)})):
-        with pytest.raises(ResumeError, match=r"layout\.json"):
-            MappedClientStore(clients, fields, folder=tmp_path)
-
-
-def test_nothing_is_pickled(tmp_path):
-    store = MappedClientStore(N, FIELDS, folder=tmp_path)
-    exercise(store, {}, torch.Generator().manual_seed(3))
-    store.snapshot(1)
-    store.commit()
-    for path in tmp_path.iterdir():
-        assert path.name in {"layout.json", *(f"{name}.bin" for name in FIELDS)}
-    assert (tmp_path / "model.bin").stat().st_size == N * 3 * 8  # numbers and nothing else
-
-
-WORK = torch.tensor([5, 1, 9, 2, 2, 8, 3, 7, 4])
-
-
-def parts(folder: Path, size: int) -> list[PartStore]:
-    """The stores of ``size`` ranks."""
-    owner, found = Ranks(size=size).owners(WORK), []
-    for rank in range(size):
-        members = (owner == rank).nonzero()[:, 0]
-        inner = MappedClientStore(len(members), FIELDS, folder=folder / f"rank-{rank}-of-{size}")
-        found.append(PartStore(N, members, inner))
-    return found
-
-
-def begin(folder: Path, size: int, steps: int) -> dict:
-    """A checkpoint of step ``steps``, the last commit of which ranks 1, 2, ... did not begin; beside it the journals of
-    a checkpoint that was never finished. Returns its rows."""
-    deal_at_all(folder, size, None)
-    stores, generator, reference = parts(folder, size), torch.Generator().manual_seed(7), {}
-    for step in range(1, steps + 2):
-        for name in FIELDS:
-            ids = torch.randperm(N, generator=generator)[:5]
-            rows = random_rows(name, len(ids), generator)
-            for store in stores:
-                store.scatter(name, ids, rows)
-            if step <= steps:
-                reference |= {(name, i): row.clone() for i, row in zip(ids.tolist(), rows, strict=True)}
-        for rank, store in enumerate(stores):
-            store.snapshot(step)
-            if step < steps or (step == steps and not rank):
-                store.commit()
-            elif step == steps:
-                store.inner._drop()
-    return reference
-
-
-def deal_at_all(folder: Path, size: int, step: int | None) -> None:
-    """As ``size`` ranks do it together: each on a thread, which wait for one another."""
-    barrier, box, errors = threading.Barrier(size), [None] * size, []
-
-    class Threads(Ranks):
-        def share(self, make):
-            return self.gather(make() if self.first else None)[0]
-
-        def gather(self, value):
-            box[self.rank] = value
-            barrier.wait()
-            found = list(box)
-            barrier.wait()
-            return found
-
-    def work(rank: int) -> None:
-        try:
-            deal(folder, WORK, Threads(rank, size), step)
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-
-
-def assert_dealt(folder: Path, size: int, step: int, reference: dict) -> None:
-    assert sorted(path.name for path in folder.glob("rank*")) == [
-        *(f"rank-{rank}-of-{size}" for rank in range(size)),
-        "ranks",
-    ]
-    for store in parts(folder, size):
-        store.restore({}, step)
-        assert_holds(store, reference, store.members)
-        assert not list(store.inner.folder.glob("journal-*"))
+def test_rows_are_copied_in_pieces(in_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_BYTES", 50)
+    stores, reference = ranks_of(2, in_files), {}
+    exercise(stores, reference, torch.Generator().manual_seed(3))
+    checkpoint(tmp_path, stores, 1)
+    for store in resumed(tmp_path, 3, in_files)[1]:
+        assert_holds(store, reference)
 
 
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (2, 1, 4), (3, 3)])
-def test_rows_follow_their_clients_to_any_number_of_ranks(tmp_path, sizes):
-    reference = begin(tmp_path, sizes[0], 4)
-    assert len(reference) > N
-    for size in sizes[1:]:
-        deal_at_all(tmp_path, size, 4)
-        if size != sizes[0]:
-            assert_dealt(tmp_path, size, 4, reference)
-    assert_dealt(tmp_path, sizes[-1], 4, reference)
+def test_rows_follow_their_clients_to_any_number_of_processes(
+    sizes: tuple[int, ...], in_files: bool, tmp_path: Path
+) -> None:
+    generator, reference, stores, step = torch.Generator().manual_seed(7), {}, ranks_of(sizes[0], in_files), 0
+    for size in sizes:
+        if step:
+            step, stores = resumed(tmp_path, size, in_files)
+            for store in stores:
+                assert_holds(store, reference)
+            files = checkpoint(tmp_path, stores, step)  # a run that had ended
+            assert {file.rpartition("-")[2] for file in files} == {str(size)}
+        for _ in range(3):
+            step += 1
+            exercise(stores, reference, generator, times=1)
+            checkpoint(tmp_path, stores, step)
+    with pytest.raises(NotImplementedError, match="its own clients alone"):
+        ranks_of(2, in_files)[0].whole("model")
 
 
-def test_dealing_keeps_holes_and_takes_rows_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(dealing, "_BYTES", 50)
-    reference = begin(tmp_path, 2, 3)
-    deal_at_all(tmp_path, 1, 3)
-    assert_dealt(tmp_path, 1, 3, reference)
-    many, field = 1 << 16, {"model": ((8,), torch.float64)}
-    deal(tmp_path / "many", torch.ones(many), Ranks(), None)
-    (tmp_path / "many" / "ranks").write_text("2")
-    for rank in range(2):
-        store = MappedClientStore(many // 2, field, folder=tmp_path / "many" / f"rank-{rank}-of-2")
-        store.scatter("model", torch.tensor([7]), torch.full((1, 8), -0.0, dtype=torch.float64))
-        store.snapshot(1)
-        store.commit()
-    monkeypatch.setattr(dealing, "_BYTES", 1 << 20)
-    deal(tmp_path / "many", torch.ones(many), Ranks(), 1)
-    store = MappedClientStore(many, field, folder=tmp_path / "many" / "rank-0-of-1")
-    assert int(torch.signbit(store.whole("model")).sum()) == 16  # -0.0 is not a hole
-    assert (store.folder / "model.bin").stat().st_blocks * 512 < 1 << 16  # 4 MB if there were none
-
-
-@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3)])
-def test_crash_at_each_point_of_a_change_of_ranks(tmp_path, monkeypatch, old, new):
-    """One complete set is there at any time, for as many ranks as before, as now, or another number."""
-    reference = begin(tmp_path / "original", old, 3)
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    seen, number, finished = set(), 0, False
-    while not finished:
-        folder = tmp_path / str(number)
-        shutil.copytree(tmp_path / "original", folder)
-        with monkeypatch.context() as patch:
-            crash_at(number, patch)
-            patch.setattr(shutil, "rmtree", slowly)
-            with contextlib.suppress(Stop):
-                deal_at_all(folder, new, 3)
-                finished = True
-        left = [any(folder.glob(f"rank-*-of-{size}")) for size in (old, new)]
-        seen.add((int((folder / "ranks").read_text()), *left))
-        size = (old, new, 4)[number % 3]
-        deal_at_all(folder, size, 3)
-        assert_dealt(folder, size, 3, reference)
-        number += 1
-    assert seen == {(old, True, False), (old, True, True), (new, True, True), (new, False, True)}
-
-
-def slowly(folder: Path) -> None:
-    """Remove a folder file by file, each of which may be the last."""
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-
-
-def test_files_that_are_missing_are_named(tmp_path):
-    begin(tmp_path, 3, 2)
-    (tmp_path / "rank-1-of-3").rename(tmp_path / "elsewhere")
-    for size in (1, 2, 3):
-        with pytest.raises(ResumeError, match=r"rank-1-of-3 is missing, .* of 1 of the 3 processes") as error:
-            deal_at_all(tmp_path, size, 2)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> None:
+    stores = ranks_of(3, False)
+    exercise(stores, {}, torch.Generator().manual_seed(7))
+    checkpoint(tmp_path, stores, 2)
+    path = tmp_path / "clients" / "model" / "2-1-of-3"
+    os.truncate(path, path.stat().st_size - 1)
+    for _ in range(2):
+        with pytest.raises(ResumeError, match=r"model/2-1-of-3 is missing, or has less .* all machines reach") as error:
+            resumed(tmp_path, size, False)
         assert "\n" not in str(error.value)
-    assert not list(tmp_path.glob("rank-*-of-[12]"))
-    (tmp_path / "ranks").unlink()
-    with pytest.raises(ResumeError, match=r"ranks is missing, .*client_store='memory'"):
-        deal(tmp_path, WORK, Ranks(), 2)
-
-
-def test_without_a_checkpoint_all_begin_with_zeros(tmp_path):
-    begin(tmp_path, 2, 2)
-    for size in (2, 3):
-        deal_at_all(tmp_path, size, None)
-        assert [path.name for path in tmp_path.iterdir()] == ["ranks"]
-        for store in parts(tmp_path, size):
-            assert_holds(store, {}, store.members)
+        path.unlink(missing_ok=True)
 
 
 class Stop(BaseException):
@@ -333,11 +228,11 @@ class Stop(BaseException):
 
 
 def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """End the process at the ``number``-th system call of a snapshot; returns the calls that were made."""
+    """End the process at the ``number``-th system call; returns the calls that were made."""
     made: list[str] = []
 
-    def stopping(name, call):
-        def stopped(*args, **options):
+    def stopping(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def stopped(*args: Any, **options: Any) -> Any:
             made.append(name)
             if len(made) > number:
                 raise Stop
@@ -345,105 +240,95 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return stopped
 
-    monkeypatch.setattr(files_module, "open", half_open(stopping("save", lambda: None)), raising=False)
+    monkeypatch.setattr(files_module, "open", half_open(stopping("write", lambda: None)), raising=False)
     monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
-    monkeypatch.setattr(os, "fsync", stopping("fsync", os.fsync))
+    monkeypatch.setattr(os, "fsync", stopping("fsync", lambda file: None))
     monkeypatch.setattr(Path, "unlink", stopping("unlink", Path.unlink))
     return made
 
 
-def half_open(stop):
+def half_open(stop: Callable[[], None]) -> Callable[[Path, str], Any]:
     """Files of which half has arrived when the process ends."""
 
     class Half:
-        def __init__(self, file):
+        def __init__(self, file: Any) -> None:
             self.file = file
 
-        def __enter__(self):
+        def __enter__(self) -> Half:
             return self
 
-        def __exit__(self, *error):
+        def __exit__(self, *error: object) -> None:
             self.file.close()
 
-        def write(self, content):
+        def write(self, content: bytes) -> None:
             self.file.write(content[: len(content) // 2])
             self.file.flush()
             stop()
             self.file.write(content[len(content) // 2 :])
 
-        def flush(self):
-            self.file.flush()
-
-        def fileno(self):
-            return self.file.fileno()
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
 
     return lambda path, mode: Half(open(path, mode))
 
 
-@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
-def test_crash_at_each_point_of_a_checkpoint(tmp_path, monkeypatch, torn):
-    """The state of the checkpoint is found, whole: the old one until the new checkpoint is in place."""
-    generator, old = torch.Generator().manual_seed(4), {}
-    original = MappedClientStore(N, FIELDS, folder=tmp_path / "original")
-    exercise(original, old, generator)
-    original.snapshot(1)
-    original.commit()
-    del original
-    outcomes, number = [], 0
-    while True:
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    return
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize(("before", "now"), [(1, 1), (2, 2), (2, 1), (1, 3)])
+@pytest.mark.parametrize("full", [False, True], ids=["appended", "a new file"])
+def test_crash_at_each_point_of_a_checkpoint(
+    before: int, now: int, full: bool, in_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the checkpoint is found, whole, by any number of processes: the old one until the new one is there;
+    and the run that goes on leaves the files of one that was never interrupted."""
+    old: Reference = {}
+    stores = ranks_of(before, in_files)
+    exercise(stores, old, torch.Generator().manual_seed(4))
+    checkpoint(tmp_path / "original", stores, 1)
+
+    def go_on(folder: Path) -> Reference:
+        new, (step, stores) = dict(old), resumed(folder, now, in_files)
+        for _ in range(2 if full else 1):
+            exercise(stores, new, torch.Generator().manual_seed(5), times=4 if full else 1)
+            step += 1
+            checkpoint(folder, stores, step)
+        return new
+
+    shutil.copytree(tmp_path / "original", tmp_path / "whole")
+    new, steps, number, finished = go_on(tmp_path / "whole"), [], 0, False
+    middle: Reference = dict(old)
+    exercise([], middle, torch.Generator().manual_seed(5), times=4 if full else 1)
+    while not finished:
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "original", folder)
-        store, new = MappedClientStore(N, FIELDS, folder=folder), dict(old)
-        store.restore({}, 1)
-        exercise(store, new, torch.Generator().manual_seed(5))
-        step, finished = 1, False
         with monkeypatch.context() as patch:
             crash_at(number, patch)
             with contextlib.suppress(Stop):
-                store.snapshot(2)
-                step = 2  # the checkpoint's rename
-                store.commit()
+                go_on(folder)
                 finished = True
-        del store
-        if torn and step == 2 and not finished:  # rows of the files that arrived only in part
-            content = bytearray((folder / "model.bin").read_bytes())
-            changed = {i for name, i in new if name == "model"} - {i for i in range(N) if same_row(old, new, i)}
-            if (folder / "journal-2.safetensors").exists():
-                for i in changed:
-                    content[i * 24 + 8 : i * 24 + 24] = os.urandom(16)
-                (folder / "model.bin").write_bytes(content)
-        for _ in range(2):
-            found = MappedClientStore(N, FIELDS, folder=folder)
-            found.restore({}, step)
-            assert is_snapshot(found, old, new) == ("old" if step == 1 else "new")
-            assert not list(folder.glob("journal*"))
-            del found
-        outcomes.append((step, finished))
-        if finished:
-            break
+        step, found = resumed(folder, (before, now, 4)[number % 3], in_files)
+        steps.append(step)
+        expected = [old, new] if not full else [old, middle, new]
+        assert all(holds(store, expected[step - 1]) for store in found)
+        if step == 1:
+            go_on(folder)
+            assert contents(folder) == contents(tmp_path / "whole")
         number += 1
-    assert outcomes[0] == (1, False)
-    assert (2, False) in outcomes, "nothing was interrupted between the checkpoint and the end of the commit"
+        shutil.rmtree(folder)
+    assert steps == sorted(steps)
+    assert set(steps) == set(range(1, 4 if full else 3))
 
 
-def same_row(old, new, client) -> bool:
-    zero = torch.zeros(3, dtype=torch.float64)
-    return torch.equal(old.get(("model", client), zero), new.get(("model", client), zero))
-
-
-def is_snapshot(store, old, new) -> str:
-    """Which snapshot the store holds; fails on a mixture."""
-    for name, reference in (("old", old), ("new", new)):
-        try:
-            assert_holds(store, reference)
-        except AssertionError:
-            continue
-        return name
-    pytest.fail("a mixture of two snapshots")
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("field", [3, (3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)])
-def test_a_field_that_is_no_shape_and_dtype_is_refused_by_name(field, tmp_path):
-    for make in (ClientStore, partial(MappedClientStore, folder=tmp_path)):
-        with pytest.raises(ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"):
-            make(N, {"h": field})
+def test_a_field_that_is_no_shape_and_dtype_is_refused_by_name(field: Any) -> None:
+    with pytest.raises(ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"):
+        ClientStore(N, {"h": field})

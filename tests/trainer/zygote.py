@@ -33,10 +33,10 @@ CASES = (
     "pmtl-records",
     "fedavg",
     "fedavg-adam",
-    "fedprox",
     "local",
 )
-POINTS = ("begun", "released", "stepped", "writing", "written", "renamed")
+POINTED = ("pmtl-global", "pmtl-mapped", "pmtl-records")  # whose folders hold different files and charges
+POINTS = ("begun", "released", "stepped", "appending", "writing", "written", "renamed")
 
 
 @dataclass
@@ -87,7 +87,6 @@ def trainer_of(request: dict[str, Any]) -> Any:
         PMTL,
         ClientPrivacy,
         FedAvg,
-        FedProx,
         FixedCohort,
         Local,
         LocalSGD,
@@ -105,7 +104,6 @@ def trainer_of(request: dict[str, Any]) -> Any:
         "pmtl-local": PMTL(lam=0.5, local=solver, delta="local"),
         "fedavg": FedAvg(local=solver),
         "fedavg-adam": FedAvg(local=solver, server_optimizer=ServerOptimizer(optimizer_name="Adam", lr=0.05)),
-        "fedprox": FedProx(mu=0.3, local=solver),
         "local": Local(local=solver),
     }
     clip = QuantileClip(initial=CLIP, lr=0.3, count_noise=1.2) if case == "pmtl-adaptive" else CLIP
@@ -176,9 +174,13 @@ def arm(point: str, step: int) -> Any:
             self.file.flush()
             die()
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
     def open_half(path: Path, mode: str) -> Any:
         file = open(path, mode)  # noqa: SIM115 - closed by its user
-        return Half(file) if current >= step and path.name.startswith("checkpoint") else file
+        here = path.parent.parent.name == "clients" if point == "appending" else path.name.startswith("checkpoint")
+        return Half(file) if current >= step and here else file
 
     replace = os.replace
 
@@ -194,7 +196,7 @@ def arm(point: str, step: int) -> Any:
         Channel.begin = begin_and_die  # type: ignore[method-assign]
     elif point == "released":
         Channel.release = release_and_die  # type: ignore[method-assign]
-    elif point == "writing":
+    elif point in ("appending", "writing"):
         _files.open = open_half  # type: ignore[attr-defined]
     elif point in ("written", "renamed"):
         os.replace = replace_and_die

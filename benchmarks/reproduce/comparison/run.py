@@ -5,14 +5,13 @@ with five trainings, by its score on a fifth of the training rows; it is then tr
 the test rows. Nothing is chosen on test rows.
 
     python benchmarks/reproduce/comparison/run.py --femnist leaf_femnist_206.json.zip --school school.mat
-    python benchmarks/reproduce/comparison/run.py --chosen       # with the settings that table.csv says were chosen
+    python benchmarks/reproduce/comparison/run.py --chosen       # with the settings that scores.csv says were chosen
     python benchmarks/reproduce/comparison/run.py --collect      # only the tables and the figure
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import sys
@@ -21,10 +20,13 @@ from pathlib import Path
 
 import torch
 
+from fedmtl.errors import DataError
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from report import write_report  # noqa: E402
+from scores import read_scores  # noqa: E402
 from settings import STUDIES, Study, held_out, load  # noqa: E402
 from sweep import existing  # noqa: E402
 
@@ -35,18 +37,13 @@ TOGETHER = [name for name in STUDIES if name != "femnist all images"]  # which t
 
 
 def recorded(study: Study) -> dict[tuple[str, float, int], str]:
-    """What table.csv says was chosen, by method, epsilon and seed."""
-    with open(HERE / "table.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["study"] == study.name]
-    return {
-        (row["method"], 0.0 if row["method"] == "Local" else float(row["epsilon"]), seed): text
-        for row in rows
-        for seed, text in enumerate(row["chosen"].split("; "))
-    }
+    """What scores.csv says was chosen, by method, epsilon and seed."""
+    found = [score for score in read_scores(HERE / "scores.csv") if score.setting == study.title]
+    return {(score.method, score.epsilon, score.seed): score.chosen for score in found}
 
 
 def work(study: Study, root: Path | None, seed: int, out: Path, *, search: bool = True) -> None:
-    """Tune and score every method that has no file in ``out`` yet; without ``search`` with what table.csv says."""
+    """Tune and score every method that has no file in ``out`` yet; without ``search`` with what scores.csv says."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
     known = {} if search else recorded(study)
@@ -91,7 +88,7 @@ def main() -> None:
     parser.add_argument("--femnist-all", type=existing, help="the full file of FEMNIST, for the study with all images")
     parser.add_argument("--school", type=existing, help="school.mat")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/comparison"))
-    parser.add_argument("--chosen", action="store_true", help="search nothing: the settings that table.csv names")
+    parser.add_argument("--chosen", action="store_true", help="search nothing: the settings that scores.csv names")
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -102,8 +99,13 @@ def main() -> None:
         for name in arguments.studies:
             if name != "digits" and roots[name] is None:
                 parser.error(f"the study {name} needs {FLAGS[name]} FILE; or leave it out: --studies digits")
+            if arguments.chosen and not recorded(STUDIES[name]):
+                parser.error(f"scores.csv has no settings of {name}; leave out --chosen, which searches for them")
             for seed in arguments.seeds:
-                work(STUDIES[name], roots[name], seed, arguments.out, search=not arguments.chosen)
+                try:
+                    work(STUDIES[name], roots[name], seed, arguments.out, search=not arguments.chosen)
+                except DataError as error:
+                    parser.error(str(error))
     write_report(arguments.out, HERE)
 
 

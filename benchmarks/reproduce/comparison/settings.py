@@ -39,11 +39,13 @@ from fedmtl import (
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data.examples import Examples
+from fedmtl.errors import DataError
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
 DELTA = 1e-5
 StudyName = Literal["digits", "femnist", "femnist all images", "school", "school records"]
 WRITERS = 206
+IMAGES = 60  # of a writer on average, at least, for the study with all of them; the full file has over 200
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,12 @@ def load(name: StudyName, root: Path | None, seed: int) -> FederatedDataset:
         return half_size(load_data("femnist", root=root, seed=seed))
     if name == "femnist all images":
         data = load_data("femnist", root=root, seed=seed)
+        each = (int(data.train.counts.sum()) + int(data.test.counts.sum())) / len(data)
+        if len(data) < WRITERS or each < IMAGES:
+            raise DataError(
+                f"{root} has {len(data):,} writers, {each:.0f} images each on average; the study needs {WRITERS} "
+                f"writers and {IMAGES} images each: give the full file of FEMNIST."
+            )
         chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:WRITERS]
         return half_size(data.subset(sorted(chosen.tolist())))
     return load_data(

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from setting import Row, budget, clocks, kappa_for, owners_rows, quartiles, references
+from collaboration import Collaboration
+from readers.hospital import read_hospital
+from setting import Horizon, Row, budget, clocks, kappa_for, owners_rows, quartiles, references
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
+from fedmtl.algorithms.async_learner.simulated import simulate
 from fedmtl.algorithms.linear.data import LinearData
-from fedmtl.data.readers.hospital import read_hospital
 from fedmtl.schedules import PoissonClocks
 
 EPSILONS, RUNS, TRIAL_RUNS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 100, 30
@@ -73,7 +74,7 @@ def hospital_bands(root: Path) -> list[Row]:
         plan = replace(learner, kappa=kappa, horizon=short.shape[1])
         rows += band_rows("answers chosen", plan, data, psi, epsilon, clip, short, caps)
         long = PoissonClocks(events=HORIZON).bind(len(counts)).events(1, 0, HORIZON, replicates=RUNS).client
-        horizon = replace(learner, cap="horizon", horizon=HORIZON)
+        horizon = Horizon(horizon=HORIZON)
         best = min(
             (found.psi[found.kappa], clip, found.kappa)
             for clip in CLIPS

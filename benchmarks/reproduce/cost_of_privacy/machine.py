@@ -11,12 +11,13 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+from collaboration import Collaboration
+from readers.adult import read_adult
 from setting import Row, budget, clocks, kappa_for, owners_rows, references, value_rows
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
+from fedmtl.algorithms.async_learner.simulated import simulate
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
-from fedmtl.data.readers.adult import read_adult
 
 COMPONENTS, BOUND = 10, 12.0
 XI = BOUND + 1

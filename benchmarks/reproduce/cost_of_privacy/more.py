@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import report
+from collaboration import log_log_slope
 from sweep import markdown, replace_section
 
-from fedmtl.algorithms.async_learner.collaboration import log_log_slope
-from fedmtl.report.canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
 
@@ -74,17 +74,15 @@ def timeline_table(rows: list[Row]) -> str:
 
 def plot_timeline(rows: list[Row], path: Path) -> None:
     """Figures 3 and 8: i_k against k."""
-    figure = new_figure(10.0, 5.6)
-    panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1, 2.2]})
-    for axes, r in zip(panels.flat, rows, strict=True):
-        ticks = np.arange(1, len(r["who"]) + 1)
-        dress(axes, title=f"{r['data']}: {r['plan']}", xlabel="tick", ylabel="owner")
-        size = 5 if len(ticks) < 100 else 2
-        axes.plot(ticks, np.array(r["who"]) + 1, "|", markersize=2 + size, color=report.COLOURS[0])
-        axes.set_yticks(range(1, r["owners"] + 1, 1 if r["owners"] < 5 else 4))
-        axes.set_ylim(0.3, r["owners"] + 0.7)
-    footnote(figure, "Independent Poisson clocks of equal rate, one run; a mark is an answer.")
-    save(figure, path)
+    with drawing(path, 10.0, 5.6, "Independent Poisson clocks of equal rate, one run; a mark is an answer.") as figure:
+        panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1, 2.2]})
+        for axes, r in zip(panels.flat, rows, strict=True):
+            ticks = np.arange(1, len(r["who"]) + 1)
+            axes.set(title=f"{r['data']}: {r['plan']}", xlabel="tick", ylabel="owner")
+            size = 5 if len(ticks) < 100 else 2
+            axes.plot(ticks, np.array(r["who"]) + 1, "|", markersize=2 + size, color=report.COLOURS[0])
+            axes.set_yticks(range(1, r["owners"] + 1, 1 if r["owners"] < 5 else 4))
+            axes.set_ylim(0.3, r["owners"] + 0.7)
 
 
 def machine_table(rows: list[Row]) -> str:
@@ -119,28 +117,28 @@ def plot_machine(rows: list[Row], path: Path) -> None:
     """Figure 11: psi against epsilon and against records, with (11) as it is fitted where noise dominates."""
     cells = [r for r in rows if r["rule"] == "fixed"]
     forecast = report.fitted(report.dominated(cells))
-    figure = new_figure(9.0, 3.9)
-    panels = figure.subplots(1, 2, sharey=True)
-    sizes, epsilons = sorted({r["records"] for r in cells})[::2], (0.1, 0.4, 1.6, 6.4)
-    for axes, fixed, moving, values in ((panels[0], "records", "epsilon", sizes),
-                                        (panels[1], "epsilon", "records", epsilons)):  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        dress(axes, xlabel="epsilon of each owner" if moving == "epsilon" else "records of each owner",
-              title=f"by {moving}")  # fmt: skip
-        for colour, value in zip(report.COLOURS, values, strict=False):
-            points = [r for r in cells if r[fixed] == value and math.isfinite(r["epsilon"])]
-            x = [r[moving] for r in points]
-            label = f"{value:,} records" if fixed == "records" else f"epsilon {value:g}"
-            axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
-            expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
-            axes.plot(x, expected, color=colour, linewidth=1.2)
-        axes.axhline(report.LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
-        axes.set_ylim(2e-3, 30)
-        axes.legend(fontsize=7.5, frameon=False)
-    panels[0].set_ylabel("mean psi", color="#5c6370")
-    footnote(
-        figure,
+    with drawing(
+        path,
+        9.0,
+        3.9,
         "Census income, hinge loss, 3 owners. Points: 150 runs on 3 deals. Lines: (11), fitted where noise dominates.",
-    )
-    save(figure, path)
+    ) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        sizes, epsilons = sorted({r["records"] for r in cells})[::2], (0.1, 0.4, 1.6, 6.4)
+        for axes, fixed, moving, values in ((panels[0], "records", "epsilon", sizes),
+                                            (panels[1], "epsilon", "records", epsilons)):  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set(xlabel="epsilon of each owner" if moving == "epsilon" else "records of each owner",
+                  title=f"by {moving}")  # fmt: skip
+            for colour, value in zip(report.COLOURS, values, strict=False):
+                points = [r for r in cells if r[fixed] == value and math.isfinite(r["epsilon"])]
+                x = [r[moving] for r in points]
+                label = f"{value:,} records" if fixed == "records" else f"epsilon {value:g}"
+                axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
+                expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
+                axes.plot(x, expected, color=colour, linewidth=1.2)
+            axes.axhline(report.LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
+            axes.set_ylim(2e-3, 30)
+            axes.legend(fontsize=7.5)
+        panels[0].set_ylabel("mean psi")

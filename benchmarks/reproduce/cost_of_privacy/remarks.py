@@ -1,5 +1,4 @@
-"""The published learner where owners answer unequally often (Remark 4), where groups answer together (Remark 2), and
-where an answer is of a secret subset of the records.
+"""The published learner where owners answer unequally often (Remark 4), and where an answer is of a secret subset.
 
 Adds its rows to scores.csv and writes three tables of README.md beside this file.
 
@@ -13,31 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from collaboration import Collaboration
 from hospitals import stays
 from public_start import DEALS, EPSILONS, FILE, HERE, HOSPITALS, METHODS, RUNS, hospitals
 from scores import interval, renew_scores, table
 from sweep import existing, markdown, replace_section
-
-from fedmtl.algorithms.async_learner.collaboration import Collaboration
+from weighted import Weighted
 
 OFTEN, RARELY, OWNERS = 12, 3, 17
 CAPS = tuple(RARELY if owner % 2 else OFTEN for owner in range(OWNERS))
 UNEQUAL = f"{HOSPITALS}, every second one answers a quarter as often"
-GROUPS = tuple(tuple(map(str, range(first, min(first + 4, OWNERS)))) for first in range(0, OWNERS, 4))
 LEARNER = replace(METHODS[0], cap=CAPS, rate=tuple(map(float, CAPS)))
 WEIGHTS = (
     replace(LEARNER, name="equal weights"),
     replace(LEARNER, name="weights of known frequencies",
-            learner=replace(LEARNER.learner, frequencies=LEARNER.rate)),
-    replace(LEARNER, name="weights of frequencies so far", learner=replace(LEARNER.learner, frequencies="observed")),
+            learner=Weighted(frequencies=LEARNER.rate)),
+    replace(LEARNER, name="weights of frequencies so far", learner=Weighted()),
 )  # fmt: skip
-FURTHER = (
-    replace(METHODS[0], name="published learner, groups of 4", learner=replace(METHODS[0].learner, groups=GROUPS)),
-    *(
-        replace(METHODS[0], role="new", name=f"learner, {part} of the records an answer",
-                learner=replace(METHODS[0].learner, batch_rate=rate))
-        for part, rate in (("half", 0.5), ("a quarter", 0.25))
-    ),
+FURTHER = tuple(
+    replace(METHODS[0], role="new", name=f"learner, {part} of the records an answer",
+            learner=replace(METHODS[0].learner, batch_rate=rate))
+    for part, rate in (("half", 0.5), ("a quarter", 0.25))
 )  # fmt: skip
 
 
@@ -45,7 +40,7 @@ def same_settings(root: Path, clip: float = 2.0, kappa: float = 5.0) -> str:
     """Return psi by the share of the records in an answer, with one clip and kappa for all."""
     data, public = stays(root)
     psi, lines = Collaboration(METHODS[0].learner, data).together.psi, []
-    for method in (METHODS[0], *FURTHER[1:]):
+    for method in (METHODS[0], *FURTHER):
         cells = []
         for epsilon in EPSILONS:
             runs = (method.run(data, public, epsilon, (clip, kappa), RUNS, 10_000 + seed) for seed in range(DEALS))

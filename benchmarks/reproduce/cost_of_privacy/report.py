@@ -8,10 +8,10 @@ from typing import Any
 
 import more
 import numpy as np
+from collaboration import Forecast, Slope, fit_forecast, log_log_slope
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.algorithms.async_learner.collaboration import Forecast, Slope, fit_forecast, log_log_slope
-from fedmtl.report.canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
 COLUMNS = ("part", "rule", "owners", "records", "epsilon", "tick", "cap", "clip", "kappa", "runs", "psi", "q25",
@@ -210,74 +210,80 @@ def hospital_table(rows: list[Row]) -> str:
 def plot_bands(rows: list[Row], references: Row, path: Path, data: str) -> None:
     """Figures 2 and 7: a panel a plan, median and quartiles by tick."""
     plans = list(dict.fromkeys(r["plan"] for r in rows))
-    figure = new_figure(9.0, 3.7)
-    panels = figure.subplots(1, len(plans), sharey=True)
-    for axes, plan in zip(panels, plans, strict=True):
-        dress(axes, xlabel="ticks (answers of all owners)", title=plan)
-        axes.set_yscale("log")
-        for colour, epsilon in zip(COLOURS, dict.fromkeys(r["epsilon"] for r in rows), strict=False):
-            own = [r for r in rows if r["plan"] == plan and r["epsilon"] == epsilon]
-            ticks = [r["tick"] for r in own]
-            axes.fill_between(ticks, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.25, lw=0)
-            axes.plot(ticks, [r["median"] for r in own], color=colour, linewidth=1.8, label=f"epsilon {epsilon:g}")
-        for value, name, style in (
-            (references["zero"], "theta = 0", ":"),
-            (references["public"], "public rows", "--"),
-            (float(np.mean(references["alone"])), "alone", "-."),
-        ):
-            axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=name)
-    panels[0].set_ylabel("psi", color="#5c6370")
-    panels[1].legend(fontsize=8, framealpha=1, edgecolor="white", loc=(0.03, 0.2))
-    footnote(figure, f"{data}; median and quartiles of 100 runs. An epsilon is of a whole run.")
-    save(figure, path)
+    with drawing(path, 9.0, 3.7, f"{data}; median and quartiles of 100 runs. An epsilon is of a whole run.") as figure:
+        panels = figure.subplots(1, len(plans), sharey=True)
+        for axes, plan in zip(panels, plans, strict=True):
+            axes.set(xlabel="ticks (answers of all owners)", title=plan)
+            axes.set_yscale("log")
+            for colour, epsilon in zip(COLOURS, dict.fromkeys(r["epsilon"] for r in rows), strict=False):
+                own = [r for r in rows if r["plan"] == plan and r["epsilon"] == epsilon]
+                ticks = [r["tick"] for r in own]
+                axes.fill_between(
+                    ticks, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.25, lw=0
+                )
+                axes.plot(ticks, [r["median"] for r in own], color=colour, linewidth=1.8, label=f"epsilon {epsilon:g}")
+            for value, name, style in (
+                (references["zero"], "theta = 0", ":"),
+                (references["public"], "public rows", "--"),
+                (float(np.mean(references["alone"])), "alone", "-."),
+            ):
+                axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=name)
+        panels[0].set_ylabel("psi")
+        panels[1].legend(fontsize=8, framealpha=1, edgecolor="white", loc=(0.03, 0.2))
 
 
 def plot_grid(rows: list[Row], path: Path) -> None:
     """Figures 4 and 5: psi against epsilon and against records, with (11) as it is fitted where noise dominates."""
-    figure = new_figure(9.0, 3.9)
-    panels = figure.subplots(1, 2, sharey=True)
-    own = [r for r in rows if r["rule"] == "fixed" and math.isfinite(r["epsilon"])]
-    forecast = fitted(dominated(rows))
-    sizes, epsilons = sorted({r["records"] for r in own})[::2], sorted({r["epsilon"] for r in own})[2::4]
-    for axes, fixed, moving, values in (
-        (panels[0], "records", "epsilon", sizes),
-        (panels[1], "epsilon", "records", epsilons),
-    ):
-        dress(axes, xlabel="epsilon of each owner" if moving == "epsilon" else "records of each owner",
-              title=f"by {moving}")  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for colour, value in zip(COLOURS, values, strict=False):
-            points = [r for r in own if r[fixed] == value]
-            x = [r[moving] for r in points]
-            label = f"{value:g} records" if fixed == "records" else f"epsilon {value:.2g}"
-            axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
-            expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
-            axes.plot(x, expected, color=colour, linewidth=1.2)
-        axes.axhline(LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
-        axes.set_ylim(2e-3, 20)
-        axes.legend(fontsize=7.5, frameon=False)
-    panels[0].set_ylabel("mean psi", color="#5c6370")
-    footnote(
-        figure, "Lending, 3 owners. Points: 300 runs on 3 deals, one kappa. Lines: (11), fitted where noise dominates."
-    )
-    save(figure, path)
+    with drawing(
+        path,
+        9.0,
+        3.9,
+        "Lending, 3 owners. Points: 300 runs on 3 deals, one kappa. Lines: (11), fitted where noise dominates.",
+    ) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        own = [r for r in rows if r["rule"] == "fixed" and math.isfinite(r["epsilon"])]
+        forecast = fitted(dominated(rows))
+        sizes, epsilons = sorted({r["records"] for r in own})[::2], sorted({r["epsilon"] for r in own})[2::4]
+        for axes, fixed, moving, values in (
+            (panels[0], "records", "epsilon", sizes),
+            (panels[1], "epsilon", "records", epsilons),
+        ):
+            axes.set(xlabel="epsilon of each owner" if moving == "epsilon" else "records of each owner",
+                  title=f"by {moving}")  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            for colour, value in zip(COLOURS, values, strict=False):
+                points = [r for r in own if r[fixed] == value]
+                x = [r[moving] for r in points]
+                label = f"{value:g} records" if fixed == "records" else f"epsilon {value:.2g}"
+                axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
+                expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
+                axes.plot(x, expected, color=colour, linewidth=1.2)
+            axes.axhline(LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
+            axes.set_ylim(2e-3, 20)
+            axes.legend(fontsize=7.5)
+        panels[0].set_ylabel("mean psi")
 
 
 def plot_value(rows: list[Row], shown: list[tuple[int, int]], path: Path, data: str) -> None:
     """Figure 6: the learner against models without noise, by epsilon; a panel for (records, owners)."""
-    figure = new_figure(11.5, 3.5)
-    panels = figure.subplots(1, len(shown), sharey=True)
-    for axes, (size, owners) in zip(panels, shown, strict=True):
-        own = [r for r in rows if (r["records"], r["owners"]) == (size, owners) and math.isfinite(r["epsilon"])]
-        dress(axes, xlabel="epsilon of each owner", title=f"{owners} owners of {size}")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.plot([r["epsilon"] for r in own], [r["psi"] for r in own], "o-", color=COLOURS[0], label="private learner")
-        for key, name, colour, style in (("zero", "theta = 0", "#6b6f76", ":"), ("alone", "alone", COLOURS[1], "-."),
-                                         ("public", "public rows only", COLOURS[2], "--")):  # fmt: skip
-            axes.axhline(own[0][key], color=colour, linestyle=style, linewidth=1.5, label=name)
-    panels[0].set_ylabel("mean psi on everybody's records", color="#5c6370")
-    panels[0].legend(fontsize=8, frameon=False, loc="lower left")
-    footnote(figure, f"{data}. Only the private learner has noise; psi 0 is the exact model of all records.")
-    save(figure, path)
+    with drawing(
+        path, 11.5, 3.5, f"{data}. Only the private learner has noise; psi 0 is the exact model of all records."
+    ) as figure:
+        panels = figure.subplots(1, len(shown), sharey=True)
+        for axes, (size, owners) in zip(panels, shown, strict=True):
+            own = [r for r in rows if (r["records"], r["owners"]) == (size, owners) and math.isfinite(r["epsilon"])]
+            axes.set(xlabel="epsilon of each owner", title=f"{owners} owners of {size}")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.plot(
+                [r["epsilon"] for r in own], [r["psi"] for r in own], "o-", color=COLOURS[0], label="private learner"
+            )
+            for key, name, colour, style in (
+                ("zero", "theta = 0", "#6b6f76", ":"),
+                ("alone", "alone", COLOURS[1], "-."),
+                ("public", "public rows only", COLOURS[2], "--"),
+            ):
+                axes.axhline(own[0][key], color=colour, linestyle=style, linewidth=1.5, label=name)
+        panels[0].set_ylabel("mean psi on everybody's records")
+        panels[0].legend(fontsize=8, loc="lower left")

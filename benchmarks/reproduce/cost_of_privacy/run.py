@@ -26,10 +26,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import report  # noqa: E402
+from collaboration import Collaboration  # noqa: E402
 from hospitals import hospital, hospital_bands, timeline  # noqa: E402
 from machine import machine, machine_value  # noqa: E402
 from setting import (  # noqa: E402
     CLIP,
+    Horizon,
     Row,
     budget,
     clocks,
@@ -43,7 +45,7 @@ from setting import (  # noqa: E402
 from sweep import existing  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
-from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate  # noqa: E402
+from fedmtl.algorithms.async_learner.simulated import simulate  # noqa: E402
 from fedmtl.schedules import PoissonClocks  # noqa: E402
 
 BAND_EPSILONS, BAND_RUNS = (0.3, 1.0, 10.0), 100
@@ -65,13 +67,13 @@ def bands(root: Path) -> list[Row]:
     psi, rows = Collaboration(AsyncLearner(), data).together.psi, []
     short = clocks(3, BAND_RUNS, 1)
     long = PoissonClocks(events=max(TICKS)).bind(3).events(1, 0, max(TICKS), replicates=BAND_RUNS).client
-    plans = (("10 answers an owner", short, None, range(1, short.shape[1] + 1)),
-             ("horizon T = 1000", long, "horizon", TICKS))  # fmt: skip
-    for plan, clients, cap, ticks in plans:
+    plans = (("10 answers an owner", short, AsyncLearner, range(1, short.shape[1] + 1)),
+             ("horizon T = 1000", long, Horizon, TICKS))  # fmt: skip
+    for plan, clients, kind, ticks in plans:
         length = clients.shape[1]
-        caps = None if cap else torch.bincount(clients[0], minlength=3).numpy()
+        caps = None if kind is Horizon else torch.bincount(clients[0], minlength=3).numpy()
         for epsilon in BAND_EPSILONS:
-            learner = AsyncLearner(horizon=length, cap=cap)  # type: ignore[arg-type]
+            learner = kind(horizon=length)
             chosen = kappa_for(learner, public, [3000] * 3, epsilon, clients[:10], caps=caps)
             learner = replace(learner, kappa=chosen.kappa)
             for tick in ticks:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from collaboration import Collaboration
+from readers.lending import read_lending
 
 from fedmtl import RecordPrivacy
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.collaboration import KAPPAS, Collaboration, KappaChoice, choose_kappa, simulate
+from fedmtl.algorithms.async_learner.simulated import KAPPAS, drawn, fitness_by_kappa, simulate
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
-from fedmtl.data.readers.lending import read_lending
 from fedmtl.schedules import PoissonClocks
 
 Row = dict[str, Any]
@@ -63,14 +65,34 @@ def from_public(public: LinearData, owners: int, size: int, seed: int) -> Linear
     return LinearData(tuple(x[i] for i in drawn), tuple(y[i] for i in drawn), public.bias)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Horizon(AsyncLearner):
+    """The learner with the noise of Theorem 1: every owner's is made for all T answers of the run."""
+
+    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
+        """Return T for every owner."""
+        return np.full(len(scheduled), self.horizon or events, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class KappaChoice:
+    """Mean psi of every kappa that was tried, and the one with the least."""
+
+    kappa: float
+    psi: dict[float, float]
+
+
 def kappa_for(
     learner: AsyncLearner, public: LinearData, counts: list[int], epsilon: float, clients: torch.Tensor, **other: Any
 ) -> KappaChoice:
     """kappa by simulation on public rows; ``clip`` and ``caps`` may be given."""
-    privacy = budget(epsilon, other.pop("clip", CLIP))
-    return choose_kappa(
-        learner, public, counts=counts, privacy=privacy, clients=clients, kappas=CANDIDATES, seed=7, **other
+    privacy, seed = budget(epsilon, other.pop("clip", CLIP)), 7
+    fitness = fitness_by_kappa(
+        learner, public, counts=counts, privacy=privacy, clients=clients, kappas=CANDIDATES, seed=seed, **other
     )
+    least = Collaboration(learner, drawn(public, counts, seed)).together.optimum.fitness
+    psi = {kappa: value / least - 1 for kappa, value in fitness.items()}
+    return KappaChoice(min(psi, key=lambda kappa: psi[kappa]), psi)
 
 
 def references(data: LinearData, public: LinearData, learner: AsyncLearner) -> Row:

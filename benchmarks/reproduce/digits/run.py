@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
-from fedmtl.report.canvas import dress, footnote, label_ends, new_figure, save, styles_of  # noqa: E402
+from fedmtl.report.canvas import drawing, legend_beside, styles_of  # noqa: E402
 
 IMAGES = (5, 10, 20)
 SWEEPS = {  # name: the words that choose the method; one curve each
@@ -160,37 +160,32 @@ def command_list(rows: list[dict[str, Any]]) -> str:
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """A panel for each number of training images: accuracy by epsilon, Local as a level line."""
     shown = [n for n in IMAGES if any(row["train_images"] == n for row in rows)]
-    figure = new_figure(4.3 * len(shown), 3.9)
-    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-    styles = styles_of(["pmtl", "local", "fedavg"])
-    ends: list[list[tuple[float, float, str, str]]] = []
-    for axes, images in zip(panels, shown, strict=True):
-        title = f"{images} training images a writer"
-        dress(axes, xlabel="epsilon, protecting all data of one writer", title=title)
-        axes.set_xscale("log", base=2)
-        ends.append([])
-        for method in (*SWEEPS, FINETUNED):
-            own = [r for r in rows if r["train_images"] == images and r["method"] == method]
-            colour, marker = ("#000000", "D") if method == FINETUNED else styles[method.split()[0].lower()]
-            if not own:
-                continue
-            if method == "Local":
-                axes.axhline(own[0]["accuracy"], color=colour, linewidth=1.6)
-            else:
-                x, y = [r["epsilon"] for r in own], [r["accuracy"] for r in own]
-                bars = [[r["accuracy"] - r["low"] for r in own], [r["high"] - r["accuracy"] for r in own]]
-                axes.errorbar(x, y, yerr=bars, color=colour, marker=marker, markersize=5, linewidth=2, capsize=2.5)
-            label = "FedAvg + 5 steps" if method == FINETUNED else method
-            ends[-1].append((8.8, own[-1]["accuracy"], label, colour))
-        axes.set_xlim(0.9, 8.8)
-        axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    panels[0].set_ylabel("test accuracy, mean over writers")
     seeds = max(row["seeds"] for row in rows)
-    footnote(figure, f"Mean of {seeds} seeds; bars span lowest to highest. Measured on private test data.")
-    figure.canvas.draw()
-    for axes, end in zip(panels, ends, strict=True):
-        label_ends(axes, end)
-    save(figure, path)
+    note = f"Mean of {seeds} seeds; bars span lowest to highest. Measured on private test data."
+    with drawing(path, 4.3 * len(shown) + 1.6, 3.9, note) as figure:
+        panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+        styles = styles_of(["pmtl", "local", "fedavg"])
+        for axes, images in zip(panels, shown, strict=True):
+            title = f"{images} training images a writer"
+            axes.set(xlabel="epsilon, protecting all data of one writer", title=title)
+            axes.set_xscale("log", base=2)
+            for method in (*SWEEPS, FINETUNED):
+                own = [r for r in rows if r["train_images"] == images and r["method"] == method]
+                colour, marker = ("#000000", "D") if method == FINETUNED else styles[method.split()[0].lower()]
+                if not own:
+                    continue
+                label = "FedAvg + 5 steps" if method == FINETUNED else method
+                if method == "Local":
+                    axes.axhline(own[0]["accuracy"], color=colour, linewidth=1.6, label=label)
+                else:
+                    x, y = [r["epsilon"] for r in own], [r["accuracy"] for r in own]
+                    bars = [[r["accuracy"] - r["low"] for r in own], [r["high"] - r["accuracy"] for r in own]]
+                    line = "--" if method.endswith("0.1") else "-"
+                    axes.errorbar(x, y, yerr=bars, color=colour, fmt=marker + line, capsize=2.5, label=label)
+            axes.set_xlim(0.9, 8.8)
+            axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        panels[0].set_ylabel("test accuracy, mean over writers")
+        legend_beside(panels[-1])
 
 
 def main() -> None:

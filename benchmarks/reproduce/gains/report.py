@@ -13,20 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from textwrap import fill
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from scores import Score, difference, interval, mark, read_scores, table  # noqa: E402
+from scores import Score, difference, epsilon_axis, epsilons_of, mark, plot_line, read_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
+
+from fedmtl.report.canvas import drawing  # noqa: E402
 
 ROLES = ("local", "public", "fedavg", "baseline", "published", "new")
 FREE = ("local", "public")
+STYLES = {  # colour, line and, of the best method of several, a name
+    "local": ("0.35", "--", ""),
+    "public": ("C4", "-.", ""),
+    "fedavg": ("C0", "-", "FedAvg, best"),
+    "baseline": ("C9", ":", "other baseline, best"),
+    "published": ("C1", "-", "published, best"),
+    "new": ("C2", "-", "new, best"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,6 @@ def named_by_metric(scores: Sequence[Score]) -> list[Score]:
 
 def settings_of(scores: Sequence[Score]) -> list[str]:
     return list(dict.fromkeys(score.setting for score in scores))
-
-
-def epsilons_of(scores: Sequence[Score]) -> list[float]:
-    return sorted({score.epsilon for score in scores if 0 < score.epsilon < math.inf})
 
 
 def best(scores: Sequence[Score], roles: Sequence[str], epsilons: Sequence[float]) -> list[Score]:
@@ -164,42 +166,24 @@ def draw(scores: Sequence[Score], path: Path) -> None:
     """A panel a setting: what is free as lines, the best published and the best of all methods by epsilon."""
     settings = settings_of(scores)
     rows = math.ceil(len(settings) / 4)
-    figure, axes = plt.subplots(rows, 4, figsize=(18, 4.2 * rows), squeeze=False, layout="constrained")
-    styles = {"local": ("0.35", "--"), "public": ("C4", "-."), "fedavg": ("C0", "-"), "baseline": ("C9", ":"),
-              "published": ("C1", "-"), "new": ("C2", "-")}  # fmt: skip
-    for axis in axes.flat[len(settings) :]:
-        axis.set_axis_off()
-    for axis, setting in zip(axes.flat, settings, strict=False):
-        own = [score for score in scores if score.setting == setting]
-        for role, (color, line) in styles.items():
-            if role in FREE:
-                free = best(own, (role,), (0.0,))
-                if free:
-                    axis.axhline(mean(s.score for s in free), color=color, linestyle=line, label=free[0].method)
-                continue
-            points = []
-            for epsilon in epsilons_of(own):
-                found = best(own, (role,), (epsilon,))
+    with drawing(path, 14, 3.4 * rows) as figure:
+        panels = list(figure.subplots(rows, 4, squeeze=False).flat)
+        for axes in panels[len(settings) :]:
+            axes.remove()
+        for axes, setting in zip(panels, settings, strict=False):
+            own = [score for score in scores if score.setting == setting]
+            for role, (color, line, label) in STYLES.items():
+                at = (0.0,) if role in FREE else epsilons_of(own)
+                found = [score for epsilon in at for score in best(own, (role,), (epsilon,))]
                 if found:
-                    points.append((epsilon, *interval(score.score for score in found)))
-            if points:
-                epsilons, means, halves = zip(*points, strict=True)
-                axis.errorbar(epsilons, means, halves, color=color, linestyle=line, marker="o", markersize=4,
-                              label={"fedavg": "FedAvg, best", "baseline": "other baseline, best",
-                                     "published": "published, best", "new": "new, best"}[role])  # fmt: skip
-        values = [score.score for score in own]
-        if min(values) > 0 and max(values) > 20 * min(values):
-            axis.set_yscale("log")
-        axis.set_xscale("log")
-        ticks = epsilons_of(own)
-        axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-        axis.minorticks_off()
-        axis.set(xlabel="epsilon", ylabel=own[0].metric)
-        axis.set_title(setting, fontsize=9)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+                    plot_line(axes, found, color=color, linestyle=line, marker="o", label=label or found[0].method)
+            values = [score.score for score in own]
+            if min(values) > 0 and max(values) > 20 * min(values):
+                axes.set_yscale("log")
+            epsilon_axis(axes, epsilons_of(own))
+            axes.set(xlabel="epsilon", ylabel=own[0].metric)
+            axes.set_title(fill(setting, 40), fontsize=8)
+            axes.legend(fontsize=7)
 
 
 def main() -> None:

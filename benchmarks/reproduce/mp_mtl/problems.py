@@ -125,7 +125,6 @@ def run(
     delta: float = DELTA,
     seed: int = 0,
     mechanism: str = "gaussian",
-    guarantee: str = "sound",
 ) -> Run:
     """MP-MTL at every epsilon, ``repetitions`` times each, as one program: replicate e R + r is repetition r at
     ``epsilons[e]``."""
@@ -133,7 +132,7 @@ def run(
     problem = build_problem(
         data, models.linear_regression(bias=False), "mse", Execution("stacked"), rounds, seed, "cpu", "float64"
     )
-    options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism, "guarantee": guarantee}
+    options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism}
     privacy = tuple(ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions))
     bound = FullParticipation().bind(problem.clients)
     channel = open_channel(

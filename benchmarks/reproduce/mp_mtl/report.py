@@ -8,10 +8,10 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scores import interval
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report.canvas import dress, footnote, new_figure, plain_ticks, save
+from fedmtl.report.canvas import drawing, plain_ticks
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",
@@ -87,10 +87,10 @@ def error_of(values: list[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """The 95% interval of the mean of paired differences, one a deal, by Student's distribution."""
-    half = float(student.ppf(0.975, len(values) - 1)) * error_of(values)
-    return mean(values) - half, mean(values) + half
+def bounds(values: list[float]) -> tuple[float, float]:
+    """The 95% interval of the mean of paired differences, one a deal."""
+    middle, half = interval(values)
+    return middle - half, middle + half
 
 
 def summary(rows: list[Row]) -> list[Row]:
@@ -108,12 +108,12 @@ def summary(rows: list[Row]) -> list[Row]:
                 "standard_error": error_of(own),
                 "difference": mean(paired),
                 "difference_error": error_of(paired),
-                "difference_low": interval(paired)[0],
-                "difference_high": interval(paired)[1],
+                "difference_low": bounds(paired)[0],
+                "difference_high": bounds(paired)[1],
                 "pooled": mean(r["pooled_deals"]),
                 "pooled_difference": mean(pooled),
-                "pooled_low": interval(pooled)[0],
-                "pooled_high": interval(pooled)[1],
+                "pooled_low": bounds(pooled)[0],
+                "pooled_high": bounds(pooled)[1],
                 "deals": len(own),
             }
         )
@@ -265,128 +265,128 @@ def tasks_table(rows: list[Row]) -> str:
 
 def plot_tradeoff(problems: dict[str, list[Row]], path: Path) -> None:
     """Figures 6 and 9: a panel a problem."""
-    figure = new_figure(4.2 * len(problems) + 1.8, 4.0)
-    panels = np.atleast_1d(figure.subplots(1, len(problems)))
-    for axes, (name, rows) in zip(panels, problems.items(), strict=True):
-        dress(axes, xlabel="epsilon of a task", title=PROBLEMS[name])
-        axes.set_xscale("log")
-        for place, method in enumerate(("MP-MTL-LR 1.5", "MP-MTL-LR 0.25", "MP-MTL-GS 1.5", "MP-MTL-GS 0.25")):
-            own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
-            style = "o-" if "1.5" in method else "s--"
-            axes.errorbar([r["epsilon"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
-                          fmt=style, markersize=3.5, color=COLOURS[place // 2], label=NAMES[method])  # fmt: skip
-        for place, method in enumerate(("DP-AGGR record_group", "DP-AGGR task", "DP-MTRL record_group")):
-            own = [r for r in rows if r["method"] == method]
-            axes.plot([r["epsilon"] for r in own], [r["nmse"] for r in own], "^:", markersize=3.5,
-                      color=COLOURS[2 + place], label=NAMES[method])  # fmt: skip
-        for method, style in ((ALONE, "-"), ("MTL-LR", "--"), ("MTL-GS", ":")):
-            value = next(r["nmse"] for r in rows if r["method"] == method)
-            axes.axhline(value, color="#4d5158", linewidth=1.2, linestyle=style, label=method)
-        low = min(r["nmse"] for r in rows)
-        axes.set_ylim(low * 0.95, 1.15)
-    panels[0].set_ylabel("nMSE", color="#5c6370")
-    panels[-1].legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    footnote(figure, "Mean over deals of the data; bars are standard errors. STL shares nothing, MTL has no privacy.")
-    save(figure, path)
+    with drawing(
+        path,
+        4.2 * len(problems) + 1.8,
+        4.0,
+        "Mean over deals of the data; bars are standard errors. STL shares nothing, MTL has no privacy.",
+    ) as figure:
+        panels = np.atleast_1d(figure.subplots(1, len(problems)))
+        for axes, (name, rows) in zip(panels, problems.items(), strict=True):
+            axes.set(xlabel="epsilon of a task", title=PROBLEMS[name])
+            axes.set_xscale("log")
+            for place, method in enumerate(("MP-MTL-LR 1.5", "MP-MTL-LR 0.25", "MP-MTL-GS 1.5", "MP-MTL-GS 0.25")):
+                own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
+                style = "o-" if "1.5" in method else "s--"
+                axes.errorbar([r["epsilon"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
+                              fmt=style, markersize=3.5, color=COLOURS[place // 2], label=NAMES[method])  # fmt: skip
+            for place, method in enumerate(("DP-AGGR record_group", "DP-AGGR task", "DP-MTRL record_group")):
+                own = [r for r in rows if r["method"] == method]
+                axes.plot([r["epsilon"] for r in own], [r["nmse"] for r in own], "^:", markersize=3.5,
+                          color=COLOURS[2 + place], label=NAMES[method])  # fmt: skip
+            for method, style in ((ALONE, "-"), ("MTL-LR", "--"), ("MTL-GS", ":")):
+                value = next(r["nmse"] for r in rows if r["method"] == method)
+                axes.axhline(value, color="#4d5158", linewidth=1.2, linestyle=style, label=method)
+            low = min(r["nmse"] for r in rows)
+            axes.set_ylim(low * 0.95, 1.15)
+        panels[0].set_ylabel("nMSE")
+        panels[-1].legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def plot_allocation(rows: list[Row], path: Path) -> None:
     """Figure 4."""
-    figure = new_figure(9.0, 3.8)
-    panels = figure.subplots(1, 2)
-    for axes, key, label in ((panels[0], "alpha", "α of ε_t ∝ t^α"), (panels[1], "q", "Q of ε_t ∝ Q^-t")):
-        dress(axes, xlabel=label, title="convex" if key == "alpha" else "strongly convex")
-        place = 0
-        for rho in (1.5, 0.25):
-            for epsilon in sorted({r["epsilon"] for r in rows}):
-                for momentum, style in (("none", "o-"), ("nesterov", "s--"), ("strongly_convex", "d-")):
-                    own = [r for r in rows if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)]
-                    own = [r for r in own if r[key] is not None]
-                    if own:
-                        name = {"none": ", no momentum", "nesterov": ", Nesterov"}.get(momentum, "")
-                        axes.errorbar([r[key] for r in own], [r["nmse"] for r in own],
-                                      [r["standard_error"] for r in own], fmt=style, markersize=3,
-                                      color=COLOURS[place], label=f"ε {epsilon:g}, ρ {rho:g}{name}")  # fmt: skip
-                place += 1
-        axes.legend(fontsize=6, framealpha=0.9, edgecolor="white")
-    panels[0].set_ylabel("nMSE", color="#5c6370")
-    footnote(figure, "Synthetic, low rank; 5 deals x 10 repetitions. The composed total is that of every allocation.")
-    save(figure, path)
+    with drawing(
+        path, 9.0, 3.8, "Synthetic, low rank; 5 deals x 10 repetitions. The composed total is that of every allocation."
+    ) as figure:
+        panels = figure.subplots(1, 2)
+        for axes, key, label in ((panels[0], "alpha", "α of ε_t ∝ t^α"), (panels[1], "q", "Q of ε_t ∝ Q^-t")):
+            axes.set(xlabel=label, title="convex" if key == "alpha" else "strongly convex")
+            place = 0
+            for rho in (1.5, 0.25):
+                for epsilon in sorted({r["epsilon"] for r in rows}):
+                    for momentum, style in (("none", "o-"), ("nesterov", "s--"), ("strongly_convex", "d-")):
+                        own = [r for r in rows if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)]
+                        own = [r for r in own if r[key] is not None]
+                        if own:
+                            name = {"none": ", no momentum", "nesterov": ", Nesterov"}.get(momentum, "")
+                            axes.errorbar([r[key] for r in own], [r["nmse"] for r in own],
+                                          [r["standard_error"] for r in own], fmt=style, markersize=3,
+                                          color=COLOURS[place], label=f"ε {epsilon:g}, ρ {rho:g}{name}")  # fmt: skip
+                    place += 1
+            axes.legend(fontsize=6, framealpha=0.9, edgecolor="white")
+        panels[0].set_ylabel("nMSE")
 
 
 def plot_noise(rows: list[Row], path: Path) -> None:
     """Figure 5."""
-    figure = new_figure(6.0, 3.8)
-    axes = figure.subplots()
-    dress(axes, xlabel="epsilon of a task", title="noise over signal, in Frobenius norm")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for place, (method, title) in enumerate((("MP-MTL", "MP-MTL, covariance, first iteration"),
-                                             ("DP-MTRL record_group", "DP-MTRL, models"),
-                                             ("DP-MTRL task", "DP-MTRL, models, noise for a task"))):  # fmt: skip
-        own = [r for r in rows if r["method"] == method]
-        axes.plot([r["epsilon"] for r in own], [r["ratio"][0] for r in own], "o-", markersize=3.5,
-                  color=COLOURS[place], label=title)  # fmt: skip
-    axes.axhline(1.0, color="#6b6f76", linewidth=1, linestyle=":")
-    axes.legend(fontsize=7.5, frameon=False)
-    save(figure, path)
+    with drawing(path, 6.0, 3.8) as figure:
+        axes = figure.subplots()
+        axes.set(xlabel="epsilon of a task", title="noise over signal, in Frobenius norm")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for place, (method, title) in enumerate((("MP-MTL", "MP-MTL, covariance, first iteration"),
+                                                 ("DP-MTRL record_group", "DP-MTRL, models"),
+                                                 ("DP-MTRL task", "DP-MTRL, models, noise for a task"))):  # fmt: skip
+            own = [r for r in rows if r["method"] == method]
+            axes.plot([r["epsilon"] for r in own], [r["ratio"][0] for r in own], "o-", markersize=3.5,
+                      color=COLOURS[place], label=title)  # fmt: skip
+        axes.axhline(1.0, color="#6b6f76", linewidth=1, linestyle=":")
+        axes.legend(fontsize=7.5)
 
 
 def plot_tasks(rows: list[Row], path: Path) -> None:
     """Figure 8."""
-    figure = new_figure(7.6, 3.8)
-    axes = figure.subplots()
-    dress(axes, xlabel="tasks that learn", title="nMSE of the first 20 tasks")
-    counts = sorted({r["tasks"] for r in rows})
-    axes.set_xscale("log")
-    axes.set_xticks(counts)
-    axes.minorticks_off()
-    plain_ticks(axes.xaxis)
-    lines = dict.fromkeys((r["method"], r["epsilon"]) for r in rows)
-    lines.pop(("MP-MTL-LR 0.25", math.inf), None)  # without noise rho has no meaning
-    for place, (method, epsilon) in enumerate(lines):
-        own = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
-        budget = f"ε {epsilon:g}" if math.isfinite(epsilon) else name_of(epsilon)
-        label = method if method == ALONE else f"{NAMES[method]}, {budget}"
-        axes.errorbar([r["tasks"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
-                      fmt="o-", markersize=3.5, color=COLOURS[place], label=label)  # fmt: skip
-    axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    footnote(figure, "Synthetic, low rank; 10 deals x 10 repetitions; bars are standard errors over deals.")
-    save(figure, path)
+    with drawing(
+        path, 7.6, 3.8, "Synthetic, low rank; 10 deals x 10 repetitions; bars are standard errors over deals."
+    ) as figure:
+        axes = figure.subplots()
+        axes.set(xlabel="tasks that learn", title="nMSE of the first 20 tasks")
+        counts = sorted({r["tasks"] for r in rows})
+        axes.set_xscale("log")
+        axes.set_xticks(counts)
+        axes.minorticks_off()
+        plain_ticks(axes.xaxis)
+        lines = dict.fromkeys((r["method"], r["epsilon"]) for r in rows)
+        lines.pop(("MP-MTL-LR 0.25", math.inf), None)  # without noise rho has no meaning
+        for place, (method, epsilon) in enumerate(lines):
+            own = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
+            budget = f"ε {epsilon:g}" if math.isfinite(epsilon) else name_of(epsilon)
+            label = method if method == ALONE else f"{NAMES[method]}, {budget}"
+            axes.errorbar([r["tasks"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
+                          fmt="o-", markersize=3.5, color=COLOURS[place], label=label)  # fmt: skip
+        axes.legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def plot_models(row: Row, path: Path) -> None:
     """Figure 2: models of ten tasks, the last one unlike the others."""
-    figure = new_figure(9.0, 2.9)
-    panels = figure.subplots(1, 3)
-    shown = (("true", "true models"), ("leak", "MTL: the last task leaks"), ("protected", "MP-MTL, ε 1"))
-    for axes, (key, title) in zip(panels, shown, strict=True):
-        models = np.abs(np.array(row[key])).T
-        axes.imshow(models / models.max(axis=0), cmap="viridis", aspect="auto", vmin=0, vmax=1)
-        dress(axes, xlabel="task", title=title)
-        axes.grid(visible=False)
-        axes.set_xticks([])
-        axes.set_yticks([])
-    panels[0].set_ylabel("feature", color="#5c6370")
-    footnote(figure, "Absolute entries over the largest of each task.")
-    save(figure, path)
+    with drawing(path, 9.0, 2.9, "Absolute entries over the largest of each task.") as figure:
+        panels = figure.subplots(1, 3)
+        shown = (("true", "true models"), ("leak", "MTL: the last task leaks"), ("protected", "MP-MTL, ε 1"))
+        for axes, (key, title) in zip(panels, shown, strict=True):
+            models = np.abs(np.array(row[key])).T
+            axes.imshow(models / models.max(axis=0), cmap="viridis", aspect="auto", vmin=0, vmax=1)
+            axes.set(xlabel="task", title=title)
+            axes.grid(visible=False)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        panels[0].set_ylabel("feature")
 
 
 def plot_covariance(row: Row, path: Path) -> None:
     """Figure 3: covariances of tasks in clusters, and model matrices."""
     names = ("true", "STL", "DP-MTRL", "MP-MTL")
-    figure = new_figure(10.5, 5.4)
-    panels = figure.subplots(2, len(names))
-    for place, name in enumerate(names):
-        for axes, matrix in ((panels[0, place], np.array(row[f"{name} covariance"])),
-                             (panels[1, place], np.array(row[name]).T)):  # fmt: skip
-            limit = 1.0 if axes is panels[0, place] else float(np.quantile(np.abs(matrix), 0.98))
-            axes.imshow(matrix, cmap="RdBu_r", aspect="auto", vmin=-limit, vmax=limit)
-            dress(axes, xlabel="", title=name if axes is panels[0, place] else "")
-            axes.grid(visible=False)
-            axes.set_xticks([])
-            axes.set_yticks([])
-    panels[0, 0].set_ylabel("correlation of tasks", color="#5c6370")
-    panels[1, 0].set_ylabel("models", color="#5c6370")
-    footnote(figure, "Synthetic tasks in 3 clusters with signs, in the order of the clusters; epsilon 10.")
-    save(figure, path)
+    with drawing(
+        path, 10.5, 5.4, "Synthetic tasks in 3 clusters with signs, in the order of the clusters; epsilon 10."
+    ) as figure:
+        panels = figure.subplots(2, len(names))
+        for place, name in enumerate(names):
+            for axes, matrix in ((panels[0, place], np.array(row[f"{name} covariance"])),
+                                 (panels[1, place], np.array(row[name]).T)):  # fmt: skip
+                limit = 1.0 if axes is panels[0, place] else float(np.quantile(np.abs(matrix), 0.98))
+                axes.imshow(matrix, cmap="RdBu_r", aspect="auto", vmin=-limit, vmax=limit)
+                axes.set(xlabel="", title=name if axes is panels[0, place] else "")
+                axes.grid(visible=False)
+                axes.set_xticks([])
+                axes.set_yticks([])
+        panels[0, 0].set_ylabel("correlation of tasks")
+        panels[1, 0].set_ylabel("models")

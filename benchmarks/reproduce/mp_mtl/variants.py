@@ -26,12 +26,10 @@ from scores import Score, difference, interval, mark, renew_scores
 from sweep import existing, markdown, replace_section
 from torch import Tensor
 
-from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
+from fedmtl.algorithms.mp_mtl import MPMTL, PublishedMPMTL
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import WishartNoise
-from fedmtl.privacy.account import Cost
-from fedmtl.privacy.accounting.calibration import calibrate_multiplier
-from fedmtl.report.canvas import dress, new_figure, save, styles_of
+from fedmtl.privacy import Price
+from fedmtl.report.canvas import drawing, styles_of
 
 CLAIMED, PERCENTS = (1.0, 10.0), (10, 20, 30)
 SOUND, WISHART, PRINTED = "MP-MTL, low rank, Gaussian noise", "Wishart noise", "Wishart noise, as printed"
@@ -42,7 +40,7 @@ CURVES = ("alone", TEN, "MP-MTL, one release", "private prior", "FedAvg + finetu
 
 def ten(
     setup: Setup, data: FederatedDataset, epsilons: Sequence[float], repetitions: int, seed: int, chosen: Chosen,
-    *, curator: bool = False, options: Any = (), **fixed: Any,
+    *, curator: bool = False, options: Any = (), kind: type[MPMTL] = MPMTL, **fixed: Any,
 ) -> Tensor:  # fmt: skip
     """MP-MTL of ten releases; with ``curator`` every epsilon is that of a task's data against the curator as well."""
     settings = dict(chosen, lam=chosen["lam"] * setup.clip)
@@ -51,17 +49,17 @@ def ten(
     found = []
     for part in ((epsilon,) for epsilon in epsilons) if curator else (tuple(epsilons),):
         own = {"curator_epsilon": part[0], "curator_delta": DELTA} if curator else {}
-        algorithm = MPMTL(row_norm=1.0, ridge=setup.ridge, alpha=0.0, **settings, **own, **fixed)
+        algorithm = kind(row_norm=1.0, ridge=setup.ridge, alpha=0.0, **settings, **own, **fixed)
         found.append(run(algorithm, data, part, repetitions, clip=setup.clip, seed=seed, **dict(options)).models)
     return torch.cat(found)
 
 
-UNSOUND = {"mechanism": "wishart", "guarantee": "paper"}
+UNSOUND = {"mechanism": "wishart"}
 SHIFTS = grid(rho=(0.0, 0.25, 0.5, 1.5), lam=(0.03, 0.1, 0.3, 1.0))
 NOISES = (
     Method(SOUND, "published", ten, SHIFTS, CLAIMED),
     Method(WISHART, "published", partial(ten, options=UNSOUND), SHIFTS, CLAIMED),
-    Method(PRINTED, "published", partial(ten, options=UNSOUND, guarantee="paper"), SHIFTS, CLAIMED),
+    Method(PRINTED, "published", partial(ten, options=UNSOUND, kind=PublishedMPMTL), SHIFTS, CLAIMED),
 )
 OWN = grid(penalty=("nuclear", "l21"), rho=(0.25, 1.5), lam=(0.1,), own_penalty=("l1", "frobenius"), own_lam=(0.1, 1.0))
 BOTH = grid(penalty=("nuclear", "l21"), rho=(0.25, 0.5, 1.5), lam=(0.03, 0.1))
@@ -80,8 +78,9 @@ def unsound(score: Score) -> Score:
 
 def refuted(epsilon: float) -> float:
     """The least delta at which Wishart noise could hold over the ten releases: 1 - exp(-sum of the epsilon_t)."""
-    z = calibrate_multiplier(lambda z: WishartNoise(z).event(1), target=epsilon, delta=DELTA, uses=ROUNDS)
-    assert Cost(DELTA, (WishartNoise(z).event(1),)).epsilon(ROUNDS) <= epsilon
+    price = Price(mechanism="wishart", sizes=(1,), delta=DELTA)
+    z = price.multiplier(epsilon, ROUNDS)
+    assert price.epsilon(ROUNDS, z) <= epsilon
     return -math.expm1(-ROUNDS / z)
 
 
@@ -138,24 +137,23 @@ def algorithms(scores: Sequence[Score], names: Sequence[str]) -> str:
 
 def curves(scores: Sequence[Score], settings: dict[int, str], path: Path) -> str:
     """nMSE by part of the pupils at epsilon 1: the table, and the figure in ``path``."""
-    figure = new_figure(6.4, 4.0)
-    axes = figure.subplots()
-    dress(axes, title="School, epsilon 1", xlabel="pupils for training, percent", ylabel="nMSE")
-    styles, lines = styles_of(CURVES), []
-    for method in CURVES:
-        line, points = [method], []
-        for setting in settings.values():
-            local = found_of(scores, setting, "alone", 0.0)
-            own = local if method == "alone" else found_of(scores, setting, method, 1.0)
-            line.append(cell(own, local))
-            points.append(interval(score.score for score in own))
-        lines.append(line)
-        means, halves = zip(*points, strict=True)
-        colour, marker = styles[method]
-        axes.errorbar(list(settings), means, halves, color=colour, marker=marker, capsize=2, label=method)
-    axes.set_xticks(list(settings))
-    axes.legend(fontsize=8, frameon=False)
-    save(figure, path)
+    with drawing(path, 6.4, 4.0) as figure:
+        axes = figure.subplots()
+        axes.set(title="School, epsilon 1", xlabel="pupils for training, percent", ylabel="nMSE")
+        styles, lines = styles_of(CURVES), []
+        for method in CURVES:
+            line, points = [method], []
+            for setting in settings.values():
+                local = found_of(scores, setting, "alone", 0.0)
+                own = local if method == "alone" else found_of(scores, setting, method, 1.0)
+                line.append(cell(own, local))
+                points.append(interval(score.score for score in own))
+            lines.append(line)
+            means, halves = zip(*points, strict=True)
+            colour, marker = styles[method]
+            axes.errorbar(list(settings), means, halves, color=colour, marker=marker, capsize=2, label=method)
+        axes.set_xticks(list(settings))
+        axes.legend(fontsize=8)
     return markdown(["method", *(f"{percent}%:" for percent in settings)], lines)
 
 

@@ -15,8 +15,7 @@ from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighb
 from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.allocation import published_step
-from fedmtl.algorithms.p2p.warm_start import spread
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, equal_step
 from fedmtl.data import FederatedDataset, SyntheticAgents, make_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LaplaceNoise
@@ -28,7 +27,6 @@ SMOOTHNESS = 1.5  # above the curvature of every agent's loss under the public l
 DELTA, PAPER_DELTA = 1e-5, math.exp(-5)
 EPSILONS, PAPER_EPSILONS = (1.0, 10.0, 100.0), (0.1, 0.5, 1.0)
 PRIVATE_MUS, WAKEUPS, CLIPS = (0.1, 0.3, 1.0, 3.0), (1, 3, 10, 30), (1.0, 3.0)
-WARM = 0.05  # epsilon of the paper's warm start
 CD_EVENTS, ADMM_STEPS = 4000, 16_000
 RHOS = (0.03, 0.1, 0.3, 1.0)
 
@@ -38,9 +36,9 @@ def agents(p: int, seed: int) -> SyntheticAgents:
     return make_synthetic_agents(features=p, seed=seed)
 
 
-def peers(p: int, seed: int, mu: float, **settings: object) -> PeerToPeer:
+def peers(p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: object) -> PeerToPeer:
     given = agents(p, seed)
-    return PeerToPeer(
+    return kind(
         graph=given.graph(), mu=mu, loss="logistic", row_norm=given.data.domain.l2, smoothness=SMOOTHNESS, **settings
     )  # type: ignore[arg-type]
 
@@ -108,7 +106,7 @@ def curves(tuned: list[Row]) -> list[Row]:
         common = {"mu": mu, "seed": seed, "best": accuracy(best, data), "local": accuracy(start, data), "rho": rho}
         descent, admm = Trajectory(objective, least, data), Trajectory(objective, least, data)
         at = range(0, CD_EVENTS + 1, CD_EVENTS // 40)
-        algorithm = peers(p, seed, mu, start="local")
+        algorithm = peers(p, seed, mu, kind=PublishedPeerToPeer, local_start=True)
         simulate(algorithm, data, None, CD_EVENTS, seed, events=CD_EVENTS, at=at, seen=descent.note)
         first = objective.network.graph.weights.nnz  # the local models, sent to all neighbours
         rows += [{"method": "cd", **common, **r, "vectors": r["vectors"] + first} for r in descent.rows]
@@ -122,13 +120,13 @@ def published(p: int, epsilon: float, wakeups: int) -> RecordPrivacy:
     """The paper's noise: Laplace of scale 2 L0 / (e m) with L0 = 1 and e by its Theorem 1. Nothing is clipped: the
     bound is the largest norm of a row, and gradients are up to sqrt(p) long in the L2 norm, p in the L1 norm."""
     bound = math.sqrt(p)
-    multiplier = 1 / (bound * published_step(epsilon, wakeups, PAPER_DELTA))
+    multiplier = 1 / (bound * equal_step(epsilon, wakeups, PAPER_DELTA))
     return RecordPrivacy(clip_norm=bound, noise_multiplier=multiplier, delta=PAPER_DELTA, mechanism="laplace")
 
 
 def honest(p: int, epsilon: float, wakeups: int) -> float:
     """Epsilon of :func:`published` by a privacy loss distribution, with the L1 norm p that rows may have."""
-    step = published_step(epsilon, wakeups, PAPER_DELTA)
+    step = equal_step(epsilon, wakeups, PAPER_DELTA)
     return epsilon_of(LaplaceNoise(1 / (p * step)).event(), wakeups, PAPER_DELTA)
 
 
@@ -150,7 +148,7 @@ def private(
     data = agents(p, seed).data
     if paper:
         settings = [published(p, epsilon, wakeups) for epsilon in epsilons]
-        theta, _ = simulate(peers(p, seed, mu, guarantee="paper"), data, settings, wakeups, seed)
+        theta, _ = simulate(peers(p, seed, mu, kind=PublishedPeerToPeer), data, settings, wakeups, seed)
     else:
         theta, _ = simulate(peers(p, seed, mu), data, budgets(epsilons, clip, DELTA), wakeups, seed)
     return [accuracy(one, data) for one in theta]
@@ -191,32 +189,22 @@ def dimensions(tuned: list[Row]) -> list[Row]:
     return rows
 
 
-def paper_start(p: int, seed: int, mu: float) -> Array:
-    """The paper's warm start: local models with Laplace noise of scale L0 / (m lambda e), L0 = 1 and e = 0.05, spread
-    over the graph. A figure of the paper, not a guarantee: that sensitivity is in the L2 norm."""
-    objective = objective_of(peers(p, seed, mu), agents(p, seed).data)
-    local = local_models(objective) + seeded(seed).laplace(scale=1 / WARM, size=objective.shape)
-    return spread(objective.network, local, np.ones(len(local), dtype=bool), np.zeros_like(local))
-
-
 def noise() -> list[Row]:
-    """Figure 2 (a), (b): along the run for several numbers of wake-ups, from 0 and from a private warm start."""
+    """Figure 2 (a), (b): along the run for several numbers of wake-ups."""
     rows: list[Row] = []
-    for (p, paper, epsilon), wakeups, warm, seed in itertools.product(
-        ((20, False, 10.0), (100, True, 1.0)), (3, 10, 30), (False, True), SEEDS
+    for (p, paper, epsilon), wakeups, seed in itertools.product(
+        ((20, False, 10.0), (100, True, 1.0)), (3, 10, 30), SEEDS
     ):
         data, mu = agents(p, seed).data, 1.0
         objective, _, least = exact(p, seed, mu)
         if paper:
-            algorithm, law = peers(p, seed, mu, guarantee="paper"), [published(p, epsilon, wakeups)]
+            algorithm, law = peers(p, seed, mu, kind=PublishedPeerToPeer), [published(p, epsilon, wakeups)]
         else:
-            share = {"warm_start": 0.5, "warm_lam": 1.0} if warm else {}
-            algorithm, law = peers(p, seed, mu, **share), budgets((epsilon,), 1.0, DELTA)
-        common = {"p": p, "paper": paper, "epsilon": epsilon, "wakeups": wakeups, "warm": warm, "seed": seed}
+            algorithm, law = peers(p, seed, mu), budgets((epsilon,), 1.0, DELTA)
+        common = {"p": p, "paper": paper, "epsilon": epsilon, "wakeups": wakeups, "seed": seed}
         found = Trajectory(objective, least, data)
         last = 100 * wakeups
-        first = paper_start(p, seed, mu) if paper and warm else None
-        simulate(algorithm, data, law, wakeups, seed, at=range(0, last + 1, last // 10), seen=found.note, first=first)
+        simulate(algorithm, data, law, wakeups, seed, at=range(0, last + 1, last // 10), seen=found.note)
         rows += [common | row for row in found.rows]
     return rows
 

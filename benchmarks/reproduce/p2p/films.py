@@ -14,7 +14,7 @@ from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from fedmtl import PeerToPeer
 from fedmtl.data import FederatedDataset, MovieLens, movielens_users
 from fedmtl.data.readers.movielens_files import RATINGS
-from fedmtl.graphs import Graph, complete, knn_cosine
+from fedmtl.graphs import Complete, Graph, knn_cosine
 
 SEEDS, VALIDATION = tuple(range(5)), 100
 MU, FEATURES = 0.04, 20
@@ -133,7 +133,7 @@ def sound_setting(root: Path) -> list[Row]:
     for seed in SEEDS:
         for name, public in (("public centre", 0), ("all public", 200)):
             given = movielens_users(root, seed=seed, public_users=public, **settings)  # type: ignore[arg-type]
-            graph, data = complete(given.data.ids) if public else graph_of(given), given.data
+            graph, data = Complete().build(given.data) if public else graph_of(given), given.data
             algorithm = peers(given, graph, smoothness)
             objective = objective_of(algorithm, data)
             table.add(f"{name}: centre", 0.0, rmse(np.zeros(objective.shape), data))

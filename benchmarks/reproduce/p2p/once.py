@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +34,7 @@ from sweep import existing, markdown, replace_section  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import minimize  # noqa: E402
 from fedmtl.data import FederatedDataset, movielens_users  # noqa: E402
-from fedmtl.privacy.accounting.calibration import calibrate_multiplier  # noqa: E402
-from fedmtl.privacy.noise.laws import GaussianNoise  # noqa: E402
+from fedmtl.privacy import Price  # noqa: E402
 
 SEEDS = tuple(range(8))
 WAKEUPS = 30  # of an agent that releases once
@@ -316,10 +314,7 @@ def expander(n: int) -> Array:
 def multiplier(epsilon: float) -> float:
     """The noise multiplier of one Gaussian release."""
 
-    def event(z: float) -> Any:
-        return GaussianNoise(z).event()
-
-    return calibrate_multiplier(event, target=epsilon, delta=DELTA, uses=1)
+    return Price(mechanism="gaussian", sizes=(1,), delta=DELTA).multiplier(epsilon, 1)
 
 
 def propagation(counts: Array, product: float) -> Array:

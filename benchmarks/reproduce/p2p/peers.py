@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.baselines.p2p import PeerProblem
@@ -52,7 +51,6 @@ def simulate(
     at: Sequence[int] = (),
     events: int | None = None,
     seen: Callable[[int, Array, Array], None] | None = None,
-    first: Array | None = None,
 ) -> tuple[Array, float]:
     """One run for each of ``privacies``, each with its own clocks and noise.
 
@@ -65,7 +63,6 @@ def simulate(
         at: numbers of events after which ``seen`` is called with the number, the models (R, n, p) and the vectors sent.
         events: end after so many events of all agents.
         seen: see ``at``.
-        first: (n, p), models to start from instead of the algorithm's.
 
     Returns:
         The final models (R, n, p) and the largest epsilon that the report states (of repetition 0 where budgets
@@ -77,8 +74,6 @@ def simulate(
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
     channel, activations = open_run(algorithm, problem, schedule, privacy, seed=seed, replicates=len(given))
     state = algorithm.init(problem, len(given))
-    if first is not None:
-        state.public["theta"].copy_(torch.from_numpy(first))
     ends = sorted({*(a for a in at if 0 < a < activations.stop), activations.stop})
     if seen is not None and 0 in at:
         seen(0, state.public["theta"].numpy(), state.public["sent"].numpy())

@@ -11,10 +11,10 @@ import numpy as np
 from films import EPSILONS, PAPER
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report.canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "p", "mu", "epsilon", "honest", "delta", "wakeups", "clip", "mechanism", "policy", "warm",
+COLUMNS = ("part", "method", "p", "mu", "epsilon", "honest", "delta", "wakeups", "clip", "mechanism", "policy",
            "centre", "step", "vectors", "gap", "accuracy", "rmse", "error", "largest", "median", "above", "bound",
            "ridge", "pull", "rho", "runs")  # fmt: skip
 COLOURS = {"cd": "#0072B2", "admm": "#D55E00", "sound": "#0072B2", "paper": "#D55E00", "local dp": "#CC79A7",
@@ -43,7 +43,7 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
     if "dimensions" in parts:
         replace_section(readme, "dimensions", dimensions_table(parts["dimensions"]))
     if "noise" in parts:
-        own = averaged(parts["noise"], ("paper", "p", "epsilon", "wakeups", "warm", "step"), ("gap", "accuracy"))
+        own = averaged(parts["noise"], ("paper", "p", "epsilon", "wakeups", "step"), ("gap", "accuracy"))
         replace_section(readme, "noise", noise_table(own))
         parts = parts | {"noise": [{**r, "method": "paper" if r["paper"] else "sound"} for r in own]}
     if "noise" in parts and "dimensions" in parts:
@@ -152,9 +152,8 @@ def noise_table(rows: list[Row]) -> str:
                 if r["paper"]
                 else f"valid norm, epsilon {r['epsilon']:g}"
             )
-            lines.append([f"{law}, p = {r['p']}", str(r["wakeups"]), "warm" if r["warm"] else "0", small(r["gap"]),
-                          with_error(r, "accuracy")])  # fmt: skip
-    return markdown(["noise", "wake-ups:", "start", "Q / Q* - 1:", "accuracy:"], lines)
+            lines.append([f"{law}, p = {r['p']}", str(r["wakeups"]), small(r["gap"]), with_error(r, "accuracy")])
+    return markdown(["noise", "wake-ups:", "Q / Q* - 1:", "accuracy:"], lines)
 
 
 def allocation_table(rows: list[Row]) -> str:
@@ -243,100 +242,103 @@ def centring_table(rows: list[Row]) -> str:
 
 def plot_curves(rows: list[Row], raw: list[Row], path: Path) -> None:
     """Figure 1: objective and accuracy by iterations, by vectors over edges, and by messages sent."""
-    figure = new_figure(11.5, 6.2)
-    panels = figure.subplots(2, 3, sharey="row")
-    best = float(np.mean([r["best"] for r in raw if r["step"] == 0]))
-    for column, (title, limit) in enumerate(
-        (("iterations", 8000), ("vectors over edges", 160_000), ("messages, a broadcast is one", 16_000))
-    ):
-        for line, key in enumerate(("gap", "accuracy")):
-            axes = panels[line, column]
-            dress(axes, xlabel=title)
-            axes.set_xlim(0, limit)
-            axes.set_xticks([limit * part // 4 for part in range(5)], [f"{limit * part // 4:,}" for part in range(5)])
-            for method in ("cd", "admm"):
-                own = [r for r in rows if r["method"] == method]
-                messages = [r["step"] * (1 if method == "cd" else 4) for r in own]
-                x = ([r["step"] for r in own], [r["vectors"] for r in own], messages)[column]
-                axes.plot(x, [r[key] for r in own], color=COLOURS[method], linewidth=1.8, label=NAMES[method])
-            if key == "gap":
-                axes.set_yscale("log")
-                axes.set_ylim(1e-4, 5)
-            else:
-                axes.axhline(best, color=COLOURS["optimum"], linewidth=1.2, linestyle="--", label="exact optimum")
-    panels[0, 0].set_ylabel("Q / Q* - 1", color="#5c6370")
-    panels[1, 0].set_ylabel("test accuracy", color="#5c6370")
-    panels[1, 0].legend(fontsize=8, frameon=False, loc="lower right")
-    footnote(figure, "Synthetic agents, n = 100, p = 100, from the local models; means of 5 problems. No privacy.")
-    save(figure, path)
+    with drawing(
+        path, 11.5, 6.2, "Synthetic agents, n = 100, p = 100, from the local models; means of 5 problems. No privacy."
+    ) as figure:
+        panels = figure.subplots(2, 3, sharey="row")
+        best = float(np.mean([r["best"] for r in raw if r["step"] == 0]))
+        for column, (title, limit) in enumerate(
+            (("iterations", 8000), ("vectors over edges", 160_000), ("messages, a broadcast is one", 16_000))
+        ):
+            for line, key in enumerate(("gap", "accuracy")):
+                axes = panels[line, column]
+                axes.set(xlabel=title)
+                axes.set_xlim(0, limit)
+                axes.set_xticks(
+                    [limit * part // 4 for part in range(5)], [f"{limit * part // 4:,}" for part in range(5)]
+                )
+                for method in ("cd", "admm"):
+                    own = [r for r in rows if r["method"] == method]
+                    messages = [r["step"] * (1 if method == "cd" else 4) for r in own]
+                    x = ([r["step"] for r in own], [r["vectors"] for r in own], messages)[column]
+                    axes.plot(x, [r[key] for r in own], color=COLOURS[method], linewidth=1.8, label=NAMES[method])
+                if key == "gap":
+                    axes.set_yscale("log")
+                    axes.set_ylim(1e-4, 5)
+                else:
+                    axes.axhline(best, color=COLOURS["optimum"], linewidth=1.2, linestyle="--", label="exact optimum")
+        panels[0, 0].set_ylabel("Q / Q* - 1")
+        panels[1, 0].set_ylabel("test accuracy")
+        panels[1, 0].legend(fontsize=8, loc="lower right")
 
 
 def plot_private(noise: list[Row], dimensions: list[Row], path: Path) -> None:
     """Figure 2: accuracy along the run, and by dimension."""
-    figure = new_figure(11.5, 3.7)
-    panels = figure.subplots(1, 3)
-    shades = ("#56B4E9", "#0072B2", "#003f63")
-    for axes, paper in ((panels[0], False), (panels[1], True)):
-        own = [r for r in noise if r["paper"] is paper]
-        law = "the paper's noise, epsilon 1" if paper else "valid norm, epsilon 10"
-        dress(axes, xlabel="wake-ups of an agent", title=f"{law}, p = {own[0]['p']}")
-        for shade, wakeups in zip(shades, dict.fromkeys(r["wakeups"] for r in own), strict=True):
-            for warm in (False, True):
-                line = [r for r in own if r["wakeups"] == wakeups and r["warm"] is warm]
-                label = f"T = {wakeups}{', warm start' if warm else ''}"
-                axes.plot([r["step"] / 100 for r in line], [r["accuracy"] for r in line], color=shade,
-                          linestyle=":" if warm else "-", linewidth=1.8, label=label)  # fmt: skip
-        axes.set_ylim(0.45, 1)
-    panels[0].set_ylabel("test accuracy", color="#5c6370")
-    panels[0].legend(fontsize=7.5, frameon=False, loc="lower right")
-    axes = panels[2]
-    dress(axes, xlabel="p", title="by dimension")
-    # fmt: off
-    lines = [("optimum", math.inf, "no privacy", "-"), ("local", 0.0, "local models", "-."),
-             *(("sound", e, f"valid norm, epsilon {e:g}", s) for e, s in ((100.0, "-"), (10.0, "--"), (1.0, ":"))),
-             ("paper", 1.0, "the paper's noise, epsilon 1", ":"), ("local dp", 10.0, "local DP, epsilon 10", ":")]
-    # fmt: on
-    for method, epsilon, label, style in lines:
-        own = [r for r in dimensions if r["method"] == method and r["epsilon"] == epsilon]
-        axes.plot([r["p"] for r in own], [r["accuracy"] for r in own], style, color=COLOURS[method], linewidth=1.8,
-                  marker="o", markersize=3.5, label=label)  # fmt: skip
-    axes.set_ylim(0.25, 1)
-    axes.legend(fontsize=6.5, framealpha=0.9, edgecolor="white", loc="lower left", ncols=2)
-    footnote(figure, "Synthetic agents, n = 100; means of 5 problems. An epsilon is stated of an agent's whole run.")
-    save(figure, path)
+    with drawing(
+        path, 11.5, 3.7, "Synthetic agents, n = 100; means of 5 problems. An epsilon is stated of an agent's whole run."
+    ) as figure:
+        panels = figure.subplots(1, 3)
+        shades = ("#56B4E9", "#0072B2", "#003f63")
+        for axes, paper in ((panels[0], False), (panels[1], True)):
+            own = [r for r in noise if r["paper"] is paper]
+            law = "the paper's noise, epsilon 1" if paper else "valid norm, epsilon 10"
+            axes.set(xlabel="wake-ups of an agent", title=f"{law}, p = {own[0]['p']}")
+            for shade, wakeups in zip(shades, dict.fromkeys(r["wakeups"] for r in own), strict=True):
+                line = [r for r in own if r["wakeups"] == wakeups]
+                axes.plot([r["step"] / 100 for r in line], [r["accuracy"] for r in line], color=shade, linewidth=1.8,
+                          label=f"T = {wakeups}")  # fmt: skip
+            axes.set_ylim(0.45, 1)
+        panels[0].set_ylabel("test accuracy")
+        panels[0].legend(fontsize=7.5, loc="lower right")
+        axes = panels[2]
+        axes.set(xlabel="p", title="by dimension")
+        # fmt: off
+        lines = [("optimum", math.inf, "no privacy", "-"), ("local", 0.0, "local models", "-."),
+                 *(("sound", e, f"valid norm, epsilon {e:g}", s) for e, s in ((100.0, "-"), (10.0, "--"), (1.0, ":"))),
+                 ("paper", 1.0, "the paper's noise, epsilon 1", ":"), ("local dp", 10.0, "local DP, epsilon 10", ":")]
+        # fmt: on
+        for method, epsilon, label, style in lines:
+            own = [r for r in dimensions if r["method"] == method and r["epsilon"] == epsilon]
+            axes.plot([r["p"] for r in own], [r["accuracy"] for r in own], style, color=COLOURS[method], linewidth=1.8,
+                      marker="o", markersize=3.5, label=label)  # fmt: skip
+        axes.set_ylim(0.25, 1)
+        axes.legend(fontsize=6.5, framealpha=0.9, edgecolor="white", loc="lower left", ncols=2)
 
 
 def plot_films(paper: list[Row], sound: list[Row], path: Path) -> None:
     """Table 1: errors by epsilon beside models that send nothing."""
-    figure = new_figure(10.0, 3.9)
-    panels = figure.subplots(1, 2, sharey=True)
-    epsilons = (0.1, 0.5, 1.0)
-    for axes, rows, title, lines, references in (
-        (panels[0], paper, "each user's mean removed",
-         (("gaussian", "delta exp(-5)", "#0072B2", "-"), ("gaussian, refined", "and refined", "#0072B2", "--"),
-          ("gaussian, small delta", "delta 1e-5", "#D55E00", "-"),
-          ("gaussian, small delta, refined", "and refined", "#D55E00", "--")),
-         (("local, tuned", 0.0, "local, lambda 3"), ("optimum", math.inf, "no privacy"))),
-        (panels[1], sound, "public centre, delta 1e-5",
-         (("public centre: gaussian", "learned features and graph", "#0072B2", "-"),
-          ("public centre: gaussian, refined", "and refined", "#0072B2", "--"),
-          ("all public: gaussian", "public features, complete graph", "#D55E00", "-"),
-          ("all public: gaussian, refined", "and refined", "#D55E00", "--")),
-         (("public centre: local, tuned", 0.0, "local, tuned lambda"),)),
-    ):  # fmt: skip
-        dress(axes, xlabel="epsilon of each user", title=title)
-        axes.set_xscale("log")
-        axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-        for method, label, colour, style in lines:
-            values = [pick(rows, method, e)["rmse"] for e in epsilons]
-            axes.plot(epsilons, values, style, color=colour, marker="o", markersize=4, linewidth=1.8, label=label)
-        if rows is paper:
-            axes.plot(epsilons, [PAPER[e] for e in epsilons], "k*", markersize=8, label="the paper's table")
-        for (method, epsilon, label), style in zip(references, ("-.", ":"), strict=False):
-            value = pick(rows, method, epsilon)["rmse"]
-            axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=label)
-        axes.legend(fontsize=7.5, frameon=False)
-    panels[0].set_ylabel("test RMSE, mean over users", color="#5c6370")
-    panels[0].set_ylim(0.92, 1.2)
-    footnote(figure, "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent.")
-    save(figure, path)
+    with drawing(
+        path,
+        10.0,
+        3.9,
+        "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent.",
+    ) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        epsilons = (0.1, 0.5, 1.0)
+        for axes, rows, title, lines, references in (
+            (panels[0], paper, "each user's mean removed",
+             (("gaussian", "delta exp(-5)", "#0072B2", "-"), ("gaussian, refined", "and refined", "#0072B2", "--"),
+              ("gaussian, small delta", "delta 1e-5", "#D55E00", "-"),
+              ("gaussian, small delta, refined", "and refined", "#D55E00", "--")),
+             (("local, tuned", 0.0, "local, lambda 3"), ("optimum", math.inf, "no privacy"))),
+            (panels[1], sound, "public centre, delta 1e-5",
+             (("public centre: gaussian", "learned features and graph", "#0072B2", "-"),
+              ("public centre: gaussian, refined", "and refined", "#0072B2", "--"),
+              ("all public: gaussian", "public features, complete graph", "#D55E00", "-"),
+              ("all public: gaussian, refined", "and refined", "#D55E00", "--")),
+             (("public centre: local, tuned", 0.0, "local, tuned lambda"),)),
+        ):  # fmt: skip
+            axes.set(xlabel="epsilon of each user", title=title)
+            axes.set_xscale("log")
+            axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+            for method, label, colour, style in lines:
+                values = [pick(rows, method, e)["rmse"] for e in epsilons]
+                axes.plot(epsilons, values, style, color=colour, marker="o", markersize=4, linewidth=1.8, label=label)
+            if rows is paper:
+                axes.plot(epsilons, [PAPER[e] for e in epsilons], "k*", markersize=8, label="the paper's table")
+            for (method, epsilon, label), style in zip(references, ("-.", ":"), strict=False):
+                value = pick(rows, method, epsilon)["rmse"]
+                axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=label)
+            axes.legend(fontsize=7.5)
+        panels[0].set_ylabel("test RMSE, mean over users")
+        panels[0].set_ylim(0.92, 1.2)

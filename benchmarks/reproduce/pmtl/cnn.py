@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import Run, existing, launch, markdown, number, outcomes, replace_section, write_csv  # noqa: E402
 
-from fedmtl.report.canvas import INK, MUTED, dress, footnote, new_figure, save, styles_of  # noqa: E402
+from fedmtl.report.canvas import MUTED, drawing, styles_of  # noqa: E402
 
 ROOT = "/path/to/leaf_femnist_206.json.zip"
 
@@ -146,36 +146,33 @@ def command_table(rows: list[dict[str, Any]]) -> str:
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Dots of the measured and of the prototype's accuracy, row by row; Local as upright lines."""
     groups = {FREE: "No privacy", 8.0: "Epsilon 8", 2.0: "Epsilon 2"}
-    figure = new_figure(9.4, 0.31 * len(rows) + 1.6)
-    axes = figure.subplots()
-    dress(axes, xlabel="test accuracy, sample-weighted")
-    title = "LEAF FEMNIST, 206 writers: personal accuracy"
-    axes.set_title(title, loc="left", color=INK, fontweight="bold", fontsize=11)
-    styles = styles_of(["pmtl", "local", "fedavg", "fedprox"])
-    local = {r["round"]: r["weighted_accuracy"] for r in rows if r["algorithm"] == "local"}
-    for (rounds, value), side in zip(local.items(), ("right", "left"), strict=True):
-        axes.axvline(value, color=styles["local"][0], linewidth=1.2, linestyle=(0, (4, 2)))
-        axes.annotate(f" Local, {rounds} rounds ", (value, -1.2), color=MUTED, fontsize=8, ha=side)
-    y, ticks, last = 0.0, [], None
-    for row in rows:
-        if last is not None and row["target_epsilon"] != last:
-            y += 0.6
-        last = row["target_epsilon"]
-        clip = "" if row["clip_norm"] is None else f", clip {row['clip_norm']:g}"
-        ticks.append((y, f"{groups[float(last)]}   {row['title']}{clip}, {row['round']} rounds"))
-        colour = styles[row["algorithm"]][0]
-        spread = row.get("weighted_accuracy_sd")
-        axes.errorbar(row["weighted_accuracy"], y, xerr=spread, color=colour, marker="o", capsize=3)
-        if row["reference"] is not None:
-            axes.plot(row["reference"], y, marker="o", markersize=11, markerfacecolor="none", color=colour)
-        y += 1.0
-    axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
-    axes.set_ylim(y - 0.3, -1.8)
-    axes.set_xlim(0.0, 0.8)
     seeds = max(row["seeds"] for row in rows)
     bars = f" Mean and standard deviation of up to {seeds} seeds." if seeds > 1 else ""
-    footnote(figure, f"Filled: fedmtl. Ring: plain-loop prototype.{bars} Measured on private test data.")
-    save(figure, path)
+    note = f"Filled: fedmtl. Ring: plain-loop prototype.{bars} Measured on private test data."
+    with drawing(path, 9.4, 0.31 * len(rows) + 1.6, note) as figure:
+        axes = figure.subplots()
+        axes.set(xlabel="test accuracy, sample-weighted", title="LEAF FEMNIST, 206 writers: personal accuracy")
+        styles = styles_of(["pmtl", "local", "fedavg", "fedprox"])
+        local = {r["round"]: r["weighted_accuracy"] for r in rows if r["algorithm"] == "local"}
+        for (rounds, value), side in zip(local.items(), ("right", "left"), strict=True):
+            axes.axvline(value, color=styles["local"][0], linewidth=1.2, linestyle=(0, (4, 2)))
+            axes.annotate(f" Local, {rounds} rounds ", (value, -1.2), color=MUTED, fontsize=8, ha=side)
+        y, ticks, last = 0.0, [], None
+        for row in rows:
+            if last is not None and row["target_epsilon"] != last:
+                y += 0.6
+            last = row["target_epsilon"]
+            clip = "" if row["clip_norm"] is None else f", clip {row['clip_norm']:g}"
+            ticks.append((y, f"{groups[float(last)]}   {row['title']}{clip}, {row['round']} rounds"))
+            colour = styles[row["algorithm"]][0]
+            spread = row.get("weighted_accuracy_sd")
+            axes.errorbar(row["weighted_accuracy"], y, xerr=spread, color=colour, marker="o", capsize=3)
+            if row["reference"] is not None:
+                axes.plot(row["reference"], y, marker="o", markersize=11, markerfacecolor="none", color=colour)
+            y += 1.0
+        axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
+        axes.set_ylim(y - 0.3, -1.8)
+        axes.set_xlim(0.0, 0.8)
 
 
 def main() -> None:

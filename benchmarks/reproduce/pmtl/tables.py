@@ -1,4 +1,4 @@
-"""Tables and figures of the PMTL study, from the files that run.py left and from ../comparison/table.csv.
+"""Tables and figures of the PMTL study, from the files that run.py left and from ../comparison/scores.csv.
 
 finetuning.csv and curve.csv keep what the figures show, so that one problem can be computed without the others.
 """
@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from report import STYLES
-from scores import interval
+from scores import Score, epsilon_axis, epsilons_of, interval, mark, plot_line, read_scores
 from settings import STUDIES, Study
-from sweep import markdown, read_csv, renew, replace_section
+from sweep import markdown, renew, replace_section
+
+from fedmtl.report.canvas import drawing
 
 TITLES = {
     "trained": "as trained", "vanilla": "vanilla", "mean": "mean-regularized", "kl": "symmetrized KL", "ewc": "EWC",
 }  # fmt: skip
 KINDS = tuple(TITLES)[1:]
+SHOWN = ("Local", "PMTL", "PMTL, finetuned", "FedAvg", "FedAvg, finetuned")
 COLUMNS = ("study", "method", "epsilon", "finetuning", "seeds", "accuracy", "half_width")
 CURVE = ("study", "round", "epsilon", "loss")
 Rows = list[dict[str, str]]
@@ -65,18 +65,16 @@ def finetuning_table(cells: Cells, study: str) -> str:
     return markdown(titles, lines)
 
 
-def local_table(compared: Rows, study: str) -> str:
+def local_table(compared: Sequence[Score]) -> str:
     """Table 3: training alone, PMTL and FedAvg, and both finetuned."""
-    cells = {(row["method"], float(row["epsilon"])): row for row in compared if row["study"] == study}
-    epsilons = sorted({epsilon for method, epsilon in cells if method == "PMTL"})
+    own = {method: [score for score in compared if score.method == method] for method in SHOWN}
+    epsilons = epsilons_of(own["PMTL"])
     lines = []
-    for method in ("Local", "PMTL", "PMTL, finetuned", "FedAvg", "FedAvg, finetuned"):
+    for method, scores in own.items():
         line = ["Local, epsilon 0" if method == "Local" else method]
         for epsilon in epsilons:
-            row = cells[method, epsilon]
-            gain, half = float(row["against_local"]), float(row["against_local_half_width"])
-            mark = "" if not abs(gain) > half else " ▲" if gain > 0 else " ▼"
-            line.append(text(float(row["score"]), float(row["half_width"])) + mark)
+            found = [score for score in scores if score.epsilon in (epsilon, 0.0)]
+            line.append(f"{text(*interval(score.score for score in found))} {mark(found, own['Local'])}".strip())
         lines.append(line)
     return markdown(["method", *(f"{name(e)}:" for e in epsilons)], lines)
 
@@ -101,61 +99,51 @@ def curve_of(cells: Cells) -> list[dict[str, Any]]:
     return rows
 
 
-def line(axis: Any, rows: Rows, key: str, study: str, method: str, style: tuple[str, str, str], label: str) -> None:
-    """Accuracy by epsilon with 95% intervals."""
-    found = [row for row in rows if (row["study"], row["method"]) == (study, method)]
-    points = sorted((float(row["epsilon"]), float(row[key]), float(row["half_width"])) for row in found)
-    points = [point for point in points if point[0] < math.inf]
-    if points:
-        color, dash, marker = style
-        epsilons, means, halves = zip(*points, strict=True)
-        axis.errorbar(epsilons, means, halves, color=color, linestyle=dash, marker=marker, markersize=5, label=label)
-
-
-def dress(axis: Any, title: str) -> None:
-    axis.set_xscale("log")
-    axis.set_xticks([0.3, 1, 3, 10], labels=["0.3", "1", "3", "10"])
-    axis.minorticks_off()
-    axis.set(xlabel="epsilon of a client (delta 1e-5)", ylabel="test accuracy, mean over clients")
-    axis.set_title(title, fontsize=10)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-
-
-def draw(cells: Rows, curves: Rows, compared: Rows, studies: list[Study], path: Path) -> None:
+def draw(cells: Rows, curves: Rows, compared: Sequence[Score], studies: list[Study], path: Path) -> None:
     """A row of panels a study: Figures 1, 2, 3 with 7, and 8 of the paper."""
-    figure, axes = plt.subplots(len(studies), 4, figsize=(19, 4.6 * len(studies)), squeeze=False, layout="constrained")
-    naive = [row for row in cells if row["method"] == "concatenated" and row["finetuning"] == "trained"]
-    for row, study in zip(axes, studies, strict=True):
-        local = next(float(r["score"]) for r in compared if (r["study"], r["method"]) == (study.name, "Local"))
-        for axis in (row[0], row[2], row[3]):
-            axis.axhline(local, color="0.35", linestyle="--", label="Local (no release)")
-        line(row[0], compared, "score", study.name, "FedAvg", STYLES["FedAvg"], "FedAvg")
-        line(row[0], compared, "score", study.name, "PMTL", STYLES["PMTL"], "PMTL")
-        line(row[0], naive, "accuracy", study.name, "concatenated", ("C7", "-", "x"), "all models released (naive)")
-        dress(row[0], f"Figure 1: {study.name}")
-        curve = [entry for entry in curves if entry["study"] == study.name]
-        rounds, epsilons, losses = ([float(entry[key]) for entry in curve] for key in CURVE[1:])
-        row[1].plot(rounds, losses, color="C1")
-        row[1].set_ylabel("training loss of the personal models", color="C1")
-        twin = row[1].twinx()
-        twin.plot(rounds, epsilons, color="C0")
-        twin.set_ylabel("epsilon spent", color="C0")
-        row[1].set_xlabel("round")
-        row[1].set_title(f"Figure 2: {study.name}, PMTL λ {study.lams[-1]:g}", fontsize=10)
-        for method in ("PMTL", "FedAvg", "FedProx", "FedAvg, finetuned"):
-            line(row[2], compared, "score", study.name, method, STYLES[method], method)
-        dress(row[2], f"Figures 3 and 7: {study.name}")
-        for method in ("PMTL", "PP-SGD"):
-            line(row[3], compared, "score", study.name, method, STYLES[method], method)
-        dress(row[3], f"Figure 8: {study.name}")
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    figures = (
+        ("Figure 1", ("FedAvg", "PMTL")),
+        ("Figures 3 and 7", ("PMTL", "FedAvg", "FedProx", "FedAvg, finetuned")),
+        ("Figure 8", ("PMTL", "PP-SGD")),
+    )
+    with drawing(path, 19, 4.6 * len(studies)) as figure:
+        for row, study in zip(figure.subplots(len(studies), 4, squeeze=False), studies, strict=True):
+            own = [score for score in compared if score.setting == study.title]
+            for axes, (title, methods) in zip(row[[0, 2, 3]], figures, strict=True):
+                for method in ("Local", *methods):
+                    color, line, marker = STYLES[method]
+                    label = "Local (no release)" if method == "Local" else method
+                    found = [score for score in own if score.method == method]
+                    plot_line(axes, found, color=color, linestyle=line, marker=marker, label=label)
+                if title == "Figure 1":
+                    naive = [entry for entry in cells if entry["method"] == "concatenated"]
+                    points = [
+                        [float(entry[key]) for key in ("epsilon", "accuracy", "half_width")]
+                        for entry in naive
+                        if (entry["study"], entry["finetuning"]) == (study.name, "trained")
+                    ]
+                    finite = sorted(point for point in points if math.isfinite(point[0]))
+                    if finite:
+                        axes.errorbar(*zip(*finite, strict=True), color="C7", marker="x",
+                                      label="all models released (naive)")  # fmt: skip
+                epsilon_axis(axes, epsilons_of(own))
+                axes.set(xlabel="epsilon of a client (delta 1e-5)", ylabel="test accuracy, mean over clients")
+                axes.set_title(f"{title}: {study.name}")
+                axes.legend()
+            curve = [entry for entry in curves if entry["study"] == study.name]
+            rounds, epsilons, losses = ([float(entry[key]) for entry in curve] for key in CURVE[1:])
+            row[1].plot(rounds, losses, color="C1")
+            row[1].set_ylabel("training loss of the personal models", color="C1")
+            twin = row[1].twinx()
+            twin.plot(rounds, epsilons, color="C0")
+            twin.set_ylabel("epsilon spent", color="C0")
+            twin.grid(False)
+            row[1].set(xlabel="round", title=f"Figure 2: {study.name}, PMTL λ {study.lams[-1]:g}")
 
 
 def write_tables(out: Path, here: Path) -> None:
     """Write finetuning.csv, curve.csv, the figure and the tables of README.md."""
-    cells, compared = read(out), read_csv(here.parent / "comparison" / "table.csv")
+    cells, compared = read(out), read_scores(here.parent / "comparison" / "scores.csv")
     if not cells:
         raise SystemExit(f"{out} holds no finished run.")
     kept = renew(here / "finetuning.csv", rows_of(cells), COLUMNS)
@@ -165,4 +153,6 @@ def write_tables(out: Path, here: Path) -> None:
     for study in studies:
         if (study.name, "FedAvg", math.inf) in cells:
             replace_section(here / "README.md", f"{study.name} table 1", finetuning_table(cells, study.name))
-        replace_section(here / "README.md", f"{study.name} table 3", local_table(compared, study.name))
+        replace_section(
+            here / "README.md", f"{study.name} table 3", local_table([s for s in compared if s.setting == study.title])
+        )

@@ -27,7 +27,7 @@ from tasks import TASKS, Tasks, alone, run, tasks  # noqa: E402
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
 from fedmtl.algorithms import State  # noqa: E402
-from fedmtl.schedules import UniformLatency  # noqa: E402
+from fedmtl.schedules import RandomLatency  # noqa: E402
 
 FILE = HERE / "scores.csv"
 RECORDS, EPSILONS, PROBLEMS, RUNS = (200, 60, 1000), (1.0, 3.0, 10.0), range(20, 28), 2
@@ -49,7 +49,7 @@ def trained(
     mechanism, answers, lam = training
     privacy = RecordPrivacy(clip_norm=CLIP, epsilon=epsilon, mechanism=mechanism, delta=DELTA)
     learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
-    schedule = Latencies(latency=UniformLatency(0.0, SLOWEST), activations=answers)
+    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=answers)
     ((_, _, state),) = run(own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed)
     return learner, state
 

@@ -17,8 +17,9 @@ from scores import Score, renew_scores
 from sweep import markdown, replace_section
 from tasks import TASKS, alone, personal, run, tasks
 
-from fedmtl import PPDMTL, Latencies, RecordPrivacy
-from fedmtl.schedules import UniformLatency
+from fedmtl import Latencies, RecordPrivacy
+from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL
+from fedmtl.schedules import RandomLatency
 
 EPSILONS = (3.0, 10.0)
 BATCHES: Refinements = {"minibatches": tuple((tau, None) for tau in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1))}
@@ -52,11 +53,11 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
     """Theorem 3.6: delta_1 + delta_2 is how often ||p_t + q_t|| is above the constant of the sensitivity, which is 1
     for the clip of 4 of run.py, since it is 2 (C_3 + 1) there."""
     own, lines, most = tasks("regression", 0), [], CLIP["regression"] / 2 - 1
-    algorithm = PPDMTL(
-        row_norm=1.0, loss="squared", a1=A1, a2=A2, threshold=THRESHOLD, tau=TAU["regression"], guarantee="paper",
+    algorithm = PublishedPPDMTL(
+        row_norm=1.0, loss="squared", a1=A1, a2=A2, threshold=THRESHOLD, tau=TAU["regression"],
         start="single_task", delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
-    schedule = Latencies(latency=UniformLatency(0.0, SLOWEST), events=TASKS * answers)
+    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)
     at = range(TASKS, TASKS * answers + 1, TASKS)
     start = alone(own, TAU["regression"]).norm(dim=-1)[None]
     for epsilon in (0.3, 1.0, 3.0, 10.0):

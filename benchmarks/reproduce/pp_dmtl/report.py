@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from scores import interval
 from sweep import markdown, read_csv, replace_section, write_csv
 
-from fedmtl.report.canvas import dress, footnote, new_figure, plain_ticks, save
+from fedmtl.report.canvas import drawing, plain_ticks
 
 Row = dict[str, Any]
 COLUMNS = ("part", "rule", "epsilon", "answers", "what", "records", "lam", "a2", "ridge", "server", "steps",
@@ -159,87 +159,87 @@ def _lines(axes: Axes, rows: list[Row], what: str) -> None:
 
 def plot_objective(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
     """Figures 2a and 2c: objective by iteration and epsilon."""
-    figure = new_figure(9.0, 3.8)
-    for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
-        rows = parts[kind]
-        dress(axes, xlabel="answers of each task", title=kind)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        _lines(axes, rows, "objective")
-        for rule, style in (("optimum", "--"), ("alone", ":")):
-            (row,) = pick(rows, rule=rule, what="objective")
-            axes.axhline(row["median"], color=MUTED, linewidth=1.2, linestyle=style, label=rule)
-    figure.axes[0].legend(fontsize=8, frameon=False, title="epsilon of an iteration", title_fontsize=8)
-    figure.axes[0].set_ylabel("objective (2)", color="#5c6370")
-    footnote(figure, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.")
-    save(figure, path)
+    with drawing(
+        path, 9.0, 3.8, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs."
+    ) as figure:
+        for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
+            rows = parts[kind]
+            axes.set(xlabel="answers of each task", title=kind)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            _lines(axes, rows, "objective")
+            for rule, style in (("optimum", "--"), ("alone", ":")):
+                (row,) = pick(rows, rule=rule, what="objective")
+                axes.axhline(row["median"], color=MUTED, linewidth=1.2, linestyle=style, label=rule)
+        figure.axes[0].legend(fontsize=8, title="epsilon of an iteration", title_fontsize=8)
+        figure.axes[0].set_ylabel("objective (2)")
 
 
 def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
     """Figures 3 and 5: errors of the first five tasks, a panel an epsilon."""
-    figure = new_figure(11.5, 5.6)
-    panels = figure.subplots(len(kinds), len(SHOWN), sharex=True, sharey="row")
-    for line, kind in zip(panels, kinds, strict=True):
-        for axes, epsilon in zip(line, SHOWN, strict=True):
-            title = "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g} an iteration"
-            dress(axes, title=title if kind == kinds[0] else "")
-            axes.set_xscale("log")
-            if kind == "regression":
-                axes.set_yscale("log")
-            for task, colour in enumerate(COLOURS[:5]):
-                own = pick(parts[kind], rule="published", epsilon=epsilon, what=f"task {task}")
-                at = [r["answers"] for r in own]
-                axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.2, lw=0)
-                axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.5, label=f"task {task + 1}")
-        line[0].set_ylabel(UNITS[kind], color="#5c6370")
-    for axes in panels[-1]:
-        axes.set_xlabel("answers of each task", color="#5c6370", fontsize=9.5)
-    panels[0][0].legend(fontsize=7.5, frameon=False, ncols=2)
-    footnote(figure, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.")
-    save(figure, path)
+    with drawing(
+        path, 11.5, 5.6, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs."
+    ) as figure:
+        panels = figure.subplots(len(kinds), len(SHOWN), sharex=True, sharey="row")
+        for line, kind in zip(panels, kinds, strict=True):
+            for axes, epsilon in zip(line, SHOWN, strict=True):
+                title = "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g} an iteration"
+                axes.set(title=title if kind == kinds[0] else "")
+                axes.set_xscale("log")
+                if kind == "regression":
+                    axes.set_yscale("log")
+                for task, colour in enumerate(COLOURS[:5]):
+                    own = pick(parts[kind], rule="published", epsilon=epsilon, what=f"task {task}")
+                    at = [r["answers"] for r in own]
+                    axes.fill_between(
+                        at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.2, lw=0
+                    )
+                    axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.5, label=f"task {task + 1}")
+            line[0].set_ylabel(UNITS[kind])
+        for axes in panels[-1]:
+            axes.set_xlabel("answers of each task")
+        panels[0][0].legend(fontsize=7.5, ncols=2)
 
 
 def plot_sound(rows: list[Row], path: Path) -> None:
     """Error by total epsilon, a panel a number of records."""
     sizes = list(dict.fromkeys(r["records"] for r in rows))
-    figure = new_figure(10.0, 3.5)
-    for axes, records in zip(figure.subplots(1, len(sizes), sharey=True), sizes, strict=True):
-        own = [r for r in pick(rows, records=records, rule="sound") if math.isfinite(r["epsilon"])]
-        dress(axes, xlabel="epsilon of a task over the run", title=f"{records:,} records a task")
-        axes.set_xscale("log")
-        at = [r["epsilon"] for r in own]
-        axes.set_xticks(at)
-        axes.minorticks_off()
-        plain_ticks(axes.xaxis)
-        axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=COLOURS[0], alpha=0.25, lw=0)
-        axes.plot(at, [r["error"] for r in own], "o-", color=COLOURS[0], markersize=4, label="PP-DMTL, sound")
-        for rule, name, colour, style in (("alone", "single-task learning", COLOURS[3], "-."),
-                                          ("optimum", "joint optimum, no noise", COLOURS[1], "--")):  # fmt: skip
-            (row,) = pick(rows, records=records, rule=rule)
-            axes.axhline(row["error"], color=colour, linewidth=1.5, linestyle=style, label=name)
-    figure.axes[0].set_ylabel("test error", color="#5c6370")
-    figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
-    figure.axes[0].set_ylim(bottom=0)
-    footnote(figure, "Mean and quartiles of 10 runs on each of 5 problems; settings chosen on other problems.")
-    save(figure, path)
+    with drawing(
+        path, 10.0, 3.5, "Mean and quartiles of 10 runs on each of 5 problems; settings chosen on other problems."
+    ) as figure:
+        for axes, records in zip(figure.subplots(1, len(sizes), sharey=True), sizes, strict=True):
+            own = [r for r in pick(rows, records=records, rule="sound") if math.isfinite(r["epsilon"])]
+            axes.set(xlabel="epsilon of a task over the run", title=f"{records:,} records a task")
+            axes.set_xscale("log")
+            at = [r["epsilon"] for r in own]
+            axes.set_xticks(at)
+            axes.minorticks_off()
+            plain_ticks(axes.xaxis)
+            axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=COLOURS[0], alpha=0.25, lw=0)
+            axes.plot(at, [r["error"] for r in own], "o-", color=COLOURS[0], markersize=4, label="PP-DMTL, sound")
+            for rule, name, colour, style in (("alone", "single-task learning", COLOURS[3], "-."),
+                                              ("optimum", "joint optimum, no noise", COLOURS[1], "--")):  # fmt: skip
+                (row,) = pick(rows, records=records, rule=rule)
+                axes.axhline(row["error"], color=colour, linewidth=1.5, linestyle=style, label=name)
+        figure.axes[0].set_ylabel("test error")
+        figure.axes[0].legend(fontsize=8, loc="lower left")
+        figure.axes[0].set_ylim(bottom=0)
 
 
 def plot_waiting(rows: list[Row], path: Path) -> None:
     """The objective's distance from its optimum in virtual time."""
     slows = list(dict.fromkeys(r["stragglers"] for r in rows))
-    figure = new_figure(10.5, 3.6)
-    for axes, slow in zip(figure.subplots(1, len(slows), sharey=True), slows, strict=True):
-        title = "no straggler" if not slow else f"{slow} of 20 tasks ten times slower"
-        dress(axes, xlabel="virtual seconds", title=title)
-        axes.set_yscale("log")
-        for steps, style in (("equal", "-"), ("own", "--")):
-            for server, colour in (("never waits", COLOURS[0]), ("waits", COLOURS[3])):
-                (row,) = pick(rows, stragglers=slow, steps=steps, server=server)
-                label = f"{server}, {'a2 = 0.1' if steps == 'equal' else 'its own a2'}"
-                curve = [point for point in row["curve"] if point[1] > 1e-4]
-                axes.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1.6, label=label)
-        axes.set_xscale("log")
-    figure.axes[0].set_ylabel("objective over its optimum, minus 1", color="#5c6370")
-    figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
-    footnote(figure, "No noise; latencies uniform between 0 and 15 ms, means of 5 schedules.")
-    save(figure, path)
+    with drawing(path, 10.5, 3.6, "No noise; latencies uniform between 0 and 15 ms, means of 5 schedules.") as figure:
+        for axes, slow in zip(figure.subplots(1, len(slows), sharey=True), slows, strict=True):
+            title = "no straggler" if not slow else f"{slow} of 20 tasks ten times slower"
+            axes.set(xlabel="virtual seconds", title=title)
+            axes.set_yscale("log")
+            for steps, style in (("equal", "-"), ("own", "--")):
+                for server, colour in (("never waits", COLOURS[0]), ("waits", COLOURS[3])):
+                    (row,) = pick(rows, stragglers=slow, steps=steps, server=server)
+                    label = f"{server}, {'a2 = 0.1' if steps == 'equal' else 'its own a2'}"
+                    curve = [point for point in row["curve"] if point[1] > 1e-4]
+                    axes.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1.6, label=label)
+            axes.set_xscale("log")
+        figure.axes[0].set_ylabel("objective over its optimum, minus 1")
+        figure.axes[0].legend(fontsize=8, loc="lower left")

@@ -31,8 +31,9 @@ import report  # noqa: E402
 from tasks import FIRST, TASKS, Kind, Tasks, alone, optimum, personal, refined, run, tasks  # noqa: E402
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
+from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL  # noqa: E402
 from fedmtl.algorithms.pp_dmtl.simulated import largest_delay  # noqa: E402
-from fedmtl.schedules import Synchronous, UniformLatency  # noqa: E402
+from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 
 Row = dict[str, Any]
 A1, A2, THRESHOLD, SLOWEST = 0.1, 0.1, 1.5e-3, 0.015
@@ -73,13 +74,13 @@ def measured(own: Tasks, models: Tensor, objective: Tensor) -> list[Row]:
 def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     """Algorithm 1 as printed, under epsilons of one iteration (epsilon_1 = epsilon_2 = epsilon)."""
     own, tau = tasks(kind, 0), TAU[kind]
-    algorithm = PPDMTL(
+    algorithm = PublishedPPDMTL(
             row_norm=1.0,
-        loss=own.loss.name, a1=A1, a2=A2, threshold=THRESHOLD, tau=tau, guarantee="paper", start="single_task",
+        loss=own.loss.name, a1=A1, a2=A2, threshold=THRESHOLD, tau=tau, start="single_task",
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
     # of all tasks together: where each stops at its own last answer, its column moves on by that one until the end
-    schedule = Latencies(latency=UniformLatency(0.0, SLOWEST), events=TASKS * answers)
+    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)
     at = [TASKS * k for k in AT if k <= answers]
     best, single = optimum(own, LAM, tau), alone(own, tau)
     rows: list[Row] = []
@@ -119,7 +120,7 @@ def sound_run(
     """P (R, T, d) after the run; ``epsilon`` is each task's total."""
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism="l2_laplace", delta=DELTA)
     algorithm = PPDMTL(row_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
-    schedule = kind(latency=UniformLatency(0.0, SLOWEST), activations=setting["answers"])
+    schedule = kind(latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=setting["answers"])
     ((_, _, state),) = run(
         own, algorithm, schedule, privacy, at=[TASKS * setting["answers"]], replicates=runs, seed=seed
     )
@@ -195,13 +196,13 @@ def waiting() -> list[Row]:
         for name, kind in (("never waits", Latencies), ("waits", Synchronous)):
             for steps in ("equal", "own"):
                 long = 3 if steps == "own" and name == "never waits" and slow else 1
-                schedule = kind(latency=UniformLatency(0.0, SLOWEST), events=8000 * long, scale=scale)
+                schedule = kind(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=8000 * long, scale=scale)
                 table = schedule.bind(TASKS, names=own.problem.data.ids, keys=own.problem.data.keys)
                 delay = largest_delay(table.events(0, 0, table.steps, replicates=WAIT_RUNS).client)
-                algorithm = PPDMTL(
+                algorithm = PublishedPPDMTL(
             row_norm=1.0,
                     lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, a2=A2 if steps == "equal" else None, delay=delay,
-                    smoothness=own.curvature, guarantee="paper", start="single_task",
+                    smoothness=own.curvature, start="single_task",
                 )  # fmt: skip
                 reached: list[tuple[Tensor, Tensor]] = []
                 for _, now, state in run(

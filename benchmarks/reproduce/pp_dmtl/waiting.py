@@ -23,9 +23,10 @@ from scores import Score, difference, interval, write_scores  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 from tasks import TASKS, optimum, run, tasks  # noqa: E402
 
-from fedmtl import PPDMTL, Latencies  # noqa: E402
+from fedmtl import Latencies  # noqa: E402
+from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL  # noqa: E402
 from fedmtl.algorithms.pp_dmtl.simulated import largest_delay  # noqa: E402
-from fedmtl.schedules import Synchronous, UniformLatency  # noqa: E402
+from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 from fedmtl.trainer.sources import bind_schedule  # noqa: E402
 
 SEEDS, EVENTS, TARGET, RECORDED = range(10, 15), 30_000, 0.02, TASKS
@@ -38,12 +39,12 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     own = tasks("classification", seed)
     best = optimum(own, WAIT_LAM, WAIT_TAU, tolerance=1e-7).objective
     scale = [FACTOR] * stragglers + [1.0] * (TASKS - stragglers)
-    schedule = SERVERS[server](latency=UniformLatency(0.0, SLOWEST), events=EVENTS, scale=scale)
+    schedule = SERVERS[server](latency=RandomLatency("uniform", {"scale": SLOWEST}), events=EVENTS, scale=scale)
     problem = replace(own.problem, seed=seed)
     bound = bind_schedule(schedule, problem)
-    algorithm = PPDMTL(
+    algorithm = PublishedPPDMTL(
         row_norm=1.0, lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, smoothness=own.curvature, a2="auto",
-        guarantee="paper", start="single_task",
+        start="single_task",
     )  # fmt: skip
     if rule == "simulated":
         algorithm = algorithm.resolve_auto(problem, bound, None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from work import WARM_UP, Clock, Work, arguments, cifar, cnn3, report
+from work import Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
@@ -46,11 +45,6 @@ def made_up(clients: int, least: int, most: int, shape: list[int], classes: int)
     )
 
 
-def waited(seen: list[warnings.WarningMessage]) -> int:
-    """Return how often the GPU was waited for, of the warnings of :func:`torch.cuda.set_sync_debug_mode`."""
-    return sum("synchronizing CUDA operation" in str(one.message) for one in seen)
-
-
 @dataclass
 class Run:
     """A run of fedmtl, ready for its first round."""
@@ -83,9 +77,12 @@ class Run:
         privacy = ClientPrivacy(clip_norm=settings["clip"], epsilon=settings["epsilon"], delta=1e-5)
         sampler = PoissonSampling(cohort=settings["cohort"]).bind(len(data))
         plans = algorithm.plan(problem, sampler)
-        channel = open_channel(privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds)
+        order = torch.argsort(data.keys, stable=True)
+        channel = open_channel(
+            privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds, order=order
+        )
         problem = replace(problem, tally=Tally())  # models that diverge are counted, as the trainer does it
-        return cls(problem, algorithm, channel, torch.argsort(data.keys, stable=True), settings["batch"])
+        return cls(problem, algorithm, channel, order, settings["batch"])
 
     def work(self, settings: dict[str, Any], rounds: int) -> Work:
         """Return the work that this run will do, for all contenders."""
@@ -110,7 +107,6 @@ def main() -> None:
     given = arguments(__doc__)
     work, clock = Work.read(given.work), Clock.new(given.device)
     settings = work.settings | ({"execution": json.loads(given.execution)} if given.execution else {})
-    waits: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         run = Run.of(settings, work.rounds, given.root, ledger, given.device, given.dtype)
@@ -118,22 +114,12 @@ def main() -> None:
         state = algorithm.init(problem)
         events = round_events(channel.draw, run.order, start=0, stop=work.rounds)
         for step in range(work.rounds):
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                clock.start()
-                if given.device != "cpu":
-                    torch.cuda.set_sync_debug_mode("warn")
-                event = next(events)
-                channel.begin(event.first, rank[event.cohort])
-                state = algorithm.step(problem, state, event, channel)
-                if given.device != "cpu":
-                    torch.cuda.set_sync_debug_mode("default")
-                clock.stop()
-            waits.append(waited(seen))
+            clock.start()
+            event = next(events)
+            channel.begin(event.first, rank[event.cohort])
+            state = algorithm.step(problem, state, event, channel)
+            clock.stop()
             assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)
-        assert len(clock.wall) > WARM_UP
-        with problem.executor.stack() as stack:
-            recorded = 0 if stack.graphs is None else stack.graphs.captures
         taking_part = torch.unique(torch.cat(work.cohorts))
         rows = torch.zeros(len(problem.data), problem.dimension)
         rows[taking_part] = algorithm.personalize(problem, state, taking_part).cpu()
@@ -143,12 +129,8 @@ def main() -> None:
             nn.utils.vector_to_parameters(rows[client].to(given.device), module.parameters())
             return module
 
-        chosen = problem.executor.execution
-        told = {"graphs": recorded, "convolutions": chosen.convolutions, "dtype": given.dtype}
-        if given.device != "cpu":
-            told["waits"] = sum(waits[WARM_UP:]) / (len(waits) - WARM_UP)
         loss = work.loss(model, given.device)
-        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, **told)
+        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, dtype=given.dtype)
         channel.close()
         problem.executor.close()
 

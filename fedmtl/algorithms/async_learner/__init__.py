@@ -2,5 +2,6 @@
 
 from .algorithm import AsyncLearner
 from .one_answer import Moments, PublicStart
+from .published import PublishedAsyncLearner
 
-__all__ = ["AsyncLearner", "Moments", "PublicStart"]
+__all__ = ["AsyncLearner", "Moments", "PublicStart", "PublishedAsyncLearner"]

@@ -12,8 +12,7 @@ At a tick owner i answers with the noised mean gradient Qbar_i of its records at
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
 
-where a = rho / (T^2 sigma). The printed (7) has (N - 1) / N in place of 1/2, which together with (5) minimizes
-another function; the paper's own proof (eta = 1 / (2 N), f_L = (1 - eta N) g) gives 1/2. They agree for N = 2 only.
+where a = rho / (T^2 sigma). The printed (7) differs, see :mod:`.published`.
 
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
 theta_L and every theta_i are functions of releases.
@@ -24,27 +23,29 @@ theta_L and every theta_i are functions of releases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..._check import one_of, positive, positive_int, positive_or
+from ..._check import positive, positive_int, positive_or
 from ...errors import ConfigError
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.channel import GRADIENT
 from ...schedules import Block, BoundSchedule
 from ..base import Own, Problem, Released, Round, State
-from ..linear.data import DomainBound, LinearData, LossName, prepared
+from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared
 from ..store import ClientStore
-from .automatic import resolve_kappa
 from .central import CentralLearner
-from .learner_data import LearnerData
-from .updates import Step, Updates
+from .gradients import MeanGradients
+from .simulated import resolve_kappa
 
-__all__ = ["AsyncLearner", "LearnerData"]
+__all__ = ["AsyncLearner"]
+Array = np.ndarray
+_BLOCK = 1024  # activations that a simulation begins at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +63,16 @@ class AsyncLearner(CentralLearner):
             simulation on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
             None: 10.
         horizon: T, planned number of ticks; None: the problem's number of events.
-        cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
-            hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
-            although it gives about T / N (safe, and N times too noisy).
-        groups: fixed groups of owners, by id, who answer the same query (Remark 2); others stay alone. Each member
-            noises its own answer, the learner averages them by numbers of records, and N counts groups. A group's
-            models move when its last member has answered; several answers of a member to one query are averaged.
-        frequencies: how often owners answer (Remark 4): a public positive number for each owner, in the order of the
-            data (a group counts as its slowest member), or ``"observed"``: the frequencies so far, (k_i + 1) / (k + N).
-            Answers are weighted by 1 / (N frequency), after the noise. None: equal weights.
+        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps. Theorem 1 makes
+            every owner's noise for T answers, although it gives about T / N: see :mod:`.published`.
         bound: what bounds one record's gradient. ``"clip"``: the release clips every record. ``"domain"``: ``domain``
             bounds all gradients by Xi (:attr:`xi`), which must be within the clip norm of the privacy settings; then a
             query of the squared loss costs nothing per record, from sufficient statistics.
         domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
             the data state.
-        guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction. The privacy of both is
-            the same: (7) reads no data.
         batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the owner's records, each of them with
             this public probability, and divides by the constant q n_i. The privacy of an answer is amplified, and its
             noise at equal epsilon of the release grows by 1 / q. Not in the paper, whose query (3) is of all records.
-        psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
-            Both read the training records without noise: the numbers are not private.
 
     Raises:
         ConfigError: an impossible value.
@@ -94,14 +84,10 @@ class AsyncLearner(CentralLearner):
     step_size: float | Literal["auto"] = "auto"
     kappa: float | tuple[float, ...] | Literal["auto"] | None = None
     horizon: int | None = None
-    cap: int | Literal["horizon"] | None = None
-    groups: tuple[tuple[str, ...], ...] = ()
-    frequencies: tuple[float, ...] | Literal["observed"] | None = None
+    cap: int | None = None
     bound: Literal["clip", "domain"] = "clip"
     domain: DomainBound | Literal["auto"] | None = None
-    guarantee: Literal["sound", "paper"] = "sound"
     batch_rate: float = 1.0
-    psi: bool = False
 
     name = "async_learner"
 
@@ -115,102 +101,166 @@ class AsyncLearner(CentralLearner):
         positive_or(self, "auto", step_size=self.step_size)
         if self.horizon is not None:
             positive_int(self, horizon=self.horizon)
-        if isinstance(self.cap, str):
-            one_of(self, ("horizon", "a whole number of at least 1"), cap=self.cap)
         for name, value in {"kappa": self.kappa, "horizon": self.horizon}.items():
-            if value is not None and self.step_size != "auto" and (name == "kappa" or self.cap != "horizon"):
+            if value is not None and self.step_size != "auto":
                 raise ConfigError(
                     f"AsyncLearner.{name} is {value!r}, which chooses the automatic step size, but step_size is "
                     f"{self.step_size!r}; leave one of the two out."
                 )
-        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         positive(self, batch_rate=self.batch_rate)
         if self.batch_rate > 1:
             raise ConfigError(
                 f"AsyncLearner.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1]."
             )
-        object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
-        if isinstance(self.frequencies, str):
-            one_of(self, ("observed", "a number above 0 for each owner"), frequencies=self.frequencies)
-        elif self.frequencies is not None:
-            object.__setattr__(self, "frequencies", tuple(self.frequencies))
-            for value in self.frequencies:
-                positive(self, frequencies=value)
-
-    def resolve_auto(
-        self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None
-    ) -> CentralLearner:
-        found = super().resolve_auto(problem, schedule, privacy)
-        assert isinstance(found, AsyncLearner)
-        return resolve_kappa(found, problem, schedule, privacy) if found.kappa == "auto" else found
-
-    def released(self, data: LinearData, ids: tuple[str, ...], caps: np.ndarray) -> GradientPlan:
-        return replace(super().released(data, ids, caps), rate=self.batch_rate)
-
-    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
-        if self.cap == "horizon":
-            return np.full_like(np.asarray(scheduled, dtype=np.int64), self.horizon or events)
-        return super().hard_caps(scheduled, events)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Start all models at 0."""
-        return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
+        data = self.data(problem)
+        return State(self.start(len(data.x), data.dimension, replicates), ClientStore(problem.clients, {}))
+
+    @staticmethod
+    def start(owners: int, dimension: int, replicates: int) -> dict[str, Tensor]:
+        """Return zeros: theta_L (R, p) and the theta_i (R, N, p)."""
+        shapes = {"theta_l": (replicates, dimension), "theta": (replicates, owners, dimension)}
+        return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, GradientMessage], Own]:
-        # (6): the point between the central model and the client's copy; (3): gradients of its records there
-        updates = self._updates(problem, public, clipped=round.clips)
-        updates.query(clients.numpy())
-        return {GRADIENT: updates.message}, own
+        updates = self._updates(problem, public)
+        updates.query(updates.places(clients.numpy()))
+        return {GRADIENT: self.answers(self._gradients(problem), updates.points, clipped=round.clips)}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # (5) and (7')
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        updates = self._updates(problem, new, clipped=True)
-        who = released.clients.numpy()
-        updates.query(who)
-        updates.update(who, released.values[GRADIENT].numpy()[None])
+        answers = iter([released.values[GRADIENT].numpy()[None]])
+        self._updates(problem, new).run(released.clients.numpy()[None], answers)
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         """Compute all activations of the block, in order; each needs the one before it."""
         self.check_bound(channel)
-        updates = self._updates(problem, state.public, clipped=channel.bound < math.inf)
-        updates.run(block.client.numpy().T.copy(), channel.answers(updates.message))
+        updates = self._updates(problem, state.public)
+        message = self.answers(self._gradients(problem), updates.points, clipped=channel.bound < math.inf)
+        updates.run(block.client.numpy().T, channel.answers(message))
         return state
 
-    def _updates(self, problem: Problem, public: Mapping[str, Tensor], *, clipped: bool) -> Updates:
-        work = self._work(problem)
-        a = self.effective_step(work.copies, problem.clients, problem.rounds)
-        return self.updates(work, public, a, clipped=clipped)
-
-    def updates(self, work: LearnerData, public: Mapping[str, Tensor], a: Step, *, clipped: bool) -> Updates:
-        """Return the updates with step ``a`` on arrays of ``public``; ``clipped`` where the channel clips at all."""
-        means = self.bound == "domain" or (work.statistics is not None and not clipped)
-        means = means and self.batch_rate == 1  # means are of all records
-        return Updates(work, {name: value.numpy() for name, value in public.items()}, a, clipped=not means)
-
-    def effective_step(self, copies: int, owners: int, events: int) -> Step:
-        """Return a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where
-        the replicates have a kappa each."""
+    def effective_step(self, owners: int, events: int) -> float | Array:
+        """Return a, for N ``owners`` who give ``events`` answers in all; (R,) where the replicates have a kappa
+        each."""
         if self.step_size != "auto":
             return float(self.step_size)
         if self.kappa == "auto":
             raise ConfigError(
                 "AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or resolve_auto()."
             )
-        ticks = (self.horizon or events) * copies / owners  # a group's tick is all its members' answers
-        given = 10.0 if self.kappa is None else self.kappa
-        kappa = np.array(given) if isinstance(given, tuple) else given
-        return kappa * (copies + 1) / (2 * ticks)
+        kappa = np.array(self.kappa) if isinstance(self.kappa, tuple) else self.kappa or 10.0
+        return kappa * (owners + 1) / (2 * (self.horizon or events))
 
-    def for_replicates(self, numbers: range) -> AsyncLearner:
-        if not isinstance(self.kappa, tuple):
-            return self
-        kappas = tuple(self.kappa[number] for number in numbers)
-        return replace(self, kappa=kappas if len(set(kappas)) > 1 else kappas[0])
+    def central_share(self, owners: int) -> float:
+        """Return the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""
+        return 0.5
 
-    def _work(self, problem: Problem) -> LearnerData:
-        return prepared(problem, self, lambda: LearnerData.of(self, self.data(problem), problem.data.ids))
+    def answers(self, gradients: MeanGradients, points: Array, *, clipped: bool) -> GradientMessage:
+        """Return the owners' mean gradients at ``points`` (R, p); ``clipped`` where the channel clips at all."""
+        means = self.bound == "domain" or (gradients.statistics is not None and not clipped)
+        return gradients.message(points, clipped=not means or self.batch_rate < 1)  # means are of all records
+
+    def _gradients(self, problem: Problem) -> MeanGradients:
+        return prepared(problem, (self, "gradients"), lambda: self.gradients(self.data(problem)))
+
+    def gradients(self, data: LinearData) -> MeanGradients:
+        """Return the gradients of ``data``, :meth:`~.central.CentralLearner.bounded`."""
+        return MeanGradients(data, LinearLoss(self.loss))
+
+    def _updates(self, problem: Problem, public: Mapping[str, Tensor]) -> Updates:
+        return self.updates(problem.data.train.counts.numpy(), problem.rounds, public)
+
+    def updates(self, counts: Array, events: int, public: Mapping[str, Tensor]) -> Updates:
+        """Return the updates of ``public`` for owners of ``counts`` (N,) records, in a run of so many ``events``."""
+        return Updates(self, self.effective_step(len(counts), events), counts, public)
+
+    def simulated(self, data: LinearData, public: LinearData | None, clients: Tensor, channel: Channel) -> Tensor:
+        state = self.start(len(data.x), data.dimension, len(clients))
+        updates = self.updates(data.counts.numpy(), clients.shape[1], state)
+        message = self.answers(self.gradients(data), updates.points, clipped=channel.bound < math.inf)
+        for first in range(0, clients.shape[1], _BLOCK):
+            block = clients[:, first : first + _BLOCK]
+            channel.begin(first, block)
+            updates.run(block.numpy().T, channel.answers(message))
+        return state["theta_l"]
+
+    def resolve_auto(
+        self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None
+    ) -> CentralLearner:
+        resolved = super().resolve_auto(problem, schedule, privacy)
+        assert isinstance(resolved, AsyncLearner)
+        return resolve_kappa(resolved, problem, schedule, privacy) if resolved.kappa == "auto" else resolved
+
+    def released(self, data: LinearData, ids: tuple[str, ...], caps: np.ndarray) -> GradientPlan:
+        return replace(super().released(data, ids, caps), rate=self.batch_rate)
+
+
+class Updates:
+    """What the learner computes in R runs: equations (5), (6) and (7').
+
+    Args:
+        learner: settings.
+        a: the step size, or (R,) one for each run.
+        counts: n_i, (N,).
+        public: theta_L (R, p) and the theta_i (R, N, p), which :meth:`run` changes in place.
+
+    Attributes:
+        points: (R, p), the tbar at which owners answer next.
+        copies: (R N + 1, p), the theta_i, those of run r from row r N on.
+    """
+
+    def __init__(self, learner: AsyncLearner, a: float | Array, counts: Array, public: Mapping[str, Tensor]) -> None:
+        self.theta_l, self.theta = (public[name].numpy() for name in ("theta_l", "theta"))
+        runs, n, p = self.theta.shape
+        if isinstance(a, np.ndarray) and len(a) != runs:
+            raise ConfigError(f"AsyncLearner.kappa has {len(a)} values for {runs} replicates.")
+        self.models = np.stack([self.theta_l, self.theta_l])
+        self.own, self.central = self.models  # theta_i of the owner that answers, theta_L
+        self.copies = np.concatenate([self.theta.reshape(-1, p), np.zeros((1, p))])  # the last one is for no owner
+        self.points = np.zeros_like(self.theta_l)
+        a = np.broadcast_to(np.asarray(a), runs)[:, None]
+        slope = 2 * learner.reg  # grad g(theta) = slope theta
+        ones = np.ones_like(self.points)  # of small arrays, products with constants of their shape are twice as fast
+        self.half, self.keep_own = 0.5 * ones, ones - a * slope / 2  # a N / (2 N)
+        self.keep_central = ones - a * learner.central_share(n) * slope
+        self.gain = np.append(a * n * counts / counts.sum(), 0.0)[:, None]  # of Qbar_i, (R N + 1, 1)
+        self.top = np.full_like(self.models, learner.theta_max)
+        self.bottom = -self.top
+
+    def query(self, at: Array) -> None:
+        """Set the points at which the owners of the copies ``at`` (R,) answer."""
+        np.add(self.central, self.copies.take(at, axis=0), out=self.points)
+        self.points *= self.half  # (6)
+
+    def update(self, at: Array, answers: Array) -> None:
+        """Take the noised mean gradients (R, p) of these owners at the points of :meth:`query`."""
+        tbar = self.points
+        self.own[:] = self.keep_own * tbar - self.gain.take(at, axis=0) * answers  # (5)
+        self.central[:] = self.keep_central * tbar  # (7')
+        np.maximum(self.models, self.bottom, out=self.models)  # Proj
+        np.minimum(self.models, self.top, out=self.models)
+        self.copies[at] = self.own
+
+    def run(self, clients: Array, answers: Iterator[Array]) -> None:
+        """Compute activations ``clients`` (S, R) in order, -1 for no owner; ``answers`` has the noised mean gradients
+        (R, p) at :attr:`points` of each."""
+        idle = clients < 0
+        for at, rest, some in zip(self.places(clients), idle, np.any(idle, axis=1).tolist(), strict=True):
+            self.query(at)
+            answer, before = next(answers), self.central[rest] if some else None
+            self.update(at, answer)
+            if before is not None:
+                self.central[rest] = before
+        self.theta_l[:], self.theta[:] = self.central, self.copies[:-1].reshape(self.theta.shape)
+
+    def places(self, clients: Array) -> Array:
+        """Return the rows of :attr:`copies` of ``clients`` (..., R)."""
+        runs, n, _ = self.theta.shape
+        return np.where(clients < 0, runs * n, n * np.arange(runs) + clients)

@@ -7,12 +7,14 @@ with g = reg ||theta||^2. The protected unit is a record; neighbours replace one
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..._check import one_of, positive, positive_int
@@ -23,10 +25,11 @@ from ...schedules import BoundSchedule
 from ..base import Algorithm, Problem, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, check_classes, prepared, probe_linear
 from ..local_fit import LocalFit
-from .fitness import Fitness
+
+_BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
 
 
-class CentralLearner(Algorithm):
+class CentralLearner(Algorithm, ABC):
     """A learner of one linear model.
 
     Attributes:
@@ -34,16 +37,14 @@ class CentralLearner(Algorithm):
         cap: most answers of an owner; None: the schedule's.
         domain: public bounds on records, enforced on the rows.
         bound: what bounds a record's vector, the clip of its release or the domain.
-        psi: whether the exact minimizer is solved for, too.
     """
 
     loss: LossName
     reg: float
     theta_max: float
-    cap: int | Literal["horizon"] | None
+    cap: int | None
     domain: DomainBound | Literal["auto"] | None
     bound: Literal["clip", "domain"] = "clip"
-    psi: bool
 
     supports_replicates = True
     one_at_a_time = True
@@ -56,10 +57,9 @@ class CentralLearner(Algorithm):
             raise ConfigError(
                 f"{type(self).__name__}.domain is {self.domain!r}; accepted: DomainBound(...), 'auto' or None."
             )
-        if self.cap is not None and not isinstance(self.cap, str):
+        if self.cap is not None:
             positive_int(self, cap=self.cap)
         one_of(self, ("clip", "domain"), bound=self.bound)
-        one_of(self, (True, False), psi=self.psi)
         if self.bound == "domain" and self.domain is None:
             raise ConfigError(
                 f"{type(self).__name__}.bound='domain' needs domain=DomainBound(x_l1=..., y=...), which are public."
@@ -86,8 +86,8 @@ class CentralLearner(Algorithm):
         if self.domain != "auto":
             return self
         domain = DomainBound.stated(problem, f"{type(self).__name__}.domain")
-        found: CentralLearner = replace(self, domain=domain)  # type: ignore[type-var]
-        return found
+        resolved: CentralLearner = replace(self, domain=domain)  # type: ignore[type-var]
+        return resolved
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse more than two classes."""
@@ -115,8 +115,8 @@ class CentralLearner(Algorithm):
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
         """Return the most activations of each client in a run of ``events``, int64 (n,), to which its noise is made."""
-        given = np.asarray(scheduled, dtype=np.int64)
-        return np.minimum(given, self.cap) if isinstance(self.cap, int) else given
+        caps = np.asarray(scheduled, dtype=np.int64)
+        return caps if self.cap is None else np.minimum(caps, self.cap)
 
     def check_bound(self, channel: Channel) -> None:
         """Refuse a clip norm below the domain's bound on gradients.
@@ -154,18 +154,25 @@ class CentralLearner(Algorithm):
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return f(theta_L), equation (2), on the training records, (R,) float64; not private."""
-        return self._fitness(problem)(state.public["theta_l"])
+        return self.fitness(self.data(problem), state.public["theta_l"])
 
-    def least_objective(self, problem: Problem) -> float | None:
-        """Return f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
-        return self._fitness(problem).optimum.fitness if self.psi else None
+    def fitness(self, data: LinearData, theta: Tensor) -> Tensor:
+        """Return f of models theta (R, p) on the records of all owners, equation (2): (R,) float64; not private."""
+        x, y = data.pooled()
+        blocks = theta.split(max(1, _BLOCK_ELEMENTS // len(x)))
+        means = torch.cat([LinearLoss(self.loss).value(block, x, y).mean(1) for block in blocks])
+        return means + self.reg * theta.square().sum(1)
 
-    def _fitness(self, problem: Problem) -> Fitness:
-        def build() -> Fitness:
-            x, y = self.data(problem).pooled()
-            return Fitness(x, y, LinearLoss(self.loss), self.reg, self.theta_max)
+    @abstractmethod
+    def simulated(self, data: LinearData, public: LinearData | None, clients: Tensor, channel: Channel) -> Tensor:
+        """Return theta_L (R, p) after the activations ``clients`` (R, S), which are those of ``channel``.
 
-        return prepared(problem, (self, "fitness"), build)
+        Args:
+            data: the owners' records, :meth:`bounded`.
+            public: the public rows, for a learner that starts at their fit.
+            clients: which owner answers, -1 for none.
+            channel: opened with the plan of :meth:`released`; no activation has begun.
+        """
 
     def data(self, problem: Problem) -> LinearData:
         """Return the owners' records, within the domain where one is given."""

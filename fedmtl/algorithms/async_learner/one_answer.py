@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -38,23 +38,24 @@ from torch import Tensor
 
 from ..._check import one_of
 from ...errors import ConfigError
-from ...privacy import BoundedMeans, Channel, GradientMessage, GradientPlan, RecordGradients, ScaledRows
+from ...privacy import Channel, GradientMessage, GradientPlan, RecordGradients
 from ...privacy.channel import GRADIENT
 from ...privacy.clip import Clip, clip_rows
 from ...privacy.noise.symmetric import smat, svec
 from ...schedules import Block, BoundSchedule
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, prepared
+from ..linear.solve import minimize
 from ..store import ClientStore
 from .central import CentralLearner
-from .fitness import Fitness
+from .gradients import MeanGradients
 
 logger = logging.getLogger("fedmtl")
 Array = np.ndarray
 _LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding
 
 
-class OneAnswer(CentralLearner, ABC):
+class OneAnswer(CentralLearner):
     """A learner whose owners are all asked the same, and answer once or a few times; several answers are averaged."""
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -106,7 +107,9 @@ class OneAnswer(CentralLearner, ABC):
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        hear(new, released.clients.numpy(), released.values[GRADIENT].numpy()[None], released.noise_std(GRADIENT))
+        add_answers(
+            new, released.clients.numpy(), released.values[GRADIENT].numpy()[None], released.noise_std(GRADIENT)
+        )
         self._solve(problem, new, released.clip)
         return new
 
@@ -121,7 +124,14 @@ class OneAnswer(CentralLearner, ABC):
     def hear(self, public: dict[str, Tensor], clients: Array, channel: Channel, message: GradientMessage) -> None:
         """Take the answers to ``message`` of the activations ``clients`` (S, R) that have begun."""
         for who, answer in zip(clients, channel.answers(message), strict=True):
-            hear(public, who, answer, channel.noise_std(GRADIENT))
+            add_answers(public, who, answer, channel.noise_std(GRADIENT))
+
+    def simulated(self, data: LinearData, public: LinearData | None, clients: Tensor, channel: Channel) -> Tensor:
+        state = self.start(data, public, len(clients))
+        channel.begin(0, clients)
+        self.hear(state, clients.numpy().T, channel, self.asked(data, state, clipped=channel.bound < math.inf))
+        self.solve(state, data.counts, self.prior(public, channel.sums.clip), channel.sums.clip)
+        return state["theta_l"]
 
     def _solve(self, problem: Problem, public: dict[str, Tensor], clip: Clip | None) -> None:
         prior = prepared(problem, (self, "prior", clip), lambda: self.prior(self._public(problem), clip))
@@ -142,8 +152,6 @@ class PublicStart(OneAnswer):
         bound: what bounds one record's gradient, ``"clip"`` or ``"domain"``; see :class:`AsyncLearner`.
         domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
             the data state.
-        psi: also solve for the exact minimizer of f, so that a run states the cost of privacy f / f(theta*) - 1. Both
-            read the training records without noise: the numbers are not private.
 
     Raises:
         ConfigError: an impossible value.
@@ -155,7 +163,6 @@ class PublicStart(OneAnswer):
     cap: int | None = None
     bound: Literal["clip", "domain"] = "clip"
     domain: DomainBound | Literal["auto"] | None = None
-    psi: bool = False
 
     name = "public_start"
 
@@ -172,8 +179,9 @@ class PublicStart(OneAnswer):
         return torch.zeros(data.dimension, dtype=torch.float64) if public is None else public_fit(self, public)
 
     def asked(self, data: LinearData, public: Mapping[str, Tensor], *, clipped: bool) -> GradientMessage:
-        means = self.bound == "domain" or not clipped
-        return message_at(public["theta_0"], data, LinearLoss(self.loss), clipped=not means)
+        points = public["theta_0"].expand(len(public["theta_l"]), -1).numpy()
+        gradients = MeanGradients(data, LinearLoss(self.loss))
+        return gradients.message(points, clipped=clipped and self.bound == "clip")
 
     def prior(self, public: LinearData | None, clip: Clip | None) -> PublicPrior | None:
         assert public is not None
@@ -185,12 +193,12 @@ class PublicStart(OneAnswer):
 
     def _public(self, problem: Problem) -> LinearData:
         """Return the public rows of the data, within the domain where one is given."""
-        known = problem.data.public
-        if known is None:
+        examples = problem.data.public
+        if examples is None:
             raise ConfigError(
                 f"PublicStart needs public rows, and {problem.data.name} has none; use Moments, which needs none."
             )
-        return prepared(problem, (self, "public rows"), lambda: self.bounded(LinearData.of_examples(problem, known)))
+        return prepared(problem, (self, "public rows"), lambda: self.bounded(LinearData.of_examples(problem, examples)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +212,6 @@ class Moments(OneAnswer):
         theta_max: bound on ||theta||_inf, above 0.
         cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
         domain: public bounds on records, enforced on the rows. ``"auto"``: those that the data state.
-        psi: as for :class:`PublicStart`.
 
     Raises:
         ConfigError: an impossible value.
@@ -214,7 +221,6 @@ class Moments(OneAnswer):
     theta_max: float = 10.0
     cap: int | None = None
     domain: DomainBound | Literal["auto"] | None = None
-    psi: bool = False
 
     name = "moments"
     loss = "squared"
@@ -235,8 +241,8 @@ class Moments(OneAnswer):
         state["theta_l"] = moments_model(self, state, counts, state["theta_l"].shape[1], clip)
 
 
-def hear(state: dict[str, Tensor], who: Array, answer: Array, std: Tensor) -> None:
-    """Add the answers (R, size) of owners ``who`` (R,), -1 for nobody, whose noise has the deviations ``std`` (R,)."""
+def add_answers(state: dict[str, Tensor], who: Array, answer: Array, std: Tensor) -> None:
+    """Add the answers (R, size) of owners ``who`` (R,), -1 for none, whose noise has the deviations ``std`` (R,)."""
     some = torch.from_numpy(np.flatnonzero(who >= 0))
     at = some, torch.from_numpy(who)[some]
     state["sums"][at] += torch.from_numpy(answer)[some]
@@ -250,25 +256,11 @@ def means_of(state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return state["sums"] / number[:, :, None], state["variances"] / number**2, state["answers"] > 0
 
 
-def message_at(theta: Tensor, data: LinearData, loss: LinearLoss, *, clipped: bool) -> GradientMessage:
-    """Return the gradients of an owner's records at ``theta`` (p,), which the release clips, or their mean, where the
-    domain bounds them."""
-    point = theta.numpy()[None]
-
-    def factors(client: int, which: Array, where: Array) -> Array:
-        return np.repeat(loss.factors(point, *data.arrays[client]), len(where), 0)
-
-    def means(client: int, which: Array, where: Array) -> Array:
-        x, _ = data.arrays[client]
-        mean: Array = factors(client, which, where) @ x / len(x)
-        return mean
-
-    return ScaledRows(factors) if clipped else BoundedMeans(means)
-
-
 def public_fit(settings: CentralLearner, public: LinearData) -> Tensor:
     """Return theta_0 (p,), the exact minimizer of f on the public rows."""
-    return Fitness(*public.pooled(), LinearLoss(settings.loss), settings.reg, settings.theta_max).optimum.theta
+    x, y = (part.numpy() for part in public.pooled())
+    fit = minimize(LinearLoss(settings.loss), x, y, 2 * settings.reg, box=settings.theta_max)
+    return torch.from_numpy(fit.theta)
 
 
 @dataclass(frozen=True, eq=False)

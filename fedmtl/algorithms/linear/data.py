@@ -63,6 +63,23 @@ class LinearLoss:
         torch's."""
         return self.slopes(theta.dot(x.T), y)
 
+    def factors_of_all(self, theta: np.ndarray, records: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
+        """Return :meth:`factors` of several clients one after another, of each at as many models as it has turns.
+
+        Args:
+            theta: (k, p), the models of the first client, then those of the second, ...
+            records: rows (n_i, p), targets (1, n_i) and the number of models of each client.
+
+        Returns:
+            (sum of n_i over models,) float64.
+        """
+        targets = np.concatenate([y for _, y, times in records for _ in range(times)], 1)[0]
+        margins, row, place = np.empty(len(targets)), 0, 0
+        for x, _, times in records:
+            part = margins[place : (place := place + times * len(x))].reshape(times, -1)
+            theta[row : (row := row + times)].dot(x.T, out=part)
+        return self.slopes(margins, targets)
+
     def slopes(self, margins: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the derivatives of the loss by the ``margins`` of targets ``y``, in place where that is faster."""
         if self.name == "squared":
@@ -118,7 +135,7 @@ def check_classes(data: FederatedDataset, name: str = "the method") -> None:
     if data.classes not in (None, 2):
         raise DataError(
             f"{data.name} has {data.classes} classes, and {name} learns linear models of two classes or of "
-            f"real targets, such as those of synthetic_tasks and adult. With more, prior_layers and pmtl can be used."
+            f"real targets, such as those of synthetic_tasks. With more, prior_layers and pmtl can be used."
         )
 
 
@@ -348,11 +365,16 @@ class LinearAlgorithm(Algorithm):
         return LinearLoss(self.loss)  # type: ignore[arg-type]
 
     def check_bounds(self) -> None:
-        """Raise ConfigError unless the bounds are numbers above 0, ``"auto"`` or None."""
+        """Raise ConfigError unless the bounds are numbers above 0, ``"auto"`` or None, and bound what the loss has."""
         for name in ("row_norm", "target"):
             value = getattr(self, name)
             if value is not None and value != "auto":
                 positive(self, **{name: value})
+                if name == "target" and self.loss in TWO_CLASS_LOSSES:  # type: ignore[attr-defined]
+                    raise ConfigError(
+                        f"{type(self).__name__}.target is {value}, which bounds targets of the squared loss, and loss "
+                        f"is {self.loss!r}; leave it out."  # type: ignore[attr-defined]
+                    )
 
     @property
     def given_bounds(self) -> dict[str, Any]:
@@ -376,7 +398,7 @@ class LinearAlgorithm(Algorithm):
         domain = problem.data.domain
         stated = domain is not None and math.isfinite(domain.l2)
         bound = self.row_bound(problem) if private or stated or self.row_norm != "auto" else None
-        chosen: Any = {"row_norm": None if bound is None else bound.bound, "target": self._target_bound(problem)}
+        chosen: Any = {"row_norm": None if bound is None else bound.bound, "target": self.target_bound(problem)}
         return replace(self, **chosen)  # type: ignore[type-var]
 
     def row_bound(self, problem: Problem) -> RowBound | None:
@@ -397,7 +419,10 @@ class LinearAlgorithm(Algorithm):
             )
         return RowBound(domain.l2)
 
-    def _target_bound(self, problem: Problem) -> float | None:
+    def target_bound(self, problem: Problem) -> float | None:
+        """Return the bound on abs(y) of the squared loss; None for none."""
+        if self.loss in TWO_CLASS_LOSSES:  # type: ignore[attr-defined]
+            return None
         if self.target != "auto":
             return None if self.target is None else float(self.target)
         domain = problem.data.domain
@@ -411,7 +436,7 @@ class LinearAlgorithm(Algorithm):
             DataError: targets that do not suit the loss.
         """
         loss, rows = self.linear_loss, self.row_bound(problem)
-        target = min(self._target_bound(problem) or math.inf, LARGEST_TARGET) if loss.name == "squared" else math.inf
+        target = min(self.target_bound(problem) or math.inf, LARGEST_TARGET) if loss.name == "squared" else math.inf
 
         def build() -> LinearData:
             data = LinearData.of(problem)

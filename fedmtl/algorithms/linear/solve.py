@@ -2,11 +2,9 @@
 
     min over ||theta||_inf <= box of  (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2
 
-with the squared, logistic or hinge loss l, whose slopes can be clipped. Newton's method with a projected line search
-finds the minimizer in a few steps (coordinates that stand at the box and would leave it are held: Bertsekas 1982) and
-certifies what is missing. Where rounding ends it before a wanted accuracy, accelerated gradient descent goes on. Hinges
-are solved as smoothed ones whose width goes to 0. Penalties without a second derivative take accelerated proximal
-gradient steps.
+with the squared or the logistic loss l. Newton's method with a projected line search finds the minimizer in a few steps
+(coordinates that stand at the box and would leave it are held: Bertsekas 1982) and certifies what is missing. Penalties
+without a second derivative take accelerated proximal gradient steps.
 
 A fit reads the records that it is given and nothing else, and no finite records make it raise.
 """
@@ -23,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..._check import positive
+from ..._check import one_of, positive
 from ...errors import ConfigError
 from ...local.proximal import PENALTIES, Penalty
 from .data import LinearLoss
@@ -65,18 +63,9 @@ def minimize(
     *,
     base: Array | None = None,
     box: float = math.inf,
-    clip: float = math.inf,
-    accuracy: float | None = None,
     steps: int = _STEPS,
 ) -> Minimum:
     """Minimize (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over ||theta||_inf <= box.
-
-    With ``clip`` and ``accuracy`` the result is within ``accuracy / ridge`` of the minimizer for all finite records, in
-    the L2 norm. Newton's method has it when the gradient is at most ``accuracy`` long, since the objective is
-    ridge-strongly convex. If rounding ends it before, accelerated gradient descent goes on from the nearest point of
-    the ball ||theta|| <= clip / ridge, in which the minimizer lies: with condition number k and momentum
-    (sqrt(k) - 1) / (sqrt(k) + 1), ||theta_t - theta*||^2 is at most (k + 1) (1 - 1 / sqrt(k))^t times that of the first
-    point, so that the number of steps is known before them.
 
     Args:
         loss: of the records; y in {-1, +1} except for ``"squared"``.
@@ -84,39 +73,27 @@ def minimize(
         ridge: above 0.
         base: (p,), or (k, p) for k minimizers on the same records; None: 0.
         box: bound on ||theta||_inf.
-        clip: the loss is the one whose slope is cut off so that no record's gradient is longer than this (L2): its
-            tails are linear, as those of Huber's loss.
-        accuracy: needs a finite ``clip`` and no box. None: Newton's method ends at gradients of 1e-10, or where it is
-            ended by rounding.
         steps: of Newton's method, at most.
 
     Raises:
-        ConfigError: no records, values that are not finite, or an accuracy without a clip.
+        ConfigError: a hinge loss, no records, or values that are not finite.
     """
-    positive("minimize", ridge=ridge, **({} if accuracy is None else {"accuracy": accuracy, "clip": clip}))
+    positive("minimize", ridge=ridge)
+    one_of("minimize", ("squared", "logistic"), loss=loss.name)
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
     if np.count_nonzero(np.isfinite(x)) < x.size or np.count_nonzero(np.isfinite(y)) < y.size:
         raise ConfigError("minimize: x or y has values that are not finite.")
     with np.errstate(all="ignore"):
-        if loss.name == "hinge":
-            return _hinge(x, y, ridge, box)
         turn = None
         offset = 0.0 if base is None else np.atleast_2d(base) @ x.T
-        if 2 * len(x) < x.shape[1] and box == math.inf and accuracy is None:  # a combination of the rows
+        if 2 * len(x) < x.shape[1] and box == math.inf:  # a combination of the rows
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
                 turn, x = across, factor.T
-        cut = tail = None
-        if clip != math.inf:
-            cut = clip / np.maximum(np.sqrt(np.add.reduce(x * x, 1)), 1e-300)
-            tail = tail_offset(loss, cut)
-        problem = _Objective(loss, x, y, ridge, offset, cut, tail)
-        goal = _TOLERANCE if accuracy is None else 1e-3 * accuracy
+        problem = Objective(loss, x, y, ridge, offset)
         start = np.zeros((1 if base is None else len(np.atleast_2d(base)), x.shape[1]))
-        found, missing = _newton(problem, start, box, goal, steps)
-        if accuracy is not None and not float(missing.max()) <= accuracy:
-            found = _descend(problem, found.theta, clip, accuracy)
+        found = newton(problem, start, box, _TOLERANCE, steps)
     theta = found.theta if turn is None else found.theta @ turn.T
     if base is None or base.ndim == 1:
         return Minimum(theta[0], found.value[0], found.gap[0])
@@ -152,7 +129,7 @@ def fit_own(
     rate = 1.0 / max(loss.smoothness(1.0) * largest**2 / len(rows), 1e-12)
     fits = []
     for point in points.numpy():
-        problem = _Objective(loss, rows, targets, 0.0, (rows @ point)[None])
+        problem = Objective(loss, rows, targets, 0.0, (rows @ point)[None])
         fits.append(
             _accelerated(
                 lambda q, problem=problem: problem.at(q)[1]()[0],  # type: ignore[misc]
@@ -187,65 +164,24 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
 
 
-def losses(
-    loss: LinearLoss,
-    margins: Array,
-    y: Array,
-    *,
-    cut: Array | None = None,
-    tail: Array | None = None,
-    width: float = 0.0,
-) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
-    """Return every record's loss, and a function that returns its first and second derivative by the margin.
+def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
+    """Return every record's squared or logistic loss, and a function that returns its first and second derivative.
 
-    Args:
-        loss: of a record.
-        margins: (..., n).
-        y: (n,).
-        cut: (n,), where slopes are cut off in absolute value; the loss goes on linearly.
-        tail: (n,), :func:`tail_offset` of ``cut``.
-        width: of a smoothed hinge: z^2 / (2 width) for z = 1 - y m in [0, width], z - width / 2 beyond.
-
-    Returns:
-        (..., n) each; the second derivative has shape (n,) where it is constant.
+    ``margins`` are (..., n), the targets ``y`` (n,). Returned are (..., n) each; the second derivative is (n,) where it
+    is constant.
     """
-    if loss.name == "hinge":
-        z = np.maximum(1 - y * margins, 0.0)
-        if width == 0:
-            return z, lambda: (-y * (z > 0), np.zeros_like(z))
-        part = np.minimum(z, width)
-        value = part * (part / (2 * width)) + (z - part)
-        return value, lambda: (part * (y / -width), ((part > 0) & (part < width)) / width)
     if loss.name == "squared":
         error = margins - y
-        if cut is None or tail is None:
-            return error * error, lambda: (2 * error, np.full(y.shape, 2.0))
-        size = np.abs(error)
-        beyond = 2 * size > cut
-        value = np.where(beyond, cut * size + tail, error * error)
-        return value, lambda: (np.minimum(np.maximum(2 * error, -cut), cut), np.where(beyond, 0.0, 2.0))
+        return error * error, lambda: (2 * error, np.full(y.shape, 2.0))
     away = -y * margins
     small = np.exp(-np.abs(away))
     value = np.maximum(away, 0.0) + np.log1p(small)
     pull = np.where(away < 0, small, 1.0) / (1 + small)  # the slope is -y times it
-    if cut is None or tail is None:
-        return value, lambda: (-y * pull, pull * (1 - pull))
-    beyond = pull > cut
-    value = np.where(beyond, cut * away + tail, value)
-    return value, lambda: (-y * np.minimum(pull, cut), np.where(beyond, 0.0, pull * (1 - pull)))
-
-
-def tail_offset(loss: LinearLoss, cut: Array) -> Array:
-    """Return what is added to ``cut`` times abs(error), or to -``cut`` y m, where slopes are cut off: (n,) -> (n,)."""
-    if loss.name == "squared":
-        return -cut * cut / 4
-    far = np.where(cut < 1, cut, 0.5)  # no slope is beyond 1
-    edge = np.log(far) - np.log1p(-far)  # of -y m, where the slope is the cut
-    return np.logaddexp(0.0, edge) - far * edge
+    return value, lambda: (-y * pull, pull * (1 - pull))
 
 
 @dataclass(frozen=True, eq=False)
-class _Objective:
+class Objective:
     """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2 at k points: theta (k, p), offset (k, n)
     or 0."""
 
@@ -254,15 +190,12 @@ class _Objective:
     y: Array
     ridge: float
     offset: Array | float = 0.0
-    cut: Array | None = None
-    tail: Array | None = None
-    width: float = 0.0
 
     def at(self, theta: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
         """Return values (k,), and a function that returns the gradients (k, p) and the second derivatives of the
         losses: (k, n), or (n,) if they are constant."""
         margins, n = theta @ self.x.T + self.offset, len(self.y)
-        each, slopes = losses(self.loss, margins, self.y, cut=self.cut, tail=self.tail, width=self.width)
+        each, slopes = self.losses(margins)
 
         def rest() -> tuple[Array, Array]:
             slope, bend = slopes()
@@ -270,11 +203,13 @@ class _Objective:
 
         return np.add.reduce(each, 1) / n + (self.ridge / 2) * np.add.reduce(theta * theta, 1), rest
 
+    def losses(self, margins: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
+        """Return :func:`losses` at the ``margins`` (k, n)."""
+        return losses(self.loss, margins, self.y)
+
     def hessian(self, bend: Array) -> Array:
         """Return (k, p, p), or (p, p) of constant second derivatives or a single point."""
         x, bend = self.x, bend[0] if bend.ndim == 2 and len(bend) == 1 else bend
-        if self.loss.name == "hinge":  # few records are where it bends
-            x, bend = x[bend > 0], bend[bend > 0]
         matrix: Array = (x.T * (bend / len(self.y))[..., None, :]) @ x
         matrix.reshape(-1, x.shape[1] ** 2)[:, :: x.shape[1] + 1] += self.ridge
         return matrix
@@ -291,9 +226,9 @@ class _Objective:
         return np.sqrt(2 * self.ridge * np.maximum(gap, 0.0))
 
 
-def _newton(problem: _Objective, start: Array, box: float, goal: float, steps: int) -> tuple[Minimum, Array]:
-    """Minimize from every row of ``start`` (k, p) until r of :meth:`_Objective.missing` is at most ``goal``, or until
-    rounding hides further progress; return the minimum and its r (k,)."""
+def newton(problem: Objective, start: Array, box: float, goal: float, steps: int) -> Minimum:
+    """Minimize from every row of ``start`` (k, p) until r of :meth:`Objective.missing` is at most ``goal``, or until
+    rounding hides further progress."""
     theta = start if box == math.inf else np.clip(start, -box, box)
     value, rest = problem.at(theta)
     gradient, bend = rest()
@@ -326,7 +261,7 @@ def _newton(problem: _Objective, start: Array, box: float, goal: float, steps: i
             new, after = np.where(accepted, new, value), np.where(accepted, after, r)
             bends = bends if bends.ndim == 1 else np.where(keep, bends, bend)
         theta, value, gradient, bend, r = trial, new, slope, bends, after
-    return Minimum(theta, value, r**2 / (2 * problem.ridge)), r
+    return Minimum(theta, value, r**2 / (2 * problem.ridge))
 
 
 def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Array:
@@ -351,69 +286,25 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
     return step
 
 
-def _descend(problem: _Objective, theta: Array, clip: float, accuracy: float) -> Minimum:
-    """Go to a point within ``accuracy / ridge`` of the minimizer, from anywhere; see :func:`minimize`."""
-    radius = clip / problem.ridge
-    length = np.linalg.norm(theta, axis=1, keepdims=True)
-    start = np.where(np.isfinite(length), theta * np.minimum(1.0, radius / np.maximum(length, 1e-300)), 0.0)
-    condition = 1 + problem.loss.smoothness(float(np.linalg.norm(problem.x, axis=1).max())) / problem.ridge
-    root = math.sqrt(condition)
-    steps = math.ceil(root * (2 * math.log(4 * clip / accuracy) + math.log(condition + 1)))
-    momentum, rate = (root - 1) / (root + 1), 1 / (problem.ridge * condition)
-    theta = _accelerated(lambda at: problem.at(at)[1]()[0], start, rate, steps, momentum=momentum)
-    value, rest = problem.at(theta)
-    return Minimum(theta, value, problem.missing(theta, rest()[0], math.inf) ** 2 / (2 * problem.ridge))
-
-
 def _accelerated(
     gradient: Callable[[Array], Array],
     start: Array,
     rate: float,
     steps: int,
     *,
-    momentum: float | None = None,
-    prox: Callable[[Array], Array] | None = None,
-    tolerance: float = -1.0,
+    prox: Callable[[Array], Array],
+    tolerance: float,
 ) -> Array:
-    """Make accelerated (proximal) gradient steps (k, p): ``steps`` with a constant momentum, else a growing one that
-    starts again where it points uphill, until the proximal gradient is at most ``tolerance`` long."""
+    """Make accelerated proximal gradient steps (k, p), ``steps`` at most, whose momentum grows and starts again where
+    it points uphill, until the proximal gradient is at most ``tolerance`` long."""
     point = ahead = start
     weight = 1.0
     for _ in range(steps):
-        new = ahead - rate * gradient(ahead)
-        if prox is not None:
-            new = prox(new)
+        new = prox(ahead - rate * gradient(ahead))
         if float(np.linalg.norm(new - ahead)) <= rate * tolerance:
             return new
-        push = momentum
-        if push is None:
-            uphill = float(((ahead - new) * (new - point)).sum()) > 0
-            following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
-            push, weight = 0.0 if uphill else (weight - 1) / following, following
+        uphill = float(((ahead - new) * (new - point)).sum()) > 0
+        following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
+        push, weight = 0.0 if uphill else (weight - 1) / following, following
         ahead, point = new + push * (new - point), new
     return point
-
-
-def _hinge(x: Array, y: Array, ridge: float, box: float) -> Minimum:
-    """Minimize hinges smoothed over widths that go to 0; the slopes of the smoothed ones are a feasible point of the
-    dual problem, whose value certifies the gap."""
-    problem, n = _Objective(LinearLoss("hinge"), x, y, ridge), len(y)
-
-    def dual(weights: Array) -> float:
-        """Return the Lagrangian's least value over the box; ``weights`` (n,) in [0, 1] of each record's hinge."""
-        pull = (y * weights) @ x / n
-        theta = np.clip(pull / ridge, -box, box)
-        return float(weights.sum() / n + ridge / 2 * theta @ theta - pull @ theta)
-
-    theta, lower = np.zeros((1, x.shape[1])), dual(np.zeros(n))
-    best, best_value = theta, problem.at(theta)[0]
-    for width in 10.0 ** -np.arange(0, 11):
-        smooth = replace(problem, width=float(width))
-        theta = _newton(smooth, theta, box, math.sqrt(2e-3 * ridge * width), _STEPS)[0].theta
-        lower = max(lower, dual(np.clip((1 - y * (x @ theta[0])) / width, 0.0, 1.0)))
-        value = problem.at(theta)[0]
-        if value < best_value:
-            best, best_value = theta, value
-        if best_value - lower <= 1e-10 * (1 + best_value):
-            break
-    return Minimum(best[0], best_value[0], np.maximum(best_value - lower, 0.0)[0])

@@ -2,5 +2,6 @@
 
 from .algorithm import MPMTL
 from .layers import MPMTLayers
+from .published import PublishedMPMTL
 
-__all__ = ["MPMTL", "MPMTLayers"]
+__all__ = ["MPMTL", "MPMTLayers", "PublishedMPMTL"]

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,7 @@ class MPMTL(LinearAlgorithm):
         rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
             deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
             to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
-            promise where it is large. ``None``: 1.5, and 0 with ``guarantee="paper"``.
+            promise where it is large. ``None``: 1.5.
         alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
         start: W^(0): ``"local"``, each task's own ridge fit, or ``"zero"``.
         start_ridge: of that fit. ``None``: ``ridge``, or 0.01 where that is 0.
@@ -86,9 +86,6 @@ class MPMTL(LinearAlgorithm):
             adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
             epsilon of the models against the other tasks. None trusts the curator.
         curator_delta: of that epsilon; None takes that of the models.
-        guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model, as printed (Algorithm 2, step
-            9), and not its own. The law of the noise is that of the privacy settings, for which Wishart noise needs
-            their ``guarantee="paper"``.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -111,9 +108,9 @@ class MPMTL(LinearAlgorithm):
     smoothness: float | None = None
     curator_epsilon: float | None = None
     curator_delta: float | None = None
-    guarantee: Literal["sound", "paper"] = "sound"
 
     name = "mp_mtl"
+    usual_rho: ClassVar[float] = 1.5
     supports_replicates = True
     all_at_once = True
 
@@ -123,7 +120,6 @@ class MPMTL(LinearAlgorithm):
         one_of(self, (None, "l1", "l2", "frobenius"), own_penalty=self.own_penalty)
         one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
         one_of(self, ("local", "zero"), start=self.start)
-        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         non_negative(self, lam=self.lam, ridge=self.ridge, **given(own_lam=self.own_lam))
         self.check_bounds()
         positive(self, **given(smoothness=self.smoothness, start_ridge=self.start_ridge, q=self.q))
@@ -187,7 +183,8 @@ class MPMTL(LinearAlgorithm):
         if self.start == "local":
             first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
             for name in ("model", "projected"):
-                store.assign(name, first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1))
+                rows = first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
+                store.scatter_all(torch.arange(problem.clients), {name: rows})
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
@@ -213,9 +210,7 @@ class MPMTL(LinearAlgorithm):
     def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
         kept = {name: value.transpose(0, 1) for name, value in own.items()}  # (R, k, D)
-        rows = kept["model"][..., : self._features(problem)]
-        if self.guarantee == "paper":
-            rows = round.clip(RELEASE, self._rows_of(problem, own)).reshape(rows.shape)
+        rows = self.projected_rows(problem, own, round)
         new = {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in kept.items()}
         size = max(1, _BLOCK_ELEMENTS // max(1, kept["model"][0].numel()))
         for first in range(0, len(rows), size):  # a few repetitions at a time stay in the cache
@@ -223,6 +218,10 @@ class MPMTL(LinearAlgorithm):
             block, out = ({name: value[part] for name, value in of.items()} for of in (kept, new))
             self._advance(problem, block, rows[part], public["map"][part], round.number, out)
         return {name: value.transpose(0, 1) for name, value in new.items()}
+
+    def projected_rows(self, problem: Problem, own: Own, round: Round) -> Tensor:
+        """Return the models without a bias that the tasks project, (R, k, d): their own, which never leave them."""
+        return own["model"][..., : self._features(problem)].transpose(0, 1)
 
     def _rows_of(self, problem: Problem, own: Own) -> Tensor:
         """Return the models without a bias as rows: (R, k, d), or (k, d) of a single run."""
@@ -318,9 +317,7 @@ class MPMTL(LinearAlgorithm):
 
     @property
     def _rho(self) -> float:
-        if self.rho is None:
-            return 1.5 if self.guarantee == "sound" else 0.0
-        return self.rho
+        return self.usual_rho if self.rho is None else self.rho
 
     def _tasks(self, problem: Problem) -> TaskStack:
         return TaskStack.of(problem, self.data(problem), self.loss)

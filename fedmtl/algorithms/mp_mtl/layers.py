@@ -125,7 +125,7 @@ class MPMTLayers(Algorithm):
         rows = self._changed(problem, models)
         projected = SHARING[self.penalty].apply(public["map"][None], rows.cpu()[None])[0].to(rows.device)
         models[:, places] = (projected + problem.initial[places].double()).to(models)
-        return keep_models(own, models, own["model"])
+        return keep_models(own, models, own["model"]) | {"trained": own["trained"]}
 
     def _changed(self, problem: Problem, models: Tensor) -> Tensor:
         """Return (k, d) float64: the chosen layers of models (k, D), less the public starting point."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..._check import positive, positive_int
 from ...errors import ConfigError
 from ...local.proximal import PENALTIES, shrinkage
-from ...privacy.allocation import normalized
+from ...privacy.price import normalized
 from ...privacy.release import Form
 
 SharedPenalty = Literal["nuclear", "l21"]

@@ -15,7 +15,7 @@ whoever listens. Only the mean gradient of the data is clipped, noised and charg
 else in the update is public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never
 clipped. The numbers of records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
 
-    algorithm = PeerToPeer(graph=ring(data.ids), mu=0.5, loss="logistic")
+    algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss="logistic")
     Trainer(algorithm=algorithm, data=data, model=models.linear_regression(bias=False),
             schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=10**6)
 
@@ -33,8 +33,6 @@ they end at the minimum of (2) with quadratic losses of those gradients: the sol
 with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be, and
 everything after it is post-processing.
 
-Agents may come and go (``absences``), and records may arrive during a run (``arrivals``); budgets persist.
-
 The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
 ``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at most T_i of each. The noise is
 calibrated to T_i.
@@ -42,41 +40,32 @@ calibrated to T_i.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
 from ...data import FederatedDataset, RowBound
-from ...errors import ConfigError, PrivacyError
+from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
-from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, WarmStartRelease
-from ...privacy.accounting.kov import kov_heterogeneous
+from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.channel import GRADIENT
 from ...privacy.noise.registry import LAWS
-from ...schedules import Block, BoundSchedule, Dropouts
+from ...schedules import Block, BoundSchedule
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
-from .availability import Availability, arrival_steps
-from .model import LinearRecords, ModelRecords
-from .network import Network
-from .steps import GraphData, GraphState
-from .warm_start import LocalFits, make_warm_start
+from .model import LinearRecords, ModelRecords, Records
+from .network import Array, Ints, Network
 
-REFUTED = (
-    "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
-    "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate alone"
-)
-REFUTED_START = "; and the run starts from models fitted to the raw records, which no noise covers"
-_ALONE = np.zeros(1, dtype=np.int64)
-"""The repetition of a run that is computed in the parts of client and server."""
+Arrays = Mapping[str, NDArray[Any]]
+"""The public state of R repetitions, changed in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +90,9 @@ class PeerToPeer(LinearAlgorithm):
             be public knowledge; only stability rests on it.
         idle_confidence: c_i of an agent without data, above 0; its loss is lambda ||theta||^2 alone.
         start: Theta(0), a public constant: a number for all coordinates or one a coordinate; ``None``: 0, and with
-            ``loss="model"`` the model's own start. ``"local"``: every agent's fit of its own raw records, without
-            privacy only, or under ``guarantee="paper"``.
-        warm_start: None, or the share of every agent's budget, in (0, 1), for a first release of its exact local
-            minimizer, from which all models start (:mod:`fedmtl.algorithms.p2p.warm_start`); linear models only.
-        warm_lam: lambda of those local fits: the noise of the release is proportional to 1 / (m_i lambda). None: that
-            of the run, with which ``lam="inverse"`` gives the same noise to every m_i.
+            ``loss="model"`` the model's own start.
         allocation: how the budget is spread over an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
-        absences: when agents are away, as intervals of virtual time by id: give the schedule the same. One that is
-            away at time 0 joins later, from its neighbours' weighted mean.
         refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
             model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i. Linear
             models only.
@@ -121,12 +103,6 @@ class PeerToPeer(LinearAlgorithm):
             without its records. None: every wake-up is one.
         confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the
             inverse of their noise's variance, which is proportional to 1 / m_i^2.
-        departed: what neighbours make of the model of an agent that has left: ``"forget"`` it, or ``"keep"`` the last.
-        arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
-            their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
-        guarantee: ``"sound"``; or ``"paper"``, for reproduction: Laplace noise with every record's gradient clipped in
-            the *L2* norm, where a record moves the L1 norm up to sqrt(D) times as far as Theorem 1 has it, so that the
-            epsilon is infinite; linear models only.
 
     Raises:
         ConfigError: a value outside these ranges, or settings that exclude one another.
@@ -140,18 +116,12 @@ class PeerToPeer(LinearAlgorithm):
     target: float | Literal["auto"] | None = "auto"
     smoothness: float | None = None
     idle_confidence: float = 1e-3
-    start: float | tuple[float, ...] | Literal["local"] | None = None
-    warm_start: float | None = None
-    warm_lam: float | None = None
+    start: float | tuple[float, ...] | None = None
     allocation: Allocation = "uniform"
-    absences: Dropouts | None = None
     refine: float | None = None
     refine_from: Literal["own", "neighbours"] = "own"
     releases: int | None = None
     confidence_power: float = 1.0
-    departed: Literal["forget", "keep"] = "forget"
-    arrivals: Mapping[str, Sequence[int]] | None = None
-    guarantee: Literal["sound", "paper"] = "sound"
 
     name = "p2p"
     supports_replicates = True
@@ -162,8 +132,6 @@ class PeerToPeer(LinearAlgorithm):
         if not isinstance(self.graph, (Graph, GraphSettings)):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
         one_of(self, ("logistic", "squared", "model"), loss=self.loss)
-        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
-        one_of(self, ("forget", "keep"), departed=self.departed)
         one_of(self, ("own", "neighbours"), refine_from=self.refine_from)
         if self.releases is not None:
             positive_int(self, releases=self.releases)
@@ -171,50 +139,31 @@ class PeerToPeer(LinearAlgorithm):
         positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
         self.check_bounds()
         positive_or(self, "inverse", lam=self.lam)
-        positive(self, **given(smoothness=self.smoothness, warm_lam=self.warm_lam, refine=self.refine))
-        if self.start is not None and not isinstance(self.start, (int, float, str)):
+        positive(self, **given(smoothness=self.smoothness, refine=self.refine))
+        if self.start is not None and not isinstance(self.start, (int, float)):
+            if isinstance(self.start, str):
+                raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
-        if isinstance(self.start, str):
-            one_of(self, ("local",), start=self.start)
-        if self.arrivals is not None:
-            fixed = {str(name): tuple(int(step) for step in steps) for name, steps in self.arrivals.items()}
-            object.__setattr__(self, "arrivals", fixed)
         wakeup_weights(self.allocation, 2, 0.5)
         self._check_together()
 
     def _check_together(self) -> None:
-        positive(self, **given(warm_start=self.warm_start))
-        if self.warm_start is not None and self.warm_start >= 1:
-            raise ConfigError(f"PeerToPeer.warm_start is {self.warm_start!r}; it is a share, between 0 and 1.")
-        idle = {
-            "warm_lam": (self.warm_lam is not None and self.warm_start is None, "warm_start"),
-            "refine_from": (self.refine_from != "own" and self.refine is None, "refine"),
-            "departed": (self.departed != "forget" and self.absences is None, "absences"),
-        }
-        for field, (ineffective, needed) in idle.items():
-            if ineffective:
-                raise ConfigError(
-                    f"PeerToPeer.{field} is {getattr(self, field)!r}, which has no effect without {needed}; give "
-                    f"{needed}, or leave it out."
-                )
-        if self.warm_start is not None and self.start is not None:
-            raise ConfigError("PeerToPeer has both start and warm_start; a run starts from one of them.")
-        if self.warm_start is not None and (self.absences is not None or self.arrivals is not None):
-            raise ConfigError("PeerToPeer.warm_start needs all agents and records from the start.")
+        if self.refine_from != "own" and self.refine is None:
+            raise ConfigError(
+                f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "
+                f"leave it out."
+            )
         if self.loss == "model":
             if self.smoothness is None:
                 raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
-            fits = {"warm_start": self.warm_start, "start": self.start == "local" or None, "refine": self.refine}
-            for field, value in fits.items():
+            if self.refine is not None:
+                raise ConfigError("PeerToPeer.refine needs exact local fits, of linear models only.")
+            for name, value in self.given_bounds.items():
                 if value is not None:
-                    raise ConfigError(f"PeerToPeer.{field} needs exact local fits, of linear models only.")
-            if self.guarantee == "paper":
-                raise ConfigError("PeerToPeer.guarantee='paper' is of linear models only.")
-
-    def __hash__(self) -> int:
-        return hash(
-            (self.mu, self.loss, self.lam, self.row_norm, self.target, self.guarantee)
-        )  # mappings are compared, not hashed
+                    raise ConfigError(
+                        f"PeerToPeer.{name} is {value}, which has no effect with loss='model', whose records are taken "
+                        f"as they are; leave it out."
+                    )
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse more than two classes, which ``loss="model"`` takes."""
@@ -239,69 +188,34 @@ class PeerToPeer(LinearAlgorithm):
         Raises:
             ConfigError: the graph and the data have different agents.
         """
-        return self._work(problem).network
+        return self._work(problem)[0]
 
     def row_bound(self, problem: Problem) -> RowBound | None:
         """Return the bound on features, which holds where the models are used too; None with ``loss="model"``."""
         return None if self.loss == "model" else super().row_bound(problem)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, T_i of each or ``releases``, after a warm start where it is asked
-        for.
-
-        Raises:
-            PrivacyError: a raw local start with noise, or the published accounting of another law than Laplace.
-        """
-        work, caps = self._work(problem), schedule.caps.clip(max=problem.rounds)
+        """Plan mean gradients of the agents' records, T_i of each or ``releases``."""
+        caps = schedule.caps.clip(max=problem.rounds)
         if self.releases is not None:
             caps = caps.clip(max=self.releases)
-        warm = None if self.warm_start is None else WarmStartRelease(np.ones(problem.clients), self.warm_start)
-
-        def given_noise(privacy: RecordPrivacy) -> dict[str, Any]:
-            return self._given_noise(problem, caps, privacy)
-
         return (
             GradientPlan(
                 ids=tuple(problem.data.ids),
                 keys=problem.data.keys,
-                counts=work.network.counts,
+                counts=self.network(problem).counts,
                 dimension=problem.dimension,
                 caps=caps,
                 at_cap="stop" if self.releases is None else "silent",
                 x=None if self.loss == "model" else self.data(problem).x,
-                arrivals=work.arrivals,
-                first=warm,
                 notes=self.notes(problem),
-                given_noise=given_noise,
+                given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
             ),
         )
 
-    def _given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Return what of the plan depends on the law of the noise and on the clip norm."""
-        self._check_start(noised=True)
-        options: dict[str, Any] = {}
-        weights = self.weights(problem, caps, privacy)
-        if self.allocation != "uniform":
-            options["allocation"] = weights
-        if self.warm_start is not None:
-            moves = self._local_fits(problem, privacy.clip_norm, self.warm_lam).sensitivities
-            options["first"] = WarmStartRelease(moves, self.warm_start)
-        if self.guarantee == "paper":
-            if privacy.mechanism != "laplace":
-                raise PrivacyError(
-                    f"PeerToPeer.guarantee='paper' adds i.i.d. Laplace noise, mechanism 'laplace'; the releases have "
-                    f"{privacy.mechanism!r}."
-                )
-            longest = weights[int(np.argmax(caps))].tolist()
-            if self.warm_start is not None:  # the first release's own weight
-                longest = [self.warm_start / (1 - self.warm_start) * len(longest), *longest]
-            delta = privacy.resolved_delta(int(self._work(problem).network.counts.sum()))
-            options["published"] = PublishedClaim(
-                lambda z: kov_heterogeneous([w / z for w in longest], delta),
-                REFUTED + (REFUTED_START if self.start == "local" else ""),
-                norm="l2",
-            )
-        return options
+    def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
+        """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent."""
+        return {} if self.allocation == "uniform" else {"allocation": self.weights(problem, caps, privacy)}
 
     def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
         """Return weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are
@@ -328,16 +242,14 @@ class PeerToPeer(LinearAlgorithm):
     # The run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start everyone at Theta(0), no data are read; except with ``start="local"``.
+        """Start everyone at Theta(0); no data are read.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
-        k neighbours is k of them; ``warm`` int64 (1,), whether the warm start has been made, where there is one; and
-        those of agents that come and go (:meth:`GraphData.public_state`).
+        k neighbours is k of them. With ``releases`` also ``slope`` (R, n, D), the mean of g - h Theta_i over an
+        agent's releases g, h being the smoothness, and ``told`` int64 (R, n), how many they are.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
-        if self.start == "local":
-            theta += self._local_fits(problem, math.inf).all()
-        elif self.start is None:
+        if self.start is None:
             theta += problem.initial.cpu().double() if self.loss == "model" else 0.0
         else:
             if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
@@ -345,55 +257,74 @@ class PeerToPeer(LinearAlgorithm):
                     f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
                 )
             theta += torch.tensor(self.start, dtype=torch.float64)
-        public = self._work(problem).public_state(theta)
-        if self.warm_start is not None:
-            public["warm"] = torch.zeros(1, dtype=torch.int64)
+        public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
+        if self.releases is not None:
+            public |= {"slope": torch.zeros_like(theta), "told": torch.zeros(theta.shape[:2], dtype=torch.int64)}
         return State(public, problem.client_store({}))
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, GradientMessage], Own]:
-        # the gradient of the agent's records at its own model, or, if it is there for the first time, at its
-        # neighbours' mean
-        graph = GraphState(self._work(problem), {name: value.clone() for name, value in public.items()})
-        graph.arrive(clients.numpy(), _ALONE, round.time[:, 0])
-        return {GRADIENT: graph.message}, own
+        # the gradient of the agent's records at its own model
+        return {GRADIENT: self._work(problem)[1].gradients_at(public["theta"].numpy())}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # (6): nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
+        # nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        graph, agent = GraphState(self._work(problem), new), released.clients.numpy()
-        graph.arrive(agent, _ALONE, released.time[:, 0])
         answer, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
-        graph.update(agent, _ALONE, released.step + _ALONE, answer, answered)
+        self._wake(self.network(problem), _arrays(new), released.clients.numpy(), answer, answered)
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Compute all activations of a block, of all replicates; in place. The first one makes the warm start before
-        them."""
-        self.begin(problem, state, channel)
-        GraphState(self._work(problem), state.public).run(block, channel)
+        """Compute all activations of a block, of all replicates, in their order; in place."""
+        (network, records), arrays = self._work(problem), _arrays(state.public)
+        answers = channel.answers(records.gradients_at(arrays["theta"]))
+        each = zip(block.client.T.numpy(), answers, channel.answering(len(block)), strict=True)
+        for agents, answer, answered in each:
+            self._wake(network, arrays, agents, answer, answered)
         return state
 
-    def begin(self, problem: Problem, state: State, channel: Channel) -> None:
-        """Make the warm start, where there is one and it has not been made."""
-        self._check_start(noised=channel.noise_multipliers is not None)
-        if self.warm_start is not None and not int(state.public["warm"]):
-            fits = self._local_fits(problem, channel.bound, self.warm_lam)
-            make_warm_start(self.network(problem), fits, state.public, channel)
+    def _wake(self, network: Network, public: Arrays, agents: Ints, answer: Array, answered: NDArray[np.bool_]) -> None:
+        """Let one agent wake in each of R repetitions: ``agents`` (R,), -1 for none, ``answer`` (R, D) what it
+        releases, zero unless it ``answered`` (R,)."""
+        (runs,) = (agents >= 0).nonzero()
+        who = agents[runs]
+        at, theta = (runs, who), public["theta"]
+        gradient = self._data_gradients(network, public, at, answer[runs], answered[runs])
+        keep, alpha, push = network.coefficients[:, who, None]
+        theta[at] = keep * theta[at] + alpha * network.means(theta, runs, who) - push * gradient  # (4), (6)
+        public["sent"][runs] += network.graph.degrees[who]
+
+    def _data_gradients(
+        self,
+        network: Network,
+        public: Arrays,
+        at: tuple[Ints, Ints],
+        answer: Array,
+        answered: NDArray[np.bool_],
+    ) -> Array:
+        """Return the data gradients (k, D) that agents step along, ``at`` repetitions and agents (k,).
+
+        It is the released one, ``answer`` (k, D), of those who ``answered`` (k,). The others, whose budget is spent,
+        take the mean of what they have released to their present model by the public curvature h: of releases g_1,
+        ..., g_K at Theta_i(1), ..., Theta_i(K) it is (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))). This is
+        post-processing and reads no record.
+        """
+        if self.releases is None:
+            return answer
+        slope, told = public["slope"], public["told"]
+        bend = network.smoothness * public["theta"][at]
+        mean, count = slope[at], told[at] + answered
+        mean += np.where(answered, 1.0 / np.maximum(count, 1), 0.0)[:, None] * (answer - bend - mean)
+        slope[at], told[at] = mean, count
+        from_releases = np.where(count[:, None] > 0, mean + bend, 0.0)
+        return np.where(answered[:, None], answer, from_releases)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that
-        never were there their neighbours' mean."""
-        theta = state.public["theta"][0][clients]
-        if "known" in state.public:
-            agents = clients.numpy()
-            counted = state.public["counted"].numpy()
-            where = np.zeros(len(agents), dtype=np.int64)
-            means = self.network(problem).means(state.public["theta"].numpy(), where, agents, counted)
-            theta = torch.where(state.public["known"][0][clients][:, None], theta, torch.from_numpy(means))
-        return self._refined(problem, state, theta[None], clients)[0].to(problem.initial)
+        """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement."""
+        theta = state.public["theta"][:1, clients]
+        return self._refined(problem, state, theta, clients)[0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the personal models of every replicate, (R, n, D) float64."""
@@ -405,13 +336,12 @@ class PeerToPeer(LinearAlgorithm):
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
-        work, theta = self._work(problem), state.public["theta"]
-        network = work.network
+        (network, records), theta = self._work(problem), state.public["theta"]
         total = torch.tensor([network.roughness(one) for one in theta.numpy()], dtype=torch.float64)
-        weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence(network.counts))
-        total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge(network.counts)))
+        weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence)
+        total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge))
         for i in np.flatnonzero(network.counts).tolist():
-            total += weight[i] * work.records.mean_losses(i, theta[:, i])
+            total += weight[i] * records.mean_losses(i, theta[:, i])
         return total
 
     # Inside
@@ -433,18 +363,17 @@ class PeerToPeer(LinearAlgorithm):
     def _around(self, problem: Problem, state: State, theta: Tensor, clients: Tensor) -> Tensor:
         """Return the means (R, k, D) of the models of the neighbours of ``clients``; ``theta`` of those without any."""
         network, agents, all_models = self.network(problem), clients.numpy(), state.public["theta"].numpy()
-        counted = state.public["counted"].numpy() if "counted" in state.public else None
         where = np.repeat(np.arange(len(theta)), len(agents))
-        means = network.means(all_models, where, np.tile(agents, len(theta)), counted)
+        means = network.means(all_models, where, np.tile(agents, len(theta)))
         alone = torch.from_numpy(network.graph.degrees[agents] == 0)
         return torch.where(alone[:, None], theta, torch.from_numpy(means).reshape(theta.shape))
 
-    def _work(self, problem: Problem) -> GraphData:
+    def _work(self, problem: Problem) -> tuple[Network, Records]:
         return prepared(problem, self, lambda: self._built(problem))
 
-    def _built(self, problem: Problem) -> GraphData:
+    def _built(self, problem: Problem) -> tuple[Network, Records]:
         given = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
-        graph, ids = given.ordered(problem.data.ids), problem.data.ids
+        graph = given.ordered(problem.data.ids)
         counts = problem.data.train.counts.numpy().astype(np.int64)
         lam = None if self.lam == "inverse" else float(self.lam)
         smooth = self.smoothness
@@ -453,31 +382,16 @@ class PeerToPeer(LinearAlgorithm):
         network = Network(
             graph,
             counts,
-            most=max(1, int(counts.max())),
             mu=self.mu,
             lam=lam,
             smoothness=smooth,
             idle=self.idle_confidence,
             power=self.confidence_power,
         )
-        linear = self.loss != "model"
-        records = LinearRecords(self.data(problem), self.linear_loss) if linear else ModelRecords(problem)
-        presence = None if self.absences is None else Availability(self.absences, ids)
-        arrivals, forgets = arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
-        return GraphData(network, records, presence, arrivals, forgets, self.releases is not None)
+        if self.loss == "model":
+            return network, ModelRecords(problem)
+        return network, LinearRecords(self.data(problem), self.linear_loss)
 
-    def _check_start(self, *, noised: bool) -> None:
-        if noised and self.start == "local" and self.guarantee == "sound":
-            raise PrivacyError(
-                "PeerToPeer.start='local' begins with models fitted to the raw records, and no noise covers them: a "
-                "private run starts from a public constant or from warm_start, which is paid for."
-            )
 
-    def _local_fits(self, problem: Problem, clip: float, lam: float | None = None) -> LocalFits:
-        network = self.network(problem)
-        ridge = network.ridge(network.counts) if lam is None else np.full(problem.clients, lam)
-        row = self.largest_row(problem)
-        bound = row if self.loss == "logistic" else math.inf  # its slope is at most 1
-        return LocalFits(
-            self.linear_loss, self.data(problem), ridge, min(clip, bound), self.linear_loss.smoothness(row)
-        )
+def _arrays(public: Mapping[str, Tensor]) -> Arrays:
+    return {name: value.numpy() for name, value in public.items()}

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from ..._check import positive, positive_int
 from ...errors import ConfigError
-from ...privacy.accounting.kov import kov_heterogeneous
 
 Array = NDArray[np.float64]
 Allocation = float | Literal["uniform", "optimal", "paper"]
@@ -61,20 +60,3 @@ def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root
     weights = np.exp(log - log.max())
     normalized: Array = weights / weights.mean()
     return normalized
-
-
-def published_step(epsilon: float, wakeups: int, delta: float) -> float:
-    """Return the equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them.
-
-    Args:
-        epsilon: the whole budget, above 0.
-        wakeups: T_i.
-        delta: the theorem's slack, at least 0 and below 1.
-    """
-    positive("published_step", epsilon=epsilon)
-    positive_int("published_step", wakeups=wakeups)
-    low, high = 0.0, epsilon  # one step never costs less than its own epsilon
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if kov_heterogeneous([middle] * wakeups, delta) <= epsilon else (low, middle)
-    return low

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,16 +16,14 @@ from ...stacked.per_example import example_gradients
 from ..base import Problem
 from ..linear.data import LinearData, LinearLoss
 
-Points = Callable[[int | np.ndarray, np.ndarray], np.ndarray]
-"""(agent, or those of k, repetitions (k,)) -> (k, D) float64: the models at which gradients are taken."""
-
 
 class Records(ABC):
     """What the algorithm needs of the agents' records."""
 
     @abstractmethod
-    def gradients_at(self, points: Points) -> GradientMessage:
-        """Return what agents hand to a release: the gradients of their records at ``points``."""
+    def gradients_at(self, theta: np.ndarray) -> GradientMessage:
+        """Return what agents hand to a release: the gradients of their records at their models, ``theta`` (R, n, D) of
+        R repetitions, which may change from one release to the next."""
 
     @abstractmethod
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
@@ -39,25 +36,15 @@ class LinearRecords(Records):
     def __init__(self, data: LinearData, loss: LinearLoss) -> None:
         self.data, self.loss = data, loss
 
-    def gradients_at(self, points: Points) -> GradientMessage:
-        def of_one(agent: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-            return self.loss.factors(points(agent, where), *self.data.arrays[agent])
+    def gradients_at(self, theta: np.ndarray) -> GradientMessage:
+        def of_one(agent: int, which: np.ndarray, runs: np.ndarray) -> np.ndarray:
+            return self.loss.factors(theta[runs, agent], *self.data.arrays[agent])
 
-        def of_all(agents: np.ndarray, where: np.ndarray, turns: Turns) -> np.ndarray:
-            models, arrays = points(agents, where), self.data.arrays
-            targets = np.concatenate([arrays[agent][1] for agent, times in turns for _ in range(times)], 1)[0]
-            margins, row, place = np.empty(len(targets)), 0, 0
-            for agent, times in turns:
-                x = arrays[agent][0]
-                part = margins[place : (place := place + times * len(x))]
-                if times == 1:
-                    x.dot(models[row], out=part)
-                else:
-                    models[row : row + times].dot(x.T, out=part.reshape(times, -1))
-                row += times
-            return self.loss.slopes(margins, targets)
+        def of_all(agents: np.ndarray, runs: np.ndarray, turns: Turns) -> np.ndarray:
+            records = [(*self.data.arrays[agent], times) for agent, times in turns]
+            return self.loss.factors_of_all(theta[runs, agents], records)
 
-        return ScaledRows(of_one, of_all)
+        return ScaledRows(of_one, of_all if len(theta) > 1 else None)
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)
@@ -83,18 +70,11 @@ class ModelRecords(Records):
         """Return (k, m_i, D) float64, of every record at ``models`` (k, D)."""
         x, y = self._own(agent, len(models))
         self.stack.load(models.to(self.problem.initial), len(models))
-        chunks = example_gradients(self.stack, x, y, self.problem.loss)
-        found = torch.empty(*x.shape[:2], models.shape[1], dtype=torch.float64)
-        place = torch.zeros(len(models), dtype=torch.int64)
-        for rows, owner in chunks:
-            for copy in owner.unique().tolist():
-                own = rows[owner == copy]
-                found[copy, place[copy] : place[copy] + len(own)] = own.detach().cpu().double()
-                place[copy] += len(own)
-        return found
+        chunks = [rows.detach().cpu() for rows, _ in example_gradients(self.stack, x, y, self.problem.loss)]
+        return torch.cat(chunks).double().view(*x.shape[:2], models.shape[1])
 
-    def gradients_at(self, points: Points) -> GradientMessage:
-        return RecordGradients(lambda i, which, where: self.gradients(i, torch.from_numpy(points(i, where))))
+    def gradients_at(self, theta: np.ndarray) -> GradientMessage:
+        return RecordGradients(lambda agent, which, runs: self.gradients(agent, torch.from_numpy(theta[runs, agent])))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         x, y = self._own(agent, len(models))

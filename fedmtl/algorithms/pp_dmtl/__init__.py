@@ -1,5 +1,6 @@
-"""Asynchronous privacy-preserving multi-task learning (Xie et al. 2017)."""
+"""Private multi-task learning by asynchronous proximal gradient (Xie et al. 2017)."""
 
 from .algorithm import PPDMTL
+from .published import PublishedPPDMTL
 
-__all__ = ["PPDMTL"]
+__all__ = ["PPDMTL", "PublishedPPDMTL"]

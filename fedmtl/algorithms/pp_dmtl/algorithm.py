@@ -9,21 +9,16 @@ the server puts it in column t of a matrix S whose other columns stay as they ar
 and returns p_t, which task t uses at its next activation (Algorithm 1). The protected unit is a record of a task, the
 observers are the server and the other tasks, neighbours differ by one record replaced.
 
-``guarantee="sound"``: the published accounting bounds one step of q_t from the *same* q_t, but q_t is a private state
-that nothing noises, so its sensitivity grows along the run
-(:func:`~fedmtl.algorithms.pp_dmtl.published.published_sensitivity`). Here one clipped, noised gradient G_t serves both
-blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases
-alone. After training, q_t is fitted once to the raw records and never sent.
-
-``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite. A task keeps q_t, moves it on
-its raw records (line 10), and sends the noised gradient at p_t + q_t + z1 (lines 11 to 13).
+The accounting of the paper bounds one step of q_t from the *same* q_t, but q_t is a private state that nothing noises,
+so its sensitivity grows along the run (:mod:`.published`). Here one clipped, noised gradient G_t serves both blocks,
+since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases alone. After
+training, q_t is fitted once to the raw records and never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -31,17 +26,23 @@ import torch
 from torch import Tensor
 
 from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
-from ...errors import ConfigError, PrivacyError
-from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, ScaledRows
+from ...errors import ConfigError
+from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
+from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, ScaledRows
 from ...privacy.channel import GRADIENT
-from ...schedules import Block, BoundSchedule, block_bounds
+from ...schedules import Block, BoundSchedule
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, LinearData, prepared
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
-from .published import REFUTED, published_epsilon
-from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, serve, serve_one
 from .simulated import choose_step
+
+SharedPenalty = Literal["nuclear", "l21"]
+SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
+    "nuclear": Penalty(nuclear_norm, prox_nuclear),
+    "l21": Penalty(column_norm, prox_columns),
+}
+"""r by name, of P^T (..., T, p): one row a task, one column a feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +77,7 @@ class PPDMTL(LinearAlgorithm):
             the data, where they state one. None: 2^40.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
-        guarantee: ``"sound"``; or ``"paper"``, Algorithm 1 as printed, for reproduction: q_t moves on the raw records,
-            no noise covers it, and epsilon is infinite. The noise must be ``"l2_laplace"``, equation (12).
-        gauss_seidel: the gradient is taken at the new q_t (Algorithm 1) and not at the old one. ``None``: True in
-            ``"paper"``. ``"sound"`` cannot, since its new q_t is made of that very release.
-        exact_q: solve for q_t (Equation 8) in place of one step; ``"paper"`` only.
-        start: of q_t, ``"zero"``, or ``"single_task"``, the fit of the task alone that Algorithm 1 starts from;
-            ``"paper"`` only.
-        query_epsilon: epsilon_1, of the noise z1 at the point where the gradient is taken. ``None``: that of the
-            release. ``"paper"`` only.
-        refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent. ``None``: True in
-            ``"sound"``, False in ``"paper"``.
+        refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
         refine_across: the strength of g in that fit across the row space of P, which is public, so that the refinement
             is free along the directions that the tasks were found to share and tied elsewhere: ``refine_tau / 2``
@@ -98,7 +89,7 @@ class PPDMTL(LinearAlgorithm):
             log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
 
     Raises:
-        ConfigError: a value outside these ranges, or one that the guarantee does not allow.
+        ConfigError: a value outside these ranges.
     """
 
     loss: Literal["logistic", "squared"] = "logistic"
@@ -113,12 +104,7 @@ class PPDMTL(LinearAlgorithm):
     target: float | Literal["auto"] | None = "auto"
     penalty: SharedPenalty = "nuclear"
     own_penalty: OwnPenalty = "frobenius"
-    guarantee: Literal["sound", "paper"] = "sound"
-    gauss_seidel: bool | None = None
-    exact_q: bool = False
-    start: Literal["zero", "single_task"] = "zero"
-    query_epsilon: float | None = None
-    refine: bool | None = None
+    refine: bool = True
     refine_tau: float | None = None
     refine_across: float | None = None
     batch_rate: float = 1.0
@@ -131,12 +117,10 @@ class PPDMTL(LinearAlgorithm):
         one_of(self, ("logistic", "squared"), loss=self.loss)
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
-        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
-        one_of(self, ("zero", "single_task"), start=self.start)
-        one_of(self, (True, False), exact_q=self.exact_q)
+        one_of(self, (True, False), refine=self.refine)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
-        for field in ("smoothness", "query_epsilon", "refine_tau", "refine_across"):
+        for field in ("smoothness", "refine_tau", "refine_across"):
             positive(self, **given(**{field: getattr(self, field)}))
         positive_or(self, "auto", **given(a2=self.a2))
         if self.delay is not None:
@@ -146,221 +130,72 @@ class PPDMTL(LinearAlgorithm):
         positive(self, batch_rate=self.batch_rate)
         if self.batch_rate > 1:
             raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
-        if self.batch_rate < 1 and self.exact_q:
-            raise ConfigError("PPDMTL.exact_q fits q_t to all records, and batch_rate < 1 takes some; leave one out.")
         if self.refine_across is not None and self.own_penalty != "frobenius":
             raise ConfigError(
                 "PPDMTL.refine_across turns the axes of q_t, and only own_penalty='frobenius' allows that."
             )
-        if self.guarantee == "sound":
-            self._check_sound()
-        if self.tau == 0 and (self.exact_q or self.start == "single_task" or (self.refines and not self.refine_tau)):
+        if self.tau == 0 and self.refine and not self.refine_tau:
             raise ConfigError(
                 "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
                 "refine_tau for the refinement alone."
             )
 
-    def _check_sound(self) -> None:
-        reasons = {
-            "gauss_seidel": "takes the gradient at the new q_t, which in this mode is made of that very release",
-            "exact_q": "moves q_t by the raw records, and nothing noises q_t",
-            "query_epsilon": "is of the noise z1 of Algorithm 1; here the points of the gradients are public",
-        }
-        for field, reason in reasons.items():
-            if getattr(self, field):
-                raise ConfigError(f"PPDMTL.{field} {reason}: with guarantee='sound' leave it out.")
-        if self.start != "zero":
-            raise ConfigError(
-                "PPDMTL.start='single_task' is a fit of raw records, and nothing noises q_t: with guarantee='sound' it "
-                "must be 'zero'."
-            )
-
-    @property
-    def refines(self) -> bool:
-        """Return whether the personal models fit q_t to the raw records."""
-        return self.guarantee == "sound" if self.refine is None else self.refine
-
-    # What it needs of the problem
-
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> PPDMTL:
-        """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
-        several budgets a2 is the smallest that one of them chooses.
-
-        Raises:
-            ConfigError: no bound on rows, with privacy.
-        """
-        found = super().resolve_auto(problem, schedule, privacy)
-        if found.a2 != "auto":
-            return found
-        budgets: list[RecordPrivacy | None] = []
-        for one in privacy if isinstance(privacy, Sequence) else [privacy]:
-            budgets += [] if one in budgets else [one]
-        a2, delay = min(choose_step(found, problem, schedule, one) for one in budgets)
-        return replace(found, a2=a2, delay=delay)
-
-    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has; under
-        ``guarantee="paper"`` with the accounting of Theorem 3.5 and the reason why it fails.
-
-        Raises:
-            PrivacyError: ``guarantee="paper"`` and another law than that of Algorithm 1, equation (12).
-        """
-        data, published = self.data(problem), None
-        if self.guarantee == "paper":
-            published = PublishedClaim(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
-        return (
-            GradientPlan(
-                ids=tuple(problem.data.ids),
-                keys=problem.data.keys,
-                counts=data.counts.numpy(),
-                dimension=data.dimension,
-                caps=schedule.caps.clip(max=problem.rounds),
-                x=data.x,
-                rate=self.batch_rate,
-                published=published,
-                given_noise=None if published is None else _of_algorithm_1,
-            ),
-        )
-
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start at P = S = Q = 0, no data are read; except with ``start="single_task"``.
+        """Start at P = S = Q = 0; no data are read.
 
         Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
-        that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)).
+        that each task got last, ``own`` Q.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
         self._steps(problem)
         shape = (replicates, problem.clients, problem.dimension)
-        names = ("shared", "stale", "returned") + (("own",) if self.guarantee == "sound" else ())
-        public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
-        if self.guarantee == "sound":
-            return State(public, problem.client_store({}))
-        store = problem.client_store({"own": ((replicates, problem.dimension), torch.float64)})
-        if self.start == "single_task":
-            data, zero = self.data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
-            for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
-                own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
-                store.scatter("own", torch.tensor([task]), own.expand(1, replicates, -1))
-        return State(public, store)
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
+        return State(public, problem.client_store({}))
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, GradientMessage], Own]:
-        # the gradient at p_t + q_t, from the column p_t that the server returned last
-        data = self.data(problem)
-        if self.guarantee == "sound":
-            return {GRADIENT: self._gradients(data, public)}, own
-        # as printed, q_t moves first; it is private, and stays
-        assert round.members is not None
-        assert round.noise is not None
-        task, first = int(clients), np.zeros(1, dtype=np.int64)
-        z1 = self.a1 * round.noise(multiplier=self._query_multiplier)[0]
-        drawn = round.members(task, first, first)
-        point, q = self._moved(data, task, public["returned"][:, task], own["own"][0], drawn, z1)
-        message = ScaledRows(lambda t, which, where: self.linear_loss.factors(point.numpy(), *data.arrays[t]))
-        return {GRADIENT: message}, {"own": q[None]}
+        return {GRADIENT: self._gradients(self.data(problem), public)}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # column t of S is G_t, one proximal step on all of P, p_t goes back; a public q_t <- q_t - a1 (G_t + tau q_t)
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        self._serve_one(problem, new, released.clients.tolist(), iter([released.values[GRADIENT].numpy()[None]]))
+        self._serve(problem, new, released.clients.numpy(), released.values[GRADIENT].numpy()[None])
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Compute all activations of a block, of all replicates; in place. Of several replicates, those of different
-        tasks that wait for no column which the others change are released together."""
-        data = self._work(problem)[0]
-        if block.replicates == 1 and self.guarantee == "sound":
-            answers = channel.answers(self._gradients(data, state.public))
-            self._serve_one(problem, state.public, block.client[0].tolist(), answers)
-            return state
-        bounds = block_bounds(block.client, "none", max(1, len(block))).tolist()
-        clients, z1 = block.client.T, None  # (S, R)
-        if self.guarantee == "paper":
-            z1 = self.a1 * channel.local_noise(len(block), multiplier=self._query_multiplier)
-
-        def released() -> Iterator[tuple[Tensor, Tensor]]:
-            for start, stop in pairwise(bounds):
-                part = clients[start:stop]
-                if z1 is None:
-                    message = self._gradients(data, state.public)
-                else:
-                    message = self._paper_gradients(data, state, part, channel, z1[start:stop])
-                yield part, channel.release(GRADIENT, message, count=stop - start)
-
-        self._serve(problem, state.public, released())
+        """Compute all activations of a block, of all replicates; in place."""
+        answers = channel.answers(self._gradients(self._work(problem)[0], state.public))
+        for tasks, gradient in zip(block.client.T.numpy(), answers, strict=True):
+            self._serve(problem, state.public, tasks, gradient)
         return state
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
-        ``refines``."""
-        return self._personal(problem, state, clients, slice(0, 1))[0]
+    def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
+        """Return the gradients of the tasks' records at p_t + q_t, which the release clips and noises: Algorithm 1,
+        lines 9 and 11 to 13."""
+        p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
 
-    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
-        """Return P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models. P is made of
-        releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are the directions that the tasks
-        share, and P P^T relates the tasks. Q is each task's own; it has the refinement, and is not private."""
-        shared = state.public["shared"][0].clone()
-        return {"P": shared, "Q": personal.double() - shared}
+        def factors(task: int, which: np.ndarray, runs: np.ndarray) -> np.ndarray:
+            point = p[runs, task] + q[runs, task] if self.a1 > 0 else p[runs, task]  # else q_t is 0
+            return loss.factors(point, *data.arrays[task])
 
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
-        return self._personal(problem, state, torch.arange(problem.clients), slice(None))
+        return ScaledRows(factors)
 
-    def shared(self, state: State) -> Tensor | None:
-        """Return None: P has a column for every task, and no model is common to all."""
-        return None
-
-    def local_baseline(self) -> LocalFit:
-        """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
-        tau = self.refine_tau or self.tau or 0.01
-        return LocalFit(loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), **self.given_bounds)
-
-    def objective(self, problem: Problem, state: State) -> Tensor:
-        """Return the objective of equation (2) on the training records, (R,) float64, not private."""
-        data, own = self.data(problem), self._own(state)
-        shared = state.public["shared"]
-        a2, threshold = self._steps(problem)
-        total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
-        total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
-        for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
-            total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)
-        return total
-
-    # Inside
-
-    def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
-        shared = state.public["shared"][which][:, clients]
-        if not self.refines or not len(clients):
-            own = self._own(state)[which][:, clients]
-        else:
-            data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
-            turns = None
-            if self.refine_across is not None:
-                turns = shared_axes(state.public["shared"][which], tau, self.refine_across)
-
-            def fit(t: int, p: Tensor) -> Tensor:
-                x, y = data.x[t], data.y[t]
-                if turns is None:
-                    return fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
-                pairs = zip(turns, p, strict=True)
-                return torch.stack([m @ fit_own(self.linear_loss, x @ m, y, one, tau, "frobenius") for m, one in pairs])
-
-            own = torch.stack([fit(t, shared[:, k]) for k, t in enumerate(clients.tolist())], dim=1)
-        return (shared + own).to(problem.initial)
-
-    def _own(self, state: State) -> Tensor:
-        """Return Q (R, T, p)."""
-        if self.guarantee == "sound":
-            return state.public["own"]
-        return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
-
-    def _work(self, problem: Problem) -> tuple[LinearData, float, float]:
-        """Return the records within the bounds, a2 and the proximal threshold; made once."""
-        return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
+    def _serve(self, problem: Problem, public: Mapping[str, Tensor], tasks: np.ndarray, gradient: np.ndarray) -> None:
+        """Take the noised gradients G_t (R, p) of ``tasks`` (R,), -1 for none, in place."""
+        _, a2, threshold = self._work(problem)
+        runs = np.flatnonzero(tasks >= 0)
+        at = runs, tasks[runs]
+        shared, stale, returned = (public[name].numpy() for name in ("shared", "stale", "returned"))
+        if self.a1 > 0 and "own" in public:  # line 10, by the gradient that was released
+            own, step = public["own"].numpy(), torch.from_numpy(gradient[runs])
+            own[at] = own_step(torch.from_numpy(own[at]), step, self.a1, self.tau, self.own_penalty)
+        stale[at] = gradient[runs]  # line 14: column t of S
+        moved = torch.from_numpy(shared[runs] - a2 * stale[runs])
+        shared[runs] = SHARED_PENALTIES[self.penalty].prox(moved, threshold)  # line 15: P
+        returned[at] = shared[at]  # line 16: p_t goes back
 
     def curvature(self, problem: Problem) -> float:
         """Return L, ``smoothness`` or that of the domain."""
@@ -388,94 +223,100 @@ class PPDMTL(LinearAlgorithm):
             )
         return a2, a2 * self.lam if self.threshold is None else self.threshold
 
-    def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
-        """Return gradients of the tasks' records at p_t + q_t."""
-        p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
+    def _work(self, problem: Problem) -> tuple[LinearData, float, float]:
+        """Return the records within the bounds, a2 and the proximal threshold; made once."""
+        return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
 
-        def factors(task: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-            some = slice(None) if len(p) == 1 else where  # one replicate has one activation in this part
-            point = p[some, task] + q[some, task] if self.a1 > 0 else p[some, task]  # q_t stays 0
-            return loss.factors(point, *data.arrays[task])
-
-        return ScaledRows(factors)
-
-    def _serve(self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Make the server's steps, and those of public q_t, on parts of a block: (S, R) who acts, (S, R, p) G_t."""
-        _, a2, threshold = self._work(problem)
-        prox = SharedProx(len(public["shared"]), self.penalty, threshold)
-        for part, answer in released:
-            if self.a1 > 0 and self.guarantee == "sound":
-                own = public["own"]
-                which, where = (part >= 0).nonzero(as_tuple=True)
-                task = part[which, where]
-                own[where, task] = own_step(own[where, task], answer[which, where], self.a1, self.tau, self.own_penalty)
-            serve(public, part, answer, a2, prox)
-        prox.close()
-
-    def _serve_one(
-        self, problem: Problem, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
-    ) -> None:
-        """Serve one run as :meth:`_serve` does: tasks (S,), and their G_t (1, p) as they come."""
-        _, a2, threshold = self._work(problem)
-        prox = SharedProx(len(public["shared"]), self.penalty, threshold)
-        if self.a1 > 0 and self.guarantee == "sound":
-            answers = self._moving_own(public, tasks, answers)
-        serve_one(public, tasks, answers, a2, prox)
-        prox.close()
-
-    def _moving_own(
-        self, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
-    ) -> Iterator[np.ndarray]:
-        """Yield the answers as they come, each of which also moves the public q_t."""
-        own = public["own"]
-        for task, answer in zip(tasks, answers, strict=True):
-            if task >= 0:
-                own[:, task] = own_step(own[:, task], torch.from_numpy(answer), self.a1, self.tau, self.own_penalty)
-            yield answer
-
-    def _paper_gradients(
-        self, data: LinearData, state: State, part: Tensor, channel: Channel, z1: Tensor
-    ) -> ScaledRows:
-        """Return the gradients of tasks ``part`` (S, R), none of them twice in a repetition, whose q_t move first."""
-        returned, store = state.public["returned"], state.private
-        points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
-        for task in part[part >= 0].unique().tolist():
-            which, where = (part == task).nonzero(as_tuple=True)
-            row = store.gather("own", torch.tensor([task]))
-            drawn = channel.members(task, which.numpy(), where.numpy())
-            p, q = returned[where, task], row[0, where]
-            points[which, where], row[0, where] = self._moved(data, task, p, q, drawn, z1[which, where])
-            store.scatter("own", torch.tensor([task]), row)
-        return ScaledRows(
-            lambda task, which, where: self.linear_loss.factors(points.numpy()[which, where], *data.arrays[task])
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has."""
+        data = self.data(problem)
+        return (
+            GradientPlan(
+                ids=tuple(problem.data.ids),
+                keys=problem.data.keys,
+                counts=data.counts.numpy(),
+                dimension=data.dimension,
+                caps=schedule.caps.clip(max=problem.rounds),
+                x=data.x,
+                rate=self.batch_rate,
+            ),
         )
 
-    def _moved(
-        self, data: LinearData, task: int, p: Tensor, q: Tensor, drawn: np.ndarray | None, z1: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return p_t + q_t + z1, where task t takes its gradient, and its new q_t: Algorithm 1, lines 10 to 12.
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> PPDMTL:
+        """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
+        several budgets a2 is the smallest that one of them chooses.
 
-        Args:
-            data: of which the task's own records are read.
-            task: t.
-            p, q, z1: (k, p) in k repetitions: the column that the server returned last, the task's own part, and noise
-                of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t).
-            drawn: (k, n_t) bool, the records that take part; None for all.
+        Raises:
+            ConfigError: no bound on rows, with privacy.
         """
-        x, y, loss = data.x[task], data.y[task], self.linear_loss
-        if self.exact_q:
-            new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
-        else:
-            factors = loss.scale(p + q, x, y)
-            factors = factors if drawn is None else factors * torch.from_numpy(drawn)
-            gradient = factors @ x / (self.batch_rate * len(x))
-            new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
-        return p + (q if self.gauss_seidel is False else new) + z1, new
+        found = super().resolve_auto(problem, schedule, privacy)
+        if found.a2 != "auto":
+            return found
+        budgets: list[RecordPrivacy | None] = []
+        for one in privacy if isinstance(privacy, Sequence) else [privacy]:
+            budgets += [] if one in budgets else [one]
+        a2, delay = min(choose_step(found, problem, schedule, one) for one in budgets)
+        return replace(found, a2=a2, delay=delay)
 
-    @property
-    def _query_multiplier(self) -> float | None:
-        """Return 1 / epsilon_1; None where it is that of the release."""
-        return None if self.query_epsilon is None else 1.0 / self.query_epsilon
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
+        ``refine``."""
+        return self._personal(problem, state, clients, slice(0, 1))[0]
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
+        return self._personal(problem, state, torch.arange(problem.clients), slice(None))
+
+    def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
+        shared = state.public["shared"][which][:, clients]
+        if not self.refine or not len(clients):
+            own = self._own(state)[which][:, clients]
+        else:
+            data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
+            turns = None
+            if self.refine_across is not None:
+                turns = shared_axes(state.public["shared"][which], tau, self.refine_across)
+
+            def fit(t: int, p: Tensor) -> Tensor:
+                x, y = data.x[t], data.y[t]
+                if turns is None:
+                    return fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
+                pairs = zip(turns, p, strict=True)
+                return torch.stack([m @ fit_own(self.linear_loss, x @ m, y, one, tau, "frobenius") for m, one in pairs])
+
+            own = torch.stack([fit(t, shared[:, k]) for k, t in enumerate(clients.tolist())], dim=1)
+        return (shared + own).to(problem.initial)
+
+    def _own(self, state: State) -> Tensor:
+        """Return Q (R, T, p)."""
+        return state.public["own"]
+
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models. P is made of
+        releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are the directions that the tasks
+        share, and P P^T relates the tasks. Q is each task's own; it has the refinement, and is not private."""
+        shared = state.public["shared"][0].clone()
+        return {"P": shared, "Q": personal.double() - shared}
+
+    def shared(self, state: State) -> Tensor | None:
+        """Return None: P has a column for every task, and no model is common to all."""
+        return None
+
+    def local_baseline(self) -> LocalFit:
+        """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
+        tau = self.refine_tau or self.tau or 0.01
+        return LocalFit(loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), **self.given_bounds)
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """Return the objective of equation (2) on the training records, (R,) float64, not private."""
+        data, own = self.data(problem), self._own(state)
+        shared = state.public["shared"]
+        a2, threshold = self._steps(problem)
+        total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
+        total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
+        for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+            total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)
+        return total
 
 
 def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
@@ -486,17 +327,3 @@ def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
     kept = rows * some[:, :, None]
     along, every = kept.mT @ kept, torch.eye(shared.shape[-1], dtype=shared.dtype)
     return torch.where(some.any(1)[:, None, None], along + (tau / across) ** 0.5 * (every - along), every)
-
-
-def _of_algorithm_1(privacy: RecordPrivacy) -> dict[str, Any]:
-    """Refuse noise that is not that of Algorithm 1.
-
-    Raises:
-        PrivacyError: another law.
-    """
-    if privacy.mechanism != "l2_laplace":
-        raise PrivacyError(
-            f"PPDMTL with guarantee='paper' adds noise of density exp(-b ||z||_2), mechanism 'l2_laplace'; the "
-            f"releases have {privacy.mechanism!r}."
-        )
-    return {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,7 +131,9 @@ def _objective(
     plan = algorithm.plan(problem, schedule)
     channel = open_channel(settings, plan, "as given", seed=seed)
     state, found = algorithm.init(problem), []
-    for start, stop in _parts(int(channel.account.fitting(block.client.numpy()[:, :, None])[0])):
+    events = int(channel.account.fitting(block.client.numpy()[:, :, None])[0])
+    marks = sorted({events * k // _MARKS for k in range(_MARKS + 1)})
+    for start, stop in pairwise(marks):
         part = block.window(start, stop)
         channel.begin(start, part.client)
         state = algorithm.step(problem, state, part, channel)
@@ -139,9 +141,3 @@ def _objective(
     channel.close()
     mean = sum(found) / max(1, len(found))
     return mean if math.isfinite(mean) else math.inf
-
-
-def _parts(events: int) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and end of each part of the events that ends at a mark."""
-    ends = sorted({events * k // _MARKS for k in range(1, _MARKS + 1)} - {0})
-    yield from zip([0, *ends], ends, strict=False)

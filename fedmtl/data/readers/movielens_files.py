@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import numpy as np
 
-from ...errors import DataError
-from .columns import find_file
+from ...errors import DataError, first_line
+from .columns import Table, find_file
 
 FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")
 RATINGS = (0.5, 5.0)
@@ -56,16 +54,20 @@ def read_ratings(root: str | Path) -> Ratings:
         root: the file, or its folder.
 
     Raises:
-        DataError: no such file, or a malformed one; the message names the line and the field.
+        DataError: no such file, or a malformed one; the message names the row and the column.
     """
     path = find_file(root, FILES)
     with _opened(path) as (text, name):
-        rows, first = _parsed(text, name)
-    if rows is None or not _sound(rows):
-        with _opened(path) as (text, name):
-            _explain(text, name, first)
-    user, item = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
-    return Ratings(name, user, item, np.ascontiguousarray(rows[:, 2]))
+        table = _table(text, name)
+    columns, accepted = {}, "a whole number of at least 0"
+    for column in ("user", "item", "timestamp"):
+        columns[column] = table.numbers(column, low=0, accepted=accepted)
+        whole = (columns[column] == np.floor(columns[column])) & (columns[column] < _LARGEST)
+        table.refuse(~whole, column, accepted)
+    rating = table.numbers("rating", low=RATINGS[0], high=RATINGS[1])
+    again = table.frame.duplicated(["user", "item"]).to_numpy()
+    table.refuse(again, "item", "an item that the user has not rated in a row before")
+    return Ratings(name, columns["user"].astype(np.int64), columns["item"].astype(np.int64), rating)
 
 
 @contextmanager
@@ -85,89 +87,39 @@ def _opened(path: Path) -> Iterator[tuple[TextIO, str]]:
         else:
             with open(path, encoding="utf-8-sig", newline="") as text:
                 yield text, str(path)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeDecodeError) as error:
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+        reason = first_line(error)
         raise DataError(
-            f"{path} cannot be read as ratings ({error}); it may be missing, truncated or no text."
+            f"{path} cannot be read as ratings ({reason}); it may be missing, truncated or no text."
         ) from None
 
 
-def _separator(line: str) -> str:
-    return next((mark for mark in ("\t", "::", ",") if mark in line), "\t")
+def _table(text: TextIO, name: str) -> Table:
+    """Return the rows of a file with the columns ``_FIELDS``."""
+    import pandas as pd
 
-
-def _parsed(text: TextIO, name: str) -> tuple[np.ndarray | None, int]:
-    """Return all rows as numbers (N, 4), or None where a line is malformed, and the number of the first line of
-    ratings."""
-    head = text.readline()
-    if not head.strip():
+    head = text.readline().strip()
+    if not head:
         raise DataError(f"{name} is empty, or its first line is; accepted: ratings.")
-    mark = _separator(head)
-    fields = [field.strip().strip('"') for field in head.rstrip("\r\n").split(mark)]
-    if mark == ",":
-        if tuple(fields) != HEADER:
-            raise DataError(
-                f"{name}, line 1: the header is {head.strip()!r}; accepted: {','.join(HEADER)} (or, without a header, "
-                "values with tabs between them)."
-            )
-        first, lines = 2, iter(text)
-    else:
-        first, lines = 1, chain([head], text)
-    if mark == "::":
-        lines, mark = (line.replace("::", "\t") for line in lines), "\t"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a header alone
-            rows = np.loadtxt(lines, delimiter=mark, dtype=np.float64, comments=None, ndmin=2)
-    except ValueError:
-        return None, first
-    return (rows if rows.shape[1:] == (4,) else None), first
-
-
-def _sound(rows: np.ndarray) -> bool:
-    """Return whether every value is as :func:`_explain` accepts it, and no pair of user and item occurs twice."""
-    user, item, rating, time = rows.T
-    whole = all(bool(((c >= 0) & (c < _LARGEST) & (c == np.floor(c))).all()) for c in (user, item, time))
-    if not (len(rows) and whole and bool(((rating >= RATINGS[0]) & (rating <= RATINGS[1])).all())):
-        return False
-    order = np.lexsort((item, user))
-    again = (np.diff(user[order]) == 0) & (np.diff(item[order]) == 0)
-    return not bool(again.any())
-
-
-def _explain(text: TextIO, name: str, first: int) -> NoReturn:
-    """Raise DataError for the first malformed line."""
-    mark = ""
-    line_of: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(text, 1):
-        mark = mark or _separator(line)
-        if number < first or not line.strip():
-            continue
-        where, fields = f"{name}, line {number}", line.rstrip("\r\n").split(mark)
-        if len(fields) != len(_FIELDS):
-            raise DataError(f"{where}: {len(fields)} fields; accepted: user, item, rating, timestamp.")
-        user, item = (_whole(where, field, value) for field, value in zip(_FIELDS[:2], fields[:2], strict=True))
-        _whole(where, "timestamp", fields[3])
-        rating = _number(fields[2])
-        if not RATINGS[0] <= rating <= RATINGS[1]:
-            accepted = f"a number from {RATINGS[0]:g} to {RATINGS[1]:g}"
-            raise DataError(f"{where}: field 'rating' is {fields[2]!r}; accepted: {accepted}.")
-        if (user, item) in line_of:
-            raise DataError(
-                f"{where}: user {user} rates item {item} again, after line {line_of[user, item]}; accepted: once."
-            )
-        line_of[user, item] = number
-    raise DataError(f"{name} holds no ratings." if not line_of else f"{name} changed while it was read.")
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value) if "_" not in value else float("nan")
-    except ValueError:
-        return float("nan")
-
-
-def _whole(where: str, field: str, value: str) -> int:
-    number = _number(value)
-    if not (0 <= number < _LARGEST and number == np.floor(number)):
-        raise DataError(f"{where}: field {field!r} is {value!r}; accepted: a whole number of at least 0.")
-    return int(number)
+    mark = next((mark for mark in ("\t", "::", ",") if mark in head), "\t")
+    fields = tuple(field.strip().strip('"') for field in head.split(mark))
+    if mark == "," and fields != HEADER:
+        raise DataError(
+            f"{name}: the header is {head!r}; accepted: {','.join(HEADER)} (or, without a header, values with tabs "
+            "between them)."
+        )
+    if len(fields) != len(_FIELDS):
+        raise DataError(f"{name}: the first row has {len(fields)} fields; accepted: {', '.join(_FIELDS)}.")
+    text.seek(0)
+    frame = pd.read_csv(
+        io.StringIO(text.read().replace("::", "\t")) if mark == "::" else text,
+        sep="," if mark == "," else "\t",
+        names=_FIELDS,
+        header=0 if mark == "," else None,
+        keep_default_na=False,
+        na_values=[""],
+        low_memory=False,
+    )
+    if frame.empty:
+        raise DataError(f"{name} holds no ratings.")
+    return Table(frame, Path(name))

@@ -4,45 +4,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from scipy import optimize
 
 from ..._rounding import rounded_up
 from ...errors import ConfigError
-from .composition import elementary, epsilon
+from .composition import epsilon
 from .selection import selection_event
 
 _LARGEST = 1e8
 _TOLERANCE = 1e-5
 
 
-def calibrate_multiplier(
-    step: Callable[[float], Any], *, target: float, delta: float, uses: int, within: str = ""
-) -> float:
-    """Return the noise multiplier such that ``uses`` steps cost at most ``target``; cached.
+def smallest_multiplier(cost: Callable[[float, float], float], *, target: float, delta: float, what: str) -> float:
+    """Return the noise multiplier that costs at most ``target``.
 
     Args:
-        step: the event of one step under a noise multiplier (scale of the noise over the
-            sensitivity; for Laplace and K-norm noise that is 1 / epsilon); more noise must not cost more. Two functions
-            that agree at the multipliers 1 and 2 are taken for the same.
+        cost: epsilon at ``delta`` of a noise multiplier (scale of the noise over the sensitivity; of Laplace and K-norm
+            noise 1 / epsilon) and of a factor on the width of the accountant's grid; more noise must not cost more.
         target: epsilon, above 0 and finite.
-        delta: in (0, 1).
-        uses: number of steps (participations of one client, where these are what is charged).
-        within: a phrase for the error, such as who takes part.
+        delta: in (0, 1), for errors.
+        what: is paid for, for errors, such as ``"100 steps"``.
 
     Returns:
-        z with ``epsilon(z) <= target`` by the accountant's own figure, within 1e-5 relative of the smallest
-        such z.
+        z with ``cost(z, 1) <= target``, within 1e-5 relative of the smallest such z.
 
     Raises:
         ConfigError: no multiplier up to 1e8 reaches the target, or every one does.
         PrivacyError: an event that the accountant does not support.
     """
-    probes = tuple(elementary(step(z)) for z in (1.0, 2.0))
-    return _calibrated(_Question(probes, target, delta, uses, step, within))
+
+    def excess(coarsen: float) -> Callable[[float], float]:
+        def of(log_z: float) -> float:
+            return math.log(min(max(cost(math.exp(log_z), coarsen), 1e-300), 1e300) / target)
+
+        return of
+
+    coarse, fine = excess(8.0), excess(1.0)
+    high = 0.0
+    while coarse(high) > 0:
+        high += 0.7
+        if high > math.log(_LARGEST):
+            raise ConfigError(
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be reached in {what}: "
+                f"even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a larger epsilon or delta."
+            )
+    low = high - 0.7
+    while coarse(low) <= 0:
+        low, high = low - 0.7, low
+        if low < -math.log(_LARGEST):
+            raise ConfigError(
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in {what}: even "
+                f"{1 / _LARGEST:g} times the sensitivity is enough. Ask for a smaller epsilon."
+            )
+    # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
+    high = _meets(coarse, _root(coarse, low, high, 1e-4))
+    low, gap = high, 1e-3
+    while fine(low) <= 0:
+        low, high, gap = low - gap, low, 8 * gap
+    return math.exp(_meets(fine, _root(fine, low, high, _TOLERANCE / 4) if low < high else high))
 
 
 def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:
@@ -75,62 +96,11 @@ def calibrate_selection(
         ConfigError: the target cannot be reached (with many repetitions the bound has a floor).
     """
 
-    def step(multiplier: float) -> Any:
-        return selection_event(candidate(multiplier), mean=mean, shape=shape)
+    def cost(multiplier: float, coarsen: float) -> float:
+        return selection_epsilon(candidate(multiplier), delta, mean=mean, shape=shape)
 
-    within = f"a search of {mean:g} expected repetitions"
-    return calibrate_multiplier(step, target=target, delta=delta, uses=1, within=within)
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What is asked; ``step`` and the phrase for errors do not tell questions apart."""
-
-    probes: tuple[object, ...]
-    target: float
-    delta: float
-    uses: int
-    step: Callable[[float], Any] = field(compare=False)
-    within: str = field(compare=False)
-
-
-@lru_cache(maxsize=1024)
-def _calibrated(question: _Question) -> float:
-    target, delta, uses, within = question.target, question.delta, question.uses, question.within
-
-    def excess(coarsen: float) -> Callable[[float], float]:
-        def of(log_z: float) -> float:
-            value = epsilon(question.step(math.exp(log_z)), uses, delta, coarsen=coarsen)
-            return math.log(min(max(value, 1e-300), 1e300) / target)
-
-        return of
-
-    where = f" with {within}" if within else ""
-    coarse, fine = excess(8.0), excess(1.0)
-    high = 0.0
-    while coarse(high) > 0:
-        high += 0.7
-        if high > math.log(_LARGEST):
-            raise ConfigError(
-                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be reached in "
-                f"{uses} steps{where}: even noise {_LARGEST:g} times the sensitivity is not enough. "
-                f"Ask for a larger epsilon or delta."
-            )
-    low = high - 0.7
-    while coarse(low) <= 0:
-        low, high = low - 0.7, low
-        if low < -math.log(_LARGEST):
-            raise ConfigError(
-                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in "
-                f"{uses} steps{where}: even {1 / _LARGEST:g} times the sensitivity is enough. "
-                f"Ask for a smaller epsilon."
-            )
-    # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
-    high = _meets(coarse, _root(coarse, low, high, 1e-4))
-    low, gap = high, 1e-3
-    while fine(low) <= 0:
-        low, high, gap = low - gap, low, 8 * gap
-    return math.exp(_meets(fine, _root(fine, low, high, _TOLERANCE / 4) if low < high else high))
+    what = f"a search of {mean:g} expected repetitions"
+    return smallest_multiplier(cost, target=target, delta=delta, what=what)
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

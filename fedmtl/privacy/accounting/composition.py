@@ -111,28 +111,6 @@ def elementary(event: Any) -> Parts:
     return tuple(counts.items())
 
 
-def largest_uses(event: Any, budget: float, delta: float) -> int:
-    """Return the largest number of steps whose epsilon is at most ``budget``.
-
-    Args:
-        event, delta: as for :func:`epsilon`.
-        budget: finite epsilon.
-    """
-
-    def fits(uses: int) -> bool:
-        return epsilon(event, uses, delta) <= budget
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-        if high > 1 << 40:
-            return low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 @lru_cache(maxsize=4096)
 def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     if not parts:

@@ -75,9 +75,11 @@ def halting_probability(mean: float, shape: float) -> float:
         ConfigError: a mean below 1 (or infinite) or a negative shape.
     """
     if not (math.isfinite(mean) and mean >= 1):
-        raise ConfigError(f"selection.mean is {mean!r}; the expected number of repetitions must be finite, at least 1.")
+        raise ConfigError(
+            f"PrivateSearch.mean is {mean!r}; the expected number of repetitions must be finite, at least 1."
+        )
     if not shape >= 0:
-        raise ConfigError(f"selection.shape is {shape!r}; it must be at least 0 (inf: Poisson).")
+        raise ConfigError(f"PrivateSearch.shape is {shape!r}; it must be at least 0 (inf: Poisson).")
     if math.isinf(shape):
         return math.nan
     if mean == 1:

@@ -1,28 +1,23 @@
-"""Check 2, freshness: no two steps, releases, clients, repetitions, channels, processes or sessions share noise."""
+"""Check 2, freshness: no two steps, releases, clients, replicates, channels, processes or sessions share noise."""
 
 from __future__ import annotations
 
-import io
+import itertools
 import math
-import os
-import select
-import signal
+import multiprocessing
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..channel import GRADIENT, Channel
+from ..channel import Channel
 from .findings import Finding, exact, skipped, too_large
-from .play import Noise, Silent, drawing, first_cohort, gathered, local_of, noise_of, rounds, standardized
-from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
+from .play import Sample, gathered, noise_of, steps_for
+from .setup import CLIENTS, GRADIENTS, Claims, Setup
 from .statistics import correlations, seeds
 
 FRESH = 6.0
@@ -30,145 +25,78 @@ FRESH = 6.0
 
 _SHORTEST, _ROWS = 64, 64  # shortest row for a correlation; most rows compared
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
+_GROUP = 40  # numbers of a group, in which noise that is shared has a correlation above the limit
 _STEPS = 96  # in which releases of one step are compared
+_BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
 
-Sample = Callable[[Any, int, int], dict[str, np.ndarray]]
-"""(channel, first step, end) -> standardized noise (T, d) by release."""
 
-
-def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: int, *, processes: bool) -> list[Finding]:
+def freshness(
+    setup: Setup, claims: Claims, noise: Mapping[str, Sample], seed: int, *, processes: bool
+) -> list[Finding]:
     """Make all checks of freshness of ``noise``, by release; with ``processes`` also against a forked process and a
     restored run."""
     first, second = seeds(seed, "noise", 2)
     findings = []
     for name, one in noise.items():
         if not name.endswith("/count"):
-            check = f"freshness: steps of {name}"
-            findings += [fresh_rows(check, one.units), *fresh_within(name, one.units, setup.parts(one.units.shape[1]))]
-        if setup.gradients is None and name in claims.names and claims.of(name).bands:
+            findings += fresh_within(name, one.units, setup.parts(one.units.shape[1]))
+            findings.append(fresh_rows(f"freshness: releases of {name}", one.units))
+        if one.clients.max(initial=-1) >= 0:
+            findings.append(_fresh_groups(f"freshness: clients of {name}", one, one.clients))
+            findings.append(_fresh_groups(f"freshness: steps of {name}", one, one.steps))
+        if one.claims and one.claims[0].bands:
             findings.append(_lags(f"freshness: rounds of {name}", one.units.T))
-    if setup.gradients is None:
-        if len(noise) > 1:
-            smallest = min(plan.size for plan in setup.releases)
-            findings += fresh_names(
-                {name: one.units for name, one in gathered(setup, claims, first, _STEPS * smallest).items()}
-            )
-        findings += _beside_other_cohorts(setup, first)
-        steps = max(2, min(setup.steps, 32))
-    elif setup.one_at_a_time:
-        findings += _of_activations(setup, claims, first)
-        steps = min(ACTIVATIONS, int(setup.open(first).caps.sum()), 4 * -(-128 // setup.records.dimension))
-    else:
-        findings += [*training_freshness(setup, claims, first), *_beside_other_cohorts(setup, first)]
-        steps = min(setup.steps, 4)
-    return findings + fresh_elsewhere(setup, sample_of(setup, claims), first, second, steps, processes=processes)
+    if len(noise) > 1:
+        smallest = min(claims.of(name).size for name in claims.names)
+        findings += fresh_names(gathered(setup, claims, first, _STEPS * smallest))
+    findings += [*_of_replicates(setup, claims, first), *training_freshness(setup, claims, first)]
+    findings += _beside_other_cohorts(setup.seeded(), claims, first)
+    return findings + _elsewhere(setup, claims, first, second, processes=processes)
 
 
-def sample_of(setup: Setup, claims: Claims) -> Sample:
-    """Return the noise of a window of steps, of noised releases alone."""
-
-    def sample(channel: object, start: int, stop: int) -> dict[str, np.ndarray]:
-        found = noise_of(setup, claims, channel, start, stop)  # type: ignore[arg-type]
-        return {name: one.units for name, one in found.items() if not name.endswith("/count")}
-
-    return sample
-
-
-def fresh_elsewhere(
-    setup: Setup, sample: Sample, first: int, second: int, steps: int, *, processes: bool
-) -> list[Finding]:
-    """Compare with the noise of another channel, of a forked process and of a restored run."""
-    findings = fresh_objects(setup, sample, first, second, steps)
-    if processes:
-        findings += fresh_forks(setup, sample, first, steps)
-        findings += fresh_restores(setup, sample, first, steps)
-    return findings
-
-
-def _of_activations(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Check that no two uses, clients or repetitions share noise, and a client has its noise whoever else acts."""
-    n, d = len(setup.sizes), setup.records.dimension
-    caps = setup.open(seed).caps
-    who = (caps > 0) & (setup.present(np.arange(n), np.zeros(n, dtype=np.int64)) > 0)
-    acting, uses = int(who.sum()), int(min(caps[who], default=0))
-    uses = min(uses, max(1, ACTIVATIONS // max(1, acting)))
-    if not acting:
-        return [skipped("freshness: gradients", "no client may act from the start")]
-    played = Silent.played(setup.open(seed), setup, 0, acting * uses, acting, who)  # in blocks in which all act
-    cube = played.noise(setup, claims).units.reshape(uses, acting, d)
-    findings = [
-        fresh_rows("freshness: uses of gradients", cube.reshape(uses, -1)),
-        fresh_rows("freshness: clients of gradients", cube.swapaxes(0, 1).reshape(acting, -1)),
-        *fresh_within("gradients, use by use", cube.reshape(-1, 1), [(0, 1)]),
-    ]
-    if setup.secure:
-        return findings
+def _of_replicates(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """Check that replicates have noise of their own, where clients act one at a time."""
+    if not setup.one_at_a_time or setup.secure:
+        return []
+    count = steps_for(setup, claims, _ROWS * _SHORTEST)
+    one = noise_of(setup, claims, setup.open(seed), 0, count)[GRADIENTS]
     with closing(setup.open(seed, replicates=2)) as both:
-        pair = Silent.played(both, setup, 0, acting * uses, None, who)
-    one, two = (pair.noise(setup, claims, r).units for r in range(2))
-    findings.append(fresh_between("freshness: repetitions of gradients", one, two))
-    few = who & (np.cumsum(who) % 2 == 1)
-    alone = Silent.played(setup.open(seed), setup, 0, int(few.sum()) * uses, 7, few).noise(setup, claims)
-    assert alone.clients is not None
-    there = np.flatnonzero(who)
-    moved = 0
-    for client in np.flatnonzero(few).tolist():
-        own = alone.units[alone.clients == client]
-        moved += int((~np.isclose(own, cube[: len(own), np.flatnonzero(there == client)[0]], atol=1e-6)).any(1).sum())
-    detail = f"of {len(alone.units)} releases have other noise where fewer clients act"
-    return [*findings, exact("freshness: noise of a client alone", moved, detail)]
-
-
-def _beside_other_cohorts(setup: Setup, seed: int) -> list[Finding]:
-    """Check that the noise of a round does not depend on who is drawn: that on a sum of rows, that on the count of
-    unclipped clients, and that of a client's local step."""
-    n, setup = setup.sampler.n, setup.seeded()
-    cohorts = torch.arange(n), torch.arange(0, n, 2), torch.arange(0)
-    whole, *fewer = (_silent_round(setup, drawing(setup.open(seed), ranks), ranks) for ranks in cohorts)
-    pairs = [(value, whole[name]) for one in fewer for name, value in one.items()]
-    if not pairs:
-        return [skipped("freshness: noise beside other cohorts", "no round fits the budget")]
-    moved = sum(not torch.equal(one, two) for one, two in pairs)
-    detail = f"of {len(pairs)} releases have other noise where other clients are drawn"
-    return [exact("freshness: noise beside other cohorts", moved, detail)]
-
-
-def _silent_round(setup: Setup, channel: Channel, ranks: Tensor) -> dict[str, Tensor]:
-    """Return what the first round of the cohort ``ranks`` releases of nothing, by name."""
-    noted: list[tuple[int, str, Tensor]] = []
-    channel.record = noted
-    for _, clients in rounds(setup, channel, stop=1):
-        if setup.gradients is None:
-            for plan in channel.plans:
-                channel.release(plan.name, *setup.zeros(plan.dimension, ranks[:0]))
-        else:
-            few = clients[clients < 2 * CLIENTS]
-            few = few[local_of(channel).steps(few) > 0]
-            empty = torch.zeros(0, setup.records.dimension), torch.zeros(0, dtype=torch.int64)
-            local_of(channel).release(few, 0, [empty])
-    return {name: value for _, name, value in noted}
+        two = noise_of(setup, claims, both, 0, count)[GRADIENTS]
+    return [fresh_between("freshness: replicates of gradients", one.units, two.units)]
 
 
 def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Check that no local training of a participation has the noise of another one; nothing where there is only one."""
-    plan = setup.records
-    if plan.trainings == 1:
+    """Check that no local training of a participation has the noise of another one, where there are several."""
+    if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
-    channel = setup.open(seed)
-    clients = first_cohort(setup, channel)[:CLIENTS]
-    noise: list[list[np.ndarray]] = [[] for _ in range(plan.trainings)]
-    empty = torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64)
-    for client in clients.tolist():
-        local = local_of(channel)
-        for number in local.step_numbers(client):
-            value = local.release(torch.tensor([client]), number, [empty]).cpu().numpy()
-            noise[number // local.stride].append(standardized(value, claims.of(GRADIENT, client)))
-    if not noise[0]:
-        return [skipped("freshness: local trainings", "nobody takes part")]
-    first, *later = (np.concatenate(rows) for rows in noise)
+    few, total = np.arange(len(setup.sizes))[:CLIENTS], setup.records.local_steps
+    one = noise_of(setup, claims, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
+    own = one.steps % total[one.clients] // (total[one.clients] // setup.records.trainings)
+    first, *later = (one.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
     return [fresh_between(check.format(number), first, other) for number, other in enumerate(later, start=2)]
+
+
+def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """Check that noise does not depend on who takes part: that on a sum of rows, on the count of unclipped clients, on
+    a client's local step and on its activation."""
+    n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
+    who = np.arange(n)[: None if setup.gradients is None else 2 * CLIENTS]
+    steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
+    whole, *fewer = (noise_of(setup, claims, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
+    pairs = moved = 0
+    for name, one in whole.items():
+        at = {key: row for row, key in enumerate(zip(one.clients.tolist(), one.steps.tolist(), strict=True))}
+        for other in (found[name] for found in fewer):
+            for row, key in enumerate(zip(other.clients.tolist(), other.steps.tolist(), strict=True)):
+                if key in at:
+                    pairs += 1
+                    moved += not np.allclose(other.units[row], one.units[at[key]], rtol=0, atol=1e-6)
+    check = f"freshness: {'noise on rows' if setup.rows else 'noise'} beside other cohorts"
+    if not pairs:
+        return [skipped(check, "no release fits the budget")]
+    return [exact(check, moved, f"of {pairs} releases have other noise where other clients take part")]
 
 
 # Correlations
@@ -186,8 +114,24 @@ def fresh_rows(check: str, noise: np.ndarray) -> Finding:
     rows = _long(noise)[:_ROWS]
     if len(rows) < 2:
         return skipped(check, "fewer than two steps of noise")
-    cosines = correlations(rows, rows) - np.eye(len(rows)) * 2
+    cosines = _cosines(rows)
     return _correlated(check, float(cosines.max()), rows.shape[1], len(rows) * (len(rows) - 1) // 2)
+
+
+def _cosines(rows: np.ndarray) -> np.ndarray:
+    """Return the correlations of rows (k, d) with one another, (k, k), -1 of each with itself."""
+    return correlations(rows, rows) - np.eye(len(rows)) * 2
+
+
+def _fresh_groups(check: str, sample: Sample, keys: np.ndarray) -> Finding:
+    """Check that no two groups of releases with equal ``keys`` (T,) share noise, release by release."""
+    groups = [sample.units[keys == key].ravel() for key in np.unique(keys)]
+    groups = [group for group in groups if group.size >= _GROUP]
+    if len(groups) < 2:
+        return skipped(check, "fewer than two groups of noise")
+    length = min(map(len, groups))
+    cosines = _cosines(np.stack([group[:length] for group in groups[:_ROWS]]))
+    return _correlated(check, float(cosines.max()), length, cosines.size // 2)
 
 
 def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
@@ -244,18 +188,16 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
     return too_large(check, float(score[worst]), FRESH, detail, lags.size * 2e-9)
 
 
-def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
+def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
     """Check that releases of one step have noise of their own."""
-    names = list(noise)
     findings = []
-    for index, one in enumerate(names):
-        for two in names[index + 1 :]:
-            d = min(noise[one].shape[1], noise[two].shape[1])
-            check = f"freshness: {one} and {two}"
-            if d < _SHORTEST:
-                findings.append(fresh_coordinates(check, noise[one], noise[two]))
-            else:
-                findings.append(fresh_between(check, noise[one][:, :d], noise[two][:, :d]))
+    for (one, first), (two, second) in itertools.combinations(noise.items(), 2):
+        check, a, b = f"freshness: {one} and {two}", first.units, second.units
+        d = min(a.shape[1], b.shape[1])
+        if d < _SHORTEST:
+            findings.append(fresh_coordinates(check, a, b))
+        else:
+            findings.append(fresh_between(check, a[:, :d], b[:, :d]))
     return findings
 
 
@@ -275,21 +217,37 @@ def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:
 
 # Another channel, a forked process, a restored run
 
-
-def fresh_objects(setup: Setup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
-    """Compare two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
-    seeds = (first, first if setup.secure else second)
-    one, two = (sample(setup.open(seed), 0, steps) for seed in seeds)
-    return [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
+_Units = Callable[[Channel, int, int], dict[str, np.ndarray]]
+"""(channel, first step, end) -> noise (T, D) by release, i.i.d. N(0, 1)."""
 
 
-def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, processes: bool) -> list[Finding]:
+    """Compare the noise with that of another channel, of a forked process and of a restored run."""
+    steps = max(2, min(setup.steps, 32 if setup.gradients is None else 4))
+    if setup.one_at_a_time:  # an even number of turns of all clients
+        acting = max(1, int(((setup.open(first).caps > 0) & (setup.sizes > 0)).sum()))
+        steps = 2 * acting * -(-2 * _SHORTEST // (acting * setup.records.dimension))
+
+    def sample(channel: Channel, start: int, stop: int) -> dict[str, np.ndarray]:
+        found = noise_of(setup, claims, channel, start, stop)
+        return {name: one.units for name, one in found.items() if not name.endswith("/count")}
+
+    # channels of different seeds, or of the same one in secure mode, where the seed must not matter
+    one, two = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
+    findings = [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
+    if processes:
+        findings += _forked(setup, sample, first, steps)
+        findings += _restored(setup, sample, first, steps)
+    return findings
+
+
+def _forked(setup: Setup, sample: _Units, seed: int, steps: int) -> list[Finding]:
     """Compare the noise of both sides where a process forks with an open channel.
 
     In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
     both take the same step, and copied generator state would repeat the noise.
     """
-    if not hasattr(os, "fork"):
+    if "fork" not in multiprocessing.get_all_start_methods():
         return [skipped("freshness: forked process", "this system has no fork")]
     half = max(1, steps // 2)
     channel = setup.open(seed)
@@ -307,7 +265,7 @@ def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Fin
     return [fresh_between(f"freshness: forked process, {name}", ours[name], theirs[name]) for name in ours]
 
 
-def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+def _restored(setup: Setup, sample: _Units, seed: int, steps: int) -> list[Finding]:
     """Compare the noise before and after a run ends and is resumed from its ledger."""
     half = max(1, steps // 2)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
@@ -322,35 +280,18 @@ def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[
 
 def _in_child(work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     """Return what ``work()`` returns in a forked process; None if it fails or takes too long."""
-    reading, writing = os.pipe()
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: writing.send(work()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            buffer = io.BytesIO()
-            np.savez(buffer, **work())  # type: ignore[arg-type]
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(buffer.getvalue())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    deadline, received = time.monotonic() + _PATIENCE, bytearray()
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        while True:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                os.kill(child, signal.SIGKILL)
-                break
-            part = pipe.read(1 << 20)
-            if not part:
-                break
-            received += part
-    _, status = os.waitpid(child, 0)
-    if status != 0:
+        child.start()
+    writing.close()
+    try:
+        return reading.recv() if reading.poll(_PATIENCE) else None
+    except EOFError:
         return None
-    with np.load(io.BytesIO(received)) as found:
-        return {name: found[name] for name in found.files}
+    finally:
+        child.kill()
+        child.join()
+        reading.close()

@@ -9,25 +9,24 @@ import numpy as np
 from scipy import special
 
 from .findings import Finding, low_p, skipped
-from .play import Noise
+from .play import Sample
 from .setup import Setup
 from .statistics import energy_p, kolmogorov_p, normal_p
 
 _KS_SAMPLES = 1 << 20
 
 
-def noise_laws(setup: Setup, noise: Mapping[str, Noise]) -> list[Finding]:
-    """Make the tests of :func:`noise_law` on every release, and the total of every client that has noise of its own."""
+def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
+    """Make the tests of :func:`noise_law` on every release, and of the total of every client where each has noise."""
     findings = []
     for name, one in noise.items():
         findings += noise_law(name, one.units, setup.parts(one.units.shape[1]))
-        if one.clients is not None and one.units.size:
+        if one.clients.max(initial=-1) >= 0:
             findings.append(_by_client(setup, name, one))
     return findings
 
 
-def _by_client(setup: Setup, name: str, noise: Noise) -> Finding:
-    assert noise.clients is not None
+def _by_client(setup: Setup, name: str, noise: Sample) -> Finding:
     acting, place = np.unique(noise.clients, return_inverse=True)
     with np.errstate(over="ignore", invalid="ignore"):
         energies = np.bincount(place, (noise.units**2).sum(1))
@@ -35,7 +34,7 @@ def _by_client(setup: Setup, name: str, noise: Noise) -> Finding:
     p_values = energy_p(energies, sizes)
     worst = int(p_values.argmin())
     detail = (
-        f"client {setup.records.ids[acting[worst]]!r} has {math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
+        f"client {setup.name(int(acting[worst]))} has {math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
         f"the claimed deviation, {sizes[worst]} numbers"
     )
     return low_p(f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), detail)

@@ -1,15 +1,17 @@
-"""Runs through the production path in which clients contribute nothing: what leaves is noise.
+"""The audit's only reading of a channel: what clients hand to it, and what it releases of that, in one form.
 
 A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in activations of
-clients that act one at a time. Whichever it is, :func:`noise_of` gives the noise in the same form.
+clients that act one at a time. Whichever it is, :func:`played` gives the releases as samples, through the production
+path. Where clients contribute nothing, what is released is noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -18,47 +20,85 @@ from scipy import signal, special
 from torch import Tensor
 
 from ...errors import BudgetExhausted
-from ..channel import FIRST, GRADIENT, Channel
+from ..channel import GRADIENT, Channel
 from ..local_steps import LocalSteps
 from ..release import Form
-from ..sums import BoundedMeans, ClientVectors, GradientMessage, RecordGradients, ScaledRows
-from .setup import ACTIVATIONS, MOST_ELEMENTS, Claim, Claims, Setup, count_std, expected_cohort
+from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
+from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
 
-Rows = Callable[[int, str, Tensor], tuple[Tensor, Tensor]]
-"""(step, release, ranks drawn) -> rows (k, D) and the ranks whose rows they are."""
+Sent = Callable[[str, int, Tensor], tuple[Tensor, Tensor]]
+"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,)."""
 
-_ROWS = 1 << 20  # numbers of gradients of records given to a channel at once, at most
 _LOCAL = 4  # local steps of a participation that are made
+_TURNS = 3  # of every client in one block of activations
 _CHANNELS = 50  # opened for more noise, at most
 _DRAWN = 64  # clients or records whose part in a release is noted
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
-    """Noise of one release, as numbers that are i.i.d. N(0, 1) under the claim.
+class Sample:
+    """What a channel released under one name.
 
     Attributes:
-        units: (T, D).
-        drawn: (T, 64) bool, which of the first clients, or of the first records of the client, take part in it.
-        clients: (T,) whose, where clients have noise of their own; else None.
+        values: (T, D) float64, the coordinates that are noised.
+        claims: what is claimed of each of them.
+        growth: (T,) scale of the noise over the claimed one, where the clip norm adapts.
+        clients: (T,) int64, whose it is; -1 of a cohort.
+        steps: (T,) int64, number of the round, or how often its client released before.
+        drawn: (T, 64) bool, which of the first clients, or of the first records of the client, take part.
     """
 
-    units: np.ndarray
+    values: np.ndarray
+    claims: tuple[Claim, ...]
+    growth: np.ndarray
+    clients: np.ndarray
+    steps: np.ndarray
     drawn: np.ndarray
-    clients: np.ndarray | None = None
+
+    @cached_property
+    def units(self) -> np.ndarray:
+        """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
+        units = np.empty_like(self.values)
+        rows: dict[int, list[int]] = {}
+        for row, claim in enumerate(self.claims):
+            rows.setdefault(id(claim), []).append(row)
+        for own in rows.values():
+            units[own] = standardized(self.values[own] / self.growth[own, None], self.claims[own[0]])
+        return units
+
+    def only(self, rows: np.ndarray) -> Sample:
+        """Return some of the releases: a mask (T,) or places."""
+        places = np.arange(len(self.values))[rows]
+        arrays = (self.growth, self.clients, self.steps, self.drawn)
+        return Sample(self.values[places], tuple(self.claims[k] for k in places), *(one[places] for one in arrays))
 
     @classmethod
-    def joined(cls, parts: list[Noise]) -> Noise:
+    def joined(cls, parts: Sequence[Sample]) -> Sample:
         """Return one after the other."""
-        clients = [part.clients for part in parts if part.clients is not None]
-        units, drawn = (np.concatenate([getattr(part, name) for part in parts]) for name in ("units", "drawn"))
-        return cls(units, drawn, np.concatenate(clients) if clients else None)
+        names = ("growth", "clients", "steps", "drawn")
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(np.concatenate([part.values for part in parts]), sum((p.claims for p in parts), ()), *arrays)
 
 
-def _marked(places: np.ndarray) -> np.ndarray:
-    """Return (64,) bool, which of the first places are among ``places`` (k,)."""
-    return np.isin(np.arange(_DRAWN), places)
+@dataclass
+class _Rows:
+    """Collects the rows of a sample, of ``size`` coordinates."""
+
+    size: int
+    rows: list[tuple[np.ndarray, Claim, float, int, int, np.ndarray]] = field(default_factory=list)
+
+    def add(
+        self, value: np.ndarray, claim: Claim, client: int, step: int, drawn: np.ndarray, growth: float = 1.0
+    ) -> None:
+        self.rows.append((value, claim, growth, client, step, drawn))
+
+    def sample(self) -> Sample:
+        if not self.rows:
+            none = np.zeros(0, dtype=np.int64)
+            return Sample(np.zeros((0, self.size)), (), np.zeros(0), none, none, np.zeros((0, _DRAWN), dtype=bool))
+        values, claims, growth, clients, steps, drawn = zip(*self.rows, strict=True)
+        return Sample(np.stack(values), claims, np.array(growth), np.array(clients), np.array(steps), np.stack(drawn))
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
@@ -85,61 +125,6 @@ def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
     return signal.lfilter(claim.bands, [1.0], values, axis=0) if claim.bands and len(values) else values
 
 
-def noise_of(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> dict[str, Noise]:
-    """Return the noise of steps ``start`` to ``stop`` of a channel, by release."""
-    if setup.gradients is None:
-        return _of_rows(setup, claims, channel, start, stop)
-    if setup.one_at_a_time:
-        return {"gradients": Silent.played(channel, setup, start, stop).noise(setup, claims)}
-    return {"gradients": _of_local_steps(setup, claims, channel, start, stop)}
-
-
-def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, Noise]:
-    """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
-    found: list[dict[str, Noise]] = []
-    left = wanted
-    for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
-        found.append(noise_of(setup, claims, setup.open(other), 0, steps_for(setup, left)))
-        least = min(one.units.size for name, one in found[-1].items() if not name.endswith("/count"))
-        left -= least
-        if left <= 0 or not least:
-            break
-    joined = {name: Noise.joined([one[name] for one in found]) for name in found[0]}
-    if setup.first is not None:
-        joined["first releases"] = first_noise(setup, claims, seed, wanted)
-    return joined
-
-
-def steps_for(setup: Setup, wanted: int) -> int:
-    """Return how many steps of one channel give about so many numbers of noise, where the run has them."""
-    if setup.gradients is None:
-        return min(setup.steps, max(4, -(-wanted // min(plan.size for plan in setup.releases))))
-    rows = -(-wanted // setup.records.dimension)
-    if setup.one_at_a_time:
-        return min(ACTIVATIONS, rows)
-    local = min(_LOCAL, max(1, int(np.median(setup.records.local_steps))))
-    return min(setup.steps, max(2, math.ceil(rows / (local * setup.sampler.denominator))))
-
-
-# Rows of cohorts
-
-
-def play(
-    setup: Setup, channel: Channel, rows: Rows, *, start: int, stop: int
-) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
-    """Play rounds through the production path (draw, begin, release every plan) until the budget ends.
-
-    Yields:
-        step, the ranks drawn, and the released values by name, float64 coordinates (size,).
-    """
-    for step, ranks in rounds(setup, channel, start, stop):
-        values = {}
-        for plan in channel.plans:
-            sent, who = rows(step, plan.name, ranks)
-            values[plan.name] = coordinates(channel.release(plan.name, sent, who).numpy(), plan.form)
-        yield step, ranks, values
-
-
 def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
     """Return the coordinates that are noised: of a symmetric matrix the upper triangle, off-diagonals times
     sqrt(2). A matrix that is not symmetric gives NaN."""
@@ -151,121 +136,218 @@ def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
     return value[upper] * np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
 
 
-def silence(setup: Setup) -> Rows:
-    """Return rows of clients that contribute nothing: zeros, and in every other step nobody answers."""
-    dimensions = {plan.name: plan.dimension for plan in setup.releases}
-
-    def rows(step: int, name: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        return setup.zeros(dimensions[name], ranks if step % 2 == 0 else ranks[:0])
-
-    return rows
+def _marked(places: np.ndarray) -> np.ndarray:
+    """Return (64,) bool, which of the first places are among ``places`` (k,)."""
+    return np.isin(np.arange(_DRAWN), places)
 
 
-def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> dict[str, Noise]:
-    """Return the noise of every release; where the uses differ, each in units of its own noise over that of the first
-    use.
+# Samples
 
-    Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
-    computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
-    standard deviation, is under ``"<name>/count"``. Of noise that is correlated over rounds, what is independent is
-    returned; from the middle of a run on, without the rounds that earlier ones enter.
+
+def silence(setup: Setup) -> Sent:
+    """Return what clients send that contribute nothing: zeros, and in every other step nothing at all, nor where rows
+    of zeros count as unclipped ones."""
+
+    def sent(name: str, step: int, clients: Tensor) -> tuple[Tensor, Tensor]:
+        if step % 2 or setup.adaptive is not None:
+            clients = clients[:0]
+        d = setup.records.dimension if setup.gradients is not None else setup.release(name).dimension
+        clients = clients[: max(1, MOST_ELEMENTS // d)]
+        return torch.zeros(1, d).expand(len(clients), -1), clients
+
+    return sent
+
+
+def noise_of(
+    setup: Setup,
+    claims: Claims,
+    channel: Channel,
+    start: int,
+    stop: int,
+    who: np.ndarray | None = None,
+    local: int = _LOCAL,
+) -> dict[str, Sample]:
+    """Return the noise of steps ``start`` to ``stop`` of a channel, by release, in which clients contribute nothing; of
+    noise that is correlated over rounds what is independent, in the middle of a run without the rounds that earlier
+    ones enter."""
+    found = played(setup, claims, channel, start, stop, who=who, local=local)
+    for name, one in found.items():
+        if one.claims and one.claims[0].bands:
+            first = len(one.claims[0].bands) - 1 if start else 0
+            independent = replace(one, values=decorrelated(one.values, one.claims[0]))
+            found[name] = independent.only(np.arange(len(one.values)) >= first)
+    return found
+
+
+def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, Sample]:
+    """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
+    found: list[dict[str, Sample]] = []
+    left = wanted
+    for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
+        found.append(noise_of(setup, claims, setup.open(other), 0, steps_for(setup, claims, left)))
+        least = min(one.values.size for name, one in found[-1].items() if not name.endswith("/count"))
+        left -= least
+        if left <= 0 or not least:
+            break
+    return {name: Sample.joined([one[name] for one in found]) for name in found[0]}
+
+
+def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
+    """Return how many steps of one channel give about so many numbers of noise, where the run has them."""
+    rows = -(-wanted // min(claims.of(name).size for name in claims.names))
+    if setup.one_at_a_time:
+        return min(ACTIVATIONS, rows)
+    if setup.gradients is not None:
+        local = min(_LOCAL, max(1, int(np.median(setup.records.local_steps))))
+        return min(setup.steps, max(2, math.ceil(rows / (local * setup.sampler.denominator))))
+    return min(setup.steps, max(1, -(-rows // setup.sampler.n)) if setup.rows else max(4, rows))
+
+
+def played(
+    setup: Setup,
+    claims: Claims,
+    channel: Channel,
+    start: int,
+    stop: int,
+    sent: Sent | None = None,
+    *,
+    who: np.ndarray | None = None,
+    local: int = _LOCAL,
+) -> dict[str, Sample]:
+    """Play rounds, or activations, through the production path until the budget ends.
+
+    Args:
+        setup: of the run.
+        claims: on its releases.
+        channel: an open one.
+        start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
+            charged yet, and are left out.
+        sent: what the clients hand to releases; None for nothing.
+        who: the only clients that take part, in every step; None for those that are drawn, or all in turn.
+        local: most local steps of one participation that are made.
+
+    Returns:
+        What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients, ``"rows of <name>"``
+        with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
+        grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
     """
-    names = claims.names
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    adaptive = setup.adaptive
-    noted: list[tuple[int, str, Tensor]] = []
-    if adaptive is not None:
-        channel.record = noted
-        kept |= {f"{name}/count": [] for name in names}
-    growth, rows, cohorts = dict.fromkeys(names, 1.0), silence(setup), [np.zeros((0, _DRAWN), dtype=bool)]
-    for step, ranks, values in play(setup, channel, rows, start=start, stop=stop):
-        if setup.uses_differ:
-            use = channel.account.steps_charged - 1
-            growth = {name: claims.of(name, use=use).multiplier / claims.of(name).multiplier for name in names}
-        cohorts.append(_marked(ranks.numpy())[None])
-        for name, value in values.items():
-            kept[name].append(value / growth[name])
-            if adaptive is None:
+    if setup.one_at_a_time:
+        return {GRADIENTS: _activations(setup, claims, channel, start, stop, sent, who)}
+    if who is not None:
+        channel = _drawing(setup, channel, who)
+    sent = silence(setup) if sent is None else sent
+    if setup.gradients is not None:
+        return {GRADIENTS: _local_steps(setup, claims, channel, start, stop, sent, local)}
+    return _sums(setup, claims, channel, start, stop, sent)
+
+
+def _sums(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+    """Play rounds in which rows of clients are added up."""
+    names = [*claims.names, *(f"{name}/count" for name in claims.names if setup.adaptive is not None)]
+    made = {name: _Rows(claims.of(name).size) for name in names}
+    growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
+    channel.record = noted
+    for step, ranks in rounds(setup, channel, start, stop):
+        use, drawn = channel.account.steps_charged - 1 if setup.uses_differ else 0, _marked(ranks.numpy())
+        for plan in channel.plans:
+            rows, who = sent(plan.name, step, ranks)
+            noted.clear()
+            value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
+            beside = {name: one for _, name, one in noted}
+            if setup.rows:
+                name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
+                for client, row in zip(who.tolist(), hidden, strict=True):
+                    made[name].add(row, claims.of(name), client, step, np.zeros(_DRAWN, dtype=bool))
                 continue
-            (count,) = [float(v) for at, key, v in noted if (at, key) == (step, f"{name}/count")]
-            m, answered = expected_cohort(setup.sampler), len(rows(step, name, ranks)[0])
-            kept[f"{name}/count"].append(np.array([(count * m - answered / 2) / count_std(adaptive, setup.sampler)]))
-            growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
-    sizes = {plan.name: plan.size for plan in setup.releases}
-    raw = {name: np.stack(found) if found else np.zeros((0, sizes.get(name, 1))) for name, found in kept.items()}
-    for name in names:
-        unknown = max(0, len(claims.of(name).bands) - 1) if start else 0
-        raw[name] = decorrelated(raw[name], claims.of(name))[unknown:]
-    units = {name: standardized(raw[name], claims.of(name)) if name in names else raw[name] for name in raw}
-    drawn = np.concatenate(cohorts)
-    return {name: Noise(one, drawn[len(drawn) - len(one) :]) for name, one in units.items()}
+            made[plan.name].add(value, claims.of(plan.name, use=use), -1, step, drawn, growth[plan.name])
+            if setup.adaptive is not None:
+                name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
+                made[name].add(np.array([count]), claims.of(name), -1, step, drawn)
+                growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
+    return {name: one.sample() for name, one in made.items()}
 
 
-# Local steps
+def _local_steps(
+    setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent, local: int
+) -> Sample:
+    """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
+    made, total = _Rows(setup.records.dimension), setup.records.local_steps
+    for step, clients in rounds(setup, channel, start, stop):
+        releases = local_of(channel)
+        numbers = sorted({number for k in clients.tolist() for number in releases.step_numbers(k)[:local]})
+        for count, number in enumerate(numbers):
+            acting = torch.tensor([k for k in clients.tolist() if number in releases.step_numbers(k)])
+            used, mask = releases.batch(acting, number)
+            rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
+            value = releases.release(acting, number, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
+            own = releases.own_numbers(acting, number)
+            for k, one, n, at, there in zip(acting.tolist(), value, own.tolist(), used, mask, strict=True):
+                drawn = _marked(at[there].numpy())
+                made.add(one, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn)
+    return made.sample()
 
 
-def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
-    """Begin a round; return who takes part: ranks, or where records are protected clients in their order."""
-    ranks = channel.draw(step)
-    channel.begin(step, ranks)
-    if setup.gradients is None or setup.gradients.ranks is None:
-        return ranks
-    return torch.argsort(setup.gradients.ranks)[ranks]
+def _activations(
+    setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent | None, who: np.ndarray | None
+) -> Sample:
+    """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
+    its cap, where an earlier session brought it there, nothing is returned."""
+    caps = channel.caps if who is None else np.where(np.isin(np.arange(len(channel.caps)), who), channel.caps, 0)
+    order = turns(np.where(setup.sizes > 0, caps, 0), stop)
+    uses = channel.account.participations[0].copy()
+    at = min(start, int(uses.sum()))
+    channel.start(at)
+    made, turn = _Rows(setup.records.dimension), max(1, int((caps > 0).sum()))
+    block = 0
+    while at < len(order):
+        acting = order[at : at + turn * (_TURNS if block % 3 == 2 else 1)]
+        try:
+            channel.begin(at, torch.from_numpy(acting)[None].expand(channel.replicates, -1))
+        except BudgetExhausted:
+            break
+        drawn = _members(channel, acting)
+        values = _given(setup, channel, acting, sent, block)
+        for place, client in enumerate(acting.tolist()):
+            if uses[client] < channel.caps[client] and at + place >= start:
+                claim = claims.of(GRADIENTS, client, int(uses[client]))
+                made.add(values[place, -1], claim, client, int(uses[client]), drawn[place])
+            uses[client] += 1
+        at, block = at + len(acting), block + 1
+    return made.sample()
 
 
-def drawing(channel: Channel, ranks: Tensor) -> Channel:
-    """Return the channel, which draws the cohort ``ranks`` (k,) in every round."""
-    sampler, drawn = copy(channel.sampler), torch.sort(ranks).values
+# Rounds
+
+
+def _drawing(setup: Setup, channel: Channel, clients: np.ndarray) -> Channel:
+    """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
+    sampler, ranks = copy(channel.sampler), torch.from_numpy(clients)
+    if setup.gradients is not None and setup.gradients.ranks is not None:
+        ranks = setup.gradients.ranks[ranks]
+    drawn = torch.sort(ranks).values
     object.__setattr__(sampler, "draw", lambda *address: drawn)
     channel.sampler = sampler
     return channel
 
 
 def rounds(setup: Setup, channel: Channel, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who takes part."""
+    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who
+    takes part: ranks, or where records are protected clients in their order."""
     for step in range(start, setup.steps if stop is None else stop):
         try:
-            clients = begin_round(setup, channel, step)
+            clients = channel.draw(step)
+            channel.begin(step, clients)
         except BudgetExhausted:
             return
+        if setup.gradients is not None and setup.gradients.ranks is not None:
+            clients = torch.sort(torch.argsort(setup.gradients.ranks)[clients]).values
         yield step, clients
-
-
-def first_cohort(setup: Setup, *channels: Channel, having: int | None = None) -> Tensor:
-    """Begin rounds in all channels until somebody, or the client ``having``, takes part.
-
-    Returns:
-        Who takes part, int64 (k,) as :func:`begin_round` has them; empty where nobody does within the budget.
-    """
-    for (_, clients), *_ in zip(*(rounds(setup, channel) for channel in channels), strict=True):
-        if len(clients) and (having is None or having in clients.tolist()):
-            return clients
-    return torch.zeros(0, dtype=torch.int64)
 
 
 def local_of(channel: Channel) -> LocalSteps:
     """Return the local steps of the round that has begun."""
     assert channel.local is not None
     return channel.local
-
-
-def _of_local_steps(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> Noise:
-    """Play clients whose records have zero gradients, or (every other step) none."""
-    d = setup.records.dimension
-    rows, who, drawn = [np.zeros((0, d))], [np.zeros(0, dtype=np.int64)], [np.zeros((0, _DRAWN), dtype=bool)]
-    for _, clients in rounds(setup, channel, start, stop):
-        releases = local_of(channel)
-        local = releases.steps(clients)
-        for index in range(min(int(local.max()) if len(local) else 0, _LOCAL)):
-            active = clients[local > index]
-            used, mask = releases.batch(active, index)
-            drawn += [_marked(own[there].numpy())[None] for own, there in zip(used, mask, strict=True)]
-            place, _ = mask.nonzero(as_tuple=True) if index % 2 == 0 else (torch.zeros(0, dtype=torch.int64), None)
-            place = place[: max(1, MOST_ELEMENTS // d)]
-            value = releases.release(active, index, [(torch.zeros(1, d).expand(len(place), -1), place)]).cpu().numpy()
-            rows += [standardized(value[i : i + 1], claims.of(GRADIENT, k)) for i, k in enumerate(active.tolist())]
-            who.append(active.numpy())
-    return Noise(np.concatenate(rows), np.concatenate(drawn), np.concatenate(who))
 
 
 # Clients that act one at a time
@@ -280,78 +362,6 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     return np.concatenate(kept)[:limit]
 
 
-@dataclass(frozen=True, eq=False)
-class Silent:
-    """Releases of clients whose records have zero gradients, or factors that are not numbers.
-
-    Attributes:
-        clients, uses, present: (T,) who acts, after how many activations of its own, with how many records.
-        drawn: (T, 64) bool, which of the client's first records take part, in the first repetition.
-        values: (T, R, D) float64.
-    """
-
-    clients: np.ndarray
-    uses: np.ndarray
-    present: np.ndarray
-    drawn: np.ndarray
-    values: np.ndarray
-
-    @classmethod
-    def played(
-        cls,
-        channel: Channel,
-        setup: Setup,
-        start: int,
-        stop: int,
-        block: int | None = None,
-        who: np.ndarray | None = None,
-    ) -> Silent:
-        """Play activations in which nothing is there to be seen but noise.
-
-        Activations before ``start`` happen where they are not charged yet, and are left out. They come in blocks of
-        ``block`` activations, or None for uneven ones; clients act in turn up to their caps, all or those of ``who``
-        (n,). Activations without records, or of clients that earlier sessions have brought to their caps, are left
-        out; fewer are played where the caps end.
-        """
-        order = turns(channel.caps if who is None else np.where(who, channel.caps, 0), stop)
-        present = setup.present(order, np.arange(len(order)))
-        at = first = min(start, _charged(channel, present))
-        channel.start(at)
-        uses = channel.account.participations[0].copy()
-        values: list[np.ndarray] = [np.zeros((0, channel.replicates, setup.records.dimension))]
-        drawn = [np.zeros((0, _DRAWN), dtype=bool)]
-        while at < len(order):
-            length = min(len(order) - at, block or 1 + at * 7 % 61)
-            acting = torch.from_numpy(order[at : at + length])
-            try:
-                channel.begin(at, acting.expand(channel.replicates, -1))
-            except BudgetExhausted:
-                break
-            drawn.append(_members(channel, acting.numpy()))
-            values.append(nothing(channel, setup, length, math.nan if at % 2 else 0.0))
-            at += length
-        number = np.zeros(at - first, dtype=np.int64)
-        for row, client in enumerate(order[first:at].tolist()):
-            number[row] = uses[client]
-            uses[client] += int(present[first + row] > 0)
-        loud = (present[first:at] > 0) & (number < channel.caps[order[first:at]])
-        kept = np.flatnonzero(loud & (np.arange(first, at) >= start))
-        rest = np.concatenate(drawn)[kept], np.concatenate(values)[kept]
-        return cls(order[first:at][kept], number[kept], present[first:at][kept], *rest)
-
-    def noise(self, setup: Setup, claims: Claims, replicate: int = 0) -> Noise:
-        """Return the noise in the units of what each was charged for."""
-        values, out = self.values[:, replicate].copy(), np.empty_like(self.values[:, replicate])
-        for row, (client, use, n) in enumerate(zip(self.clients, self.uses, self.present, strict=True)):
-            first = claims.of(GRADIENT, int(client)).multiplier
-            louder = claims.of(GRADIENT, int(client), int(use)).multiplier / first
-            values[row] *= n / setup.sizes[client] / louder
-        for client in np.unique(self.clients).tolist():
-            own = self.clients == client
-            out[own] = standardized(values[own], claims.of(GRADIENT, client))
-        return Noise(out, self.drawn, self.clients)
-
-
 def _members(channel: Channel, clients: np.ndarray) -> np.ndarray:
     """Return (k, 64) bool: which of the first records of each of ``clients`` (k,), who act next, will take part."""
     found = np.zeros((len(clients), _DRAWN), dtype=bool)
@@ -363,70 +373,77 @@ def _members(channel: Channel, clients: np.ndarray) -> np.ndarray:
     return found
 
 
-def _charged(channel: Channel, present: np.ndarray) -> int:
-    """Return how many activations an earlier session charged: as its uses take, with those of nobody between."""
-    uses = int(channel.account.participations[0].sum())
-    return 0 if uses == 0 else int(np.searchsorted(np.cumsum(present > 0), uses)) + 1
+def _given(setup: Setup, channel: Channel, acting: np.ndarray, sent: Sent | None, block: int) -> np.ndarray:
+    """Return the releases (k, R, D) of a block: together, or one after the other, which every second block is."""
+    if sent is not None:
+        return np.stack(
+            [next(channel.answers(record_gradients(setup, *sent(GRADIENTS, block, torch.tensor([k])))))
+             for k in acting.tolist()]
+        )  # fmt: skip
+    messages = silent_messages(setup, channel, math.nan if block % 2 else 0.0)
+    message = messages[block // 2 % len(messages)]
+    if block % 2:
+        return np.stack(list(islice(channel.answers(message), len(acting))))
+    return channel.release(GRADIENT, message, count=len(acting)).numpy()
 
 
-def zero_factors(setup: Setup, factor: float = 0.0) -> ScaledRows:
-    """Return factors of records whose gradients are all zero (or not a number)."""
-    return ScaledRows(lambda client, which, where: np.full((len(which), setup.sizes[client]), factor))
+def record_gradients(setup: Setup, rows: Tensor, clients: Tensor) -> RecordGradients:
+    """Return the gradients ``rows`` (k, D) of the first k records of a client; those of its other records are zero."""
+
+    def gradients(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
+        whole = torch.zeros(int(setup.sizes[client]), rows.shape[1], dtype=torch.float64)
+        whole[: len(rows)] = rows[: len(whole)]
+        return whole.expand(len(which), -1, -1)
+
+    return RecordGradients(gradients)
 
 
-def zero_gradients(setup: Setup, factor: float = 0.0) -> RecordGradients:
-    """Return, as :func:`zero_factors`, the gradients themselves."""
+def silent_messages(setup: Setup, channel: Channel, factor: float) -> list[GradientMessage]:
+    """Return every kind of message of clients that contribute nothing, with gradients of 0 or NaN, ``factor``."""
+    d = setup.records.dimension
+    assert channel.draws is not None
 
     def rows(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
-        shape = (len(which), int(setup.sizes[client]), setup.records.dimension)
+        shape = (len(which), int(setup.sizes[client]), d)
         return torch.full((1, 1, 1), factor, dtype=torch.float64).expand(shape)
 
-    return RecordGradients(rows)
+    messages: list[GradientMessage] = [RecordGradients(rows)]
+    if setup.linear:
+        scaled = ScaledRows(lambda client, which, where: np.full((len(which), int(setup.sizes[client])), factor))
+        messages.append(scaled)
+    if not channel.draws.sampled:
+        messages.append(BoundedMeans(lambda client, which, where: np.zeros((len(which), d))))
+    return messages
 
 
-def zero_means(setup: Setup) -> BoundedMeans:
-    """Return, as :func:`zero_factors`, the means of gradients that the domain bounds."""
-    return BoundedMeans(lambda client, which, where: np.zeros((len(which), setup.records.dimension)))
+# What a channel says
 
 
-def nothing(channel: Channel, setup: Setup, count: int, factor: float) -> np.ndarray:
-    """Return (count, R, D) by any way out, one activation after the other or together."""
-    assert channel.draws is not None
-    if not channel.draws.sampled and count % 5 == 3:
-        return _given(channel, zero_means(setup), count, together=False)
-    small = int(setup.sizes.max()) * setup.records.dimension * count <= _ROWS
-    if not setup.linear or (small and count % 4 > 1):
-        return _given(channel, zero_gradients(setup, factor), count, together=small and count % 2 == 0)
-    return _given(channel, zero_factors(setup, factor), count, together=count % 2 == 0)
+def uses_of(channel: Channel) -> np.ndarray:
+    """Return (m,) int64, how often each account was charged."""
+    (uses,) = channel.account.uses
+    return np.asarray(uses)
 
 
-def _given(channel: Channel, message: GradientMessage, count: int, *, together: bool) -> np.ndarray:
-    if together:
-        return channel.release(GRADIENT, message, count=count).numpy()
-    if count % 3:
-        return np.stack(list(islice(channel.answers(message), count)))
-    return torch.cat([channel.release(GRADIENT, message) for _ in range(count)]).numpy()
+def caps_of(channel: Channel) -> np.ndarray | None:
+    """Return (m,) int64, the most uses of each account; None where the budget of all is one, or uses have no cap."""
+    return channel.account.caps if channel.account.by_client else None
 
 
-def next_release(channel: Channel, message: GradientMessage, number: int) -> np.ndarray:
-    """Return what the next activation releases, (R, D) float64, of every second ``number`` by
-    :meth:`~fedmtl.privacy.Channel.answers`, whose loop over a single run is code of its own.
+def stated_multiplier(setup: Setup, channel: Channel, name: str, client: int, use: int) -> float:
+    """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
+    if setup.gradients is not None:
+        assert channel.noise_multipliers is not None
+        return float(channel.noise_multipliers[client]) / setup.weight(client, use)
+    noise = channel.releases[name].weighted(setup.release(name).weight(use)).noise
+    return math.nan if noise is None else float(noise.multiplier)
 
-    Raises:
-        PrivacyError: a message that is refused; the activation is still to be released.
-    """
-    return channel.release(GRADIENT, message)[0].numpy() if number % 2 else next(channel.answers(message))
 
-
-def first_noise(setup: Setup, claims: Claims, seed: int, wanted: int) -> Noise:
-    """Draw first releases of zero vectors, at least ``wanted`` numbers from up to 50 channels."""
-    d, charged = setup.records.dimension, [k for k in range(len(setup.sizes)) if claims.starts(k)]
-    found = [np.zeros((0, d))]
-    for other in seeds(seed, "noise/first", _CHANNELS if charged else 0):
-        value = setup.open(other).release(FIRST, ClientVectors(lambda client: torch.zeros(d))).numpy()[0]
-        found += [standardized(value[k : k + 1], claims.of(FIRST, k)) for k in charged]
-        if sum(part.size for part in found) >= wanted:
-            break
-    units = np.concatenate(found)
-    clients = np.resize(np.array(charged, dtype=np.int64), len(units))
-    return Noise(units, np.zeros((len(units), _DRAWN), dtype=bool), clients)
+def release_nothing(setup: Setup, channel: Channel, first: int, members: Tensor) -> np.ndarray:
+    """Release a round, or a block of activations, that has begun and in which clients contribute nothing; return what
+    activations released, (k, D)."""
+    if setup.one_at_a_time:
+        return _given(setup, channel, members[0].numpy(), None, first)[:, 0]
+    for plan in channel.plans if setup.gradients is None else ():
+        channel.release(plan.name, *silence(setup)(plan.name, first, members))
+    return np.zeros((0, 0))

@@ -17,17 +17,17 @@ from scipy import special, stats
 
 from ..channel import GRADIENT, Channel
 from ..local_steps import LocalSteps
-from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
+from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from ..sums import RecordGradients, ScaledRows
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import Noise, gathered
-from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .play import Sample, gathered
+from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import auditor, correlations, from_binomial, from_hypergeometric, normal_p, seeds
 
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
 _RECORDS, _QUIET = 16, 1e-13
-_LEAST, _DRAWN_COORDINATES = 100, 16
+_LEAST, _COORDINATES = 100, 16
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,18 @@ class _Drawn:
 
 def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
     """Check that who takes part in a release, or which records do, says nothing of the noise of the same release."""
-    size = setup.records.dimension if setup.gradients is not None else min(plan.size for plan in setup.releases)
+    size = min(claims.of(name).size for name in claims.names)
     draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
     (first,) = seeds(seed, "sampler/noise", 1)
     found = gathered(setup, claims, first, draws * size)
     return [_unrelated(f"sampler: noise of {name}", one) for name, one in found.items() if one.drawn.any()]
 
 
-def _unrelated(check: str, noise: Noise) -> Finding:
+def _unrelated(check: str, noise: Sample) -> Finding:
     """Test the correlations over releases of every unit's part, and of the number of units, with every coordinate of
     the noise, with its size, and with the length of the noise: under the claim these are N(0, 1), so that a cosine with
     anything independent has Student's law."""
-    units = noise.units[:, :_DRAWN_COORDINATES]
+    units = noise.units[:, :_COORDINATES]
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = special.ndtri(special.gammainc(noise.units.shape[1] / 2, (noise.units**2).sum(1) / 2))
         sizes = special.ndtri(special.erf(np.abs(units) / math.sqrt(2)))
@@ -160,39 +160,41 @@ def _unrelated(check: str, noise: Noise) -> Finding:
 # Cohorts
 
 
-def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Finding]:
+def sampler(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+    """Check ``draws`` cohorts, or subsets of records where the unit is a record, of two channels each; in secure mode
+    these have the same seed, which must not matter."""
+    if setup.gradients is not None:
+        return _subsets(setup, claims, seed, draws)
+    return _cohorts(setup, claims.of(claims.names[0]).sampled if claims else None, seed, draws)
+
+
+def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list[Finding]:
     """Check sizes, fairness and independence across clients, rounds and channels.
 
-    Poisson: sizes are binomial with the q of the event. Fixed: of the exact size. In turn: without coins. Full:
-    everybody, always.
-
-    Args:
-        setup: of the run.
-        claim: on a release, or None where nothing is charged; then the sampler's own word is the claim.
-        seed: of two channels; in secure mode they have the same one, which must not matter.
-        draws: number of cohorts.
+    Poisson: sizes are binomial with the q of the event, ``sampled``. Fixed: of the exact size. In turn: without coins.
+    Full: everybody, always. Where nothing is charged, the sampler's own word is the claim.
     """
-    n, sampler, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
+    n, bound, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
     members = [_drawn(setup.open(one), draws) for one in (first, first if setup.secure else second)]
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
     findings = [exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")]
     sizes = np.array([len(m) for m in members[0]])
-    if isinstance(sampler, BoundCyclic) and (claim is None or claim.sampled is None):
-        return [*findings, *_in_turn(members, n, sampler.cohort)]
-    q = _claimed_probability(sampler, claim)
-    if q is None:  # nothing random is claimed
+    if sampled is None and isinstance(bound, BoundCyclic):
+        return [*findings, *_in_turn(members, n, bound.cohort)]
+    cohort = getattr(bound, "cohort", bound.denominator)
+    if sampled is None and (isinstance(bound, BoundFull) or cohort >= n):  # nothing random is claimed
         missing = int((sizes != n).sum())
         return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
-    fixed = isinstance(sampler, BoundFixed) and (claim is None or claim.sampled is None)
-    both = q * (q * n - 1) / max(n - 1, 1) if fixed else None
+    q = float(cohort) / n if sampled is None else sampled
+    fixed = sampled is None and isinstance(bound, BoundFixed)
+    drawn = _Drawn("sampler: ", members, n, q, coins, setup.secure, fixed)
     if fixed:
         size = round(q * n)
         findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
     else:
-        findings.append(_Drawn("sampler: ", members, n, q, coins, setup.secure).sizes())
-    drawn = _Drawn("sampler: ", members, n, q, coins, setup.secure, fixed)
-    return [*findings, *drawn.independence(both)]
+        findings.append(drawn.sizes())
+    return [*findings, *drawn.independence(q * (q * n - 1) / max(n - 1, 1) if fixed else None)]
 
 
 def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
@@ -207,15 +209,6 @@ def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Findi
     ]
 
 
-def _claimed_probability(sampler: BoundSampler, claim: Claim | None) -> float | None:
-    if claim is not None and claim.sampled is not None:
-        return claim.sampled
-    if isinstance(sampler, BoundFull):
-        return None
-    cohort = getattr(sampler, "cohort", sampler.denominator)
-    return float(cohort) / sampler.n if cohort < sampler.n else None
-
-
 def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
     return [channel.draw(step).numpy() for step in range(draws)]
 
@@ -223,11 +216,10 @@ def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
 # Records
 
 
-def subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
     """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records."""
-    there = setup.present(np.arange(len(setup.sizes)), np.zeros(len(setup.sizes), dtype=np.int64))
-    sampled = [k for k in range(len(there)) if claims.of(GRADIENT, k).sampled is not None]
-    client = max(sampled, key=lambda k: int(there[k]), default=-1)
+    sampled = [k for k in range(len(setup.sizes)) if claims.of(GRADIENTS, k).sampled is not None]
+    client = max(sampled, key=lambda k: int(setup.sizes[k]), default=-1)
     if setup.one_at_a_time:
         if client < 0:
             return [skipped("sampler", "who acts when is public, and every release uses all records")]
@@ -240,7 +232,7 @@ def subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding
 def _of_local_steps(
     setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int
 ) -> list[Finding]:
-    n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENT, client).sampled or 1.0), auditor(seed, "cohorts")
+    n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
     members = [_drawn_records(setup, one, client, draws) for one in (first, first if setup.secure else second)]
     drawn = _Drawn("sampler: records, ", members, n, q, coins, setup.secure)
@@ -273,11 +265,10 @@ def _all_records(setup: Setup, seed: int) -> Finding:
 
 
 def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
-    arrivals, coins = setup.records.arrivals, auditor(seed, "subsamples")
-    there = np.arange(setup.sizes[client]) if arrivals is None else np.flatnonzero(arrivals[client] <= 0)
-    chosen = np.sort(coins.permutation(there)[:_RECORDS])
+    coins = auditor(seed, "subsamples")
+    chosen = np.sort(coins.permutation(np.arange(setup.sizes[client]))[:_RECORDS])
     if not len(chosen) or not setup.open(seed).caps[client]:
-        return [skipped("sampler", "no client has records at the start and may act")]
+        return [skipped("sampler", "no client has records and may act")]
     streams = [_sums(setup, claims, one, client, chosen) for one in (seed, seed if setup.secure else seed + 1)]
     members: list[list[np.ndarray]] = [[], []]
     strange = 0
@@ -290,7 +281,7 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
                 break
     shorter = min(map(len, members))
     members = [found[:shorter] for found in members]
-    q = float(claims.of(GRADIENT, client).sampled or 1.0)
+    q = float(claims.of(GRADIENTS, client).sampled or 1.0)
     whole = exact("sampler: records, sums", strange, f"of {shorter} are not sums of the gradients drawn over q n")
     drawn = _Drawn("sampler: records, ", members, len(chosen), q, coins, setup.secure)
     return [whole, drawn.sizes(), *drawn.independence()]
@@ -317,5 +308,4 @@ def _sums(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarr
         else:
             scaled = ScaledRows(lambda k, which, where: factors.repeat(len(which), 0))
             value = channel.release(GRADIENT, scaled, count=cap)
-        present = setup.present(np.full(cap, client), np.arange(cap)) / n
-        yield value[:, 0, d // 2].numpy() * claims.of(GRADIENT, client).denominator * present / unit
+        yield value[:, 0, d // 2].numpy() * claims.of(GRADIENTS, client).denominator / unit

@@ -20,18 +20,19 @@ from dp_accounting import dp_event
 from torch import Tensor
 
 from ...errors import PrivacyError
-from ..account import Cost
 from ..accounting.composition import epsilon
-from ..channel import FIRST, GRADIENT, Channel
-from ..gradients import GradientPlan, WarmStartRelease
+from ..channel import Channel
+from ..gradients import GradientPlan
 from ..opening import open_channel
+from ..price import Price, Prices
 from ..quantile import QuantileClip
 from ..release import Form, ReleasePlan
 from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
-Kind = Literal["gaussian", "laplace", "knorm", "wishart"]
+Kind = Literal["gaussian", "laplace", "knorm", "pure"]
 
+GRADIENTS = "gradients"
 CLIENTS, ACTIVATIONS = 12, 2000
 """Clients examined one by one, and activations of one channel, at most."""
 
@@ -62,8 +63,8 @@ class Setup:
         steps: planned number of steps.
         tensors: sizes of the model's tensors in a released vector; releases of another total are one tensor.
         counts: numbers of records of every client, from the data and not from the plan; None takes the plan's.
-        rows: whether channels are opened with the noise that clients add to their own rows. It is another account, and
-            hides what a release adds up, so most checks are made without it.
+        rows: whether channels are opened with the noise that clients add to their own rows, which are then what is
+            checked. That noise has another account, and hides what a release adds up.
     """
 
     privacy: Privacy
@@ -167,6 +168,10 @@ class Setup:
             replicates=replicates,
         )
 
+    def name(self, client: int) -> str:
+        """Return how findings name a client."""
+        return str(client) if self.gradients is None else repr(self.gradients.ids[client])
+
     def parts(self, dimension: int) -> list[tuple[int, int]]:
         """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
         sizes = self.tensors if sum(self.tensors) == dimension else (dimension,)
@@ -175,11 +180,6 @@ class Setup:
         stops = np.cumsum(sizes).tolist()
         return list(zip([0, *stops[:-1]], stops, strict=True))
 
-    def zeros(self, dimension: int, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return zero rows of a cohort, or of a part of it where these would be very many numbers."""
-        count = min(len(clients), max(1, MOST_ELEMENTS // dimension))
-        return torch.zeros(1, dimension).expand(count, -1), clients[:count]
-
     # Public facts about records
 
     @cached_property
@@ -187,13 +187,11 @@ class Setup:
         """Return (n,) int64: numbers of records."""
         return self.records.counts if self.counts is None else np.array(self.counts, dtype=np.int64)
 
-    @property
-    def first(self) -> WarmStartRelease | None:
-        """Return the release before all activations, or None."""
-        return None if self.gradients is None else self.gradients.first
-
     def rate(self, client: int) -> float:
-        """Return the probability that a record takes part in a release: as set, or a batch of the records."""
+        """Return the probability that a unit takes part in a release: a client in a cohort, or a record of ``client``,
+        as set or a batch of its records."""
+        if self.gradients is None:
+            return expected_cohort(self.sampler) / self.sampler.n
         plan, n = self.records, int(self.sizes[client])
         if plan.batch_size is not None:
             return min(1.0, plan.batch_size / n) if n else 1.0
@@ -203,20 +201,6 @@ class Setup:
         """Return the weight of an activation, the mean of a client's weights being 1."""
         given = self.records.allocation
         return 1.0 if given is None else float(given[client][use] / np.mean(given[client]))
-
-    def share(self, client: int, cap: int) -> float:
-        """Return the weight of the release before all activations; 0 without one."""
-        if self.first is None or not self.sizes[client]:
-            return 0.0
-        return self.first.share / (1 - self.first.share) * cap if cap else 1.0
-
-    def present(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return (T,) records of ``clients`` (T,) at activations ``steps`` (T,)."""
-        arrivals = self.records.arrivals
-        if arrivals is None:
-            return self.sizes[clients]
-        pairs = zip(clients.tolist(), steps.tolist(), strict=True)
-        return np.array([int((arrivals[k] <= step).sum()) for k, step in pairs], dtype=np.int64)
 
     @property
     def linear(self) -> bool:
@@ -251,7 +235,6 @@ class Claim:
         event: of one charge: a whole step with all its sums, or one release of gradients.
         apart: of noise in whole numbers, the bound on the divergence of a step from ``event`` that is charged; else
             None.
-        per_participation: a client is charged for the steps it took part in.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
             is independent as it is.
     """
@@ -267,7 +250,6 @@ class Claim:
     sampled: float | None
     event: Any
     apart: float | None = None
-    per_participation: bool
     bands: tuple[float, ...] = ()
 
     @property
@@ -286,42 +268,55 @@ class Claim:
 
 
 class Claims:
-    """What the account charges for every release; false where no noise is claimed.
+    """What is claimed of every release; false where no noise is claimed.
 
     Args:
         setup: public facts.
         channel: an open one.
 
     Attributes:
-        names: the noised releases: those of rows, or ``"gradient"`` and, before all activations, ``"first"``.
-        cost: what the account charges.
+        names: the releases: those of rows, or ``"gradients"``; of a setup with noise on rows ``"rows of <name>"``.
     """
 
     def __init__(self, setup: Setup, channel: Channel) -> None:
-        self._setup, self._law = setup, channel.law
-        self._cost: Cost | None = channel.account.cost
-        self._per_participation = channel.account.by_client
+        self._setup = setup
+        self._prices = channel.account.prices
         self._bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
         self._made: dict[tuple[str, int, int], Claim] = {}
-        names = tuple(plan.name for plan in setup.releases)
+        self._rows = {f"rows of {name}": one.price.event(one.multiplier) for name, one in channel.rows.items()}
+        self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
-            names = (GRADIENT,) if setup.first is None else (GRADIENT, FIRST)
-        self.names: tuple[str, ...] = names if self._cost is not None else ()
+            self.names = (GRADIENTS,)
+        elif setup.rows:
+            self.names = tuple(self._rows)
 
     def __bool__(self) -> bool:
-        return bool(self.names)
+        return bool(self.names) and self._prices is not None
 
     @property
-    def cost(self) -> Cost:
-        """Return what is charged."""
-        assert self._cost is not None
-        return self._cost
+    def prices(self) -> Prices:
+        """Return what the account charges."""
+        assert self._prices is not None
+        return self._prices
+
+    def _price(self, client: int) -> Price:
+        return self.prices.kinds[self.prices.kind[0, client]]
+
+    @property
+    def delta(self) -> float:
+        """Return the delta of what is charged."""
+        return self.prices.delta
+
+    @property
+    def refuted(self) -> str | None:
+        """Return why the published accounting that is charged does not hold; None where it does."""
+        return self.prices.refuted
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
         """Return the claim on a release.
 
         Args:
-            name: of the release.
+            name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
             client: whose account, where the unit is a record; with all its records.
             use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that adapts the first.
 
@@ -330,29 +325,34 @@ class Claims:
         """
         key = name, client, use
         if key not in self._made:
-            made = self._of_rows(name, use) if self._setup.gradients is None else self._of_gradients(*key)
-            self._made[key] = made
+            self._made[key] = self._claim(name, client, use)
         return self._made[key]
 
-    def starts(self, client: int) -> bool:
-        """Return whether a release before all activations is charged to a client."""
-        return self._setup.first is not None and bool(self.cost.first[client])
+    def _claim(self, name: str, client: int, use: int) -> Claim:
+        setup = self._setup
+        if self._prices is None:
+            return clip_claim(setup, name)
+        if setup.gradients is not None:
+            return self._of_gradients(client, use)
+        if name in self._rows:
+            return self._of_own_noise(name)
+        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
+            assert setup.adaptive is not None
+            claim = replace(self.of(name.removesuffix("/count")), kind="gaussian", norm="l2", size=1, bound=0.5)
+            return replace(claim, multiplier=count_std(setup.adaptive, setup.sampler) / claim.sensitivity)
+        return self._of_rows(name, use)
 
     def repeats(self, client: int) -> int:
         """Return the number of charges in one use: the local steps of a participation."""
-        repeats = self.cost.repeats
-        return int(repeats[self.cost.kind[0, client] if len(repeats) > 1 else 0])
+        return self._price(client).sums
 
     def composition(self, client: int, uses: int) -> list[tuple[Any, int]]:
-        """Return the events of an account after ``uses`` and, where it has one, the release before, with their numbers;
+        """Return the events of an account after ``uses``, with their numbers;
         uses beyond an allocation are taken for the last one."""
-        charged = self.cost.uses_of(client)
-        if not isinstance(charged, tuple):
-            return [(charged, uses * self.repeats(client))]
-        start = int(self.starts(client))
-        some = [*charged[: start + uses]]
-        some += [charged[-1]] * (uses + start - len(some))
-        return [(one, 1) for one in some]
+        weights = self._price(client).weights
+        if weights is None:
+            return [(self.prices.event(client), uses * self.repeats(client))]
+        return [(self.prices.event(client, min(use, len(weights) - 1)), self.repeats(client)) for use in range(uses)]
 
     def spent(self, client: int, uses: int) -> float:
         """Return epsilon of :meth:`composition`, at the delta of the settings."""
@@ -363,13 +363,13 @@ class Claims:
         return epsilon(whole, count, self._setup.delta)
 
     def _of_rows(self, name: str, use: int) -> Claim:
-        setup, limit = self._setup, self.cost.limit()
-        charged = self.cost.step(0, use if limit is None else min(use, limit - 1))
+        setup, weights = self._setup, self._price(0).weights
+        charged = self.prices.event(0, use if weights is None else min(use, len(weights) - 1))
         event, apart = _exactly(charged)
         inner, sampled = unsampled(event)
         parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
         kind, multiplier = law_of(parts[name])
-        relation = self._relation()
+        relation = relation_of(setup.sampler)
         if setup.adaptive is not None:  # the count of unclipped clients takes its part of the step's noise
             count = count_std(setup.adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
@@ -386,41 +386,31 @@ class Claims:
             sampled=sampled,
             event=event,
             apart=apart,
-            per_participation=self._per_participation,
             bands=self._bands.get(name, ()),
         )
 
-    def _relation(self) -> Relation:
-        if self._law is not None and self._law.refuted is not None:
-            return self._law.relation
-        return relation_of(self._setup.sampler)
+    def _of_own_noise(self, name: str) -> Claim:
+        """Return the claim on a client's row, which moves by at most 2 C where all its data are replaced."""
+        kind, multiplier = law_of(self._rows[name])
+        claim = clip_claim(self._setup, name.removeprefix("rows of "))
+        own = replace(claim, kind=kind, multiplier=multiplier, relation="replace", norm="l2", form="vector")
+        size = self._setup.release(name.removeprefix("rows of ")).dimension
+        return replace(own, size=size, denominator=1.0, event=self._rows[name])
 
-    def _of_gradients(self, name: str, client: int, use: int) -> Claim:
-        setup, first = self._setup, name == FIRST
-        if first:
-            charged = self.cost.uses_of(client)
-            assert self.starts(client)
-            assert isinstance(charged, tuple)
-            event = charged[0]
-        else:
-            event = self.cost.step(client, use)
+    def _of_gradients(self, client: int, use: int) -> Claim:
+        setup, event = self._setup, self.prices.event(client, use)
         inner, sampled = unsampled(event, replaced=setup.one_at_a_time)
         kind, multiplier = law_of(inner)
-        bound = setup.privacy.initial_norm
-        if first:  # the sensitivity is enlarged by 2^-20
-            assert setup.first is not None
-            bound = float(setup.first.sensitivity[client]) * (1 + 2.0**-20)
         return Claim(
             kind=kind,
             multiplier=multiplier,
-            bound=bound,
-            relation="add_remove" if first else "replace" if setup.one_at_a_time else "zero_out",
+            bound=setup.privacy.initial_norm,
+            relation="replace" if setup.one_at_a_time else "zero_out",
             norm="l1" if kind == "laplace" else "l2",
             size=setup.records.dimension,
-            denominator=1.0 if first else float(setup.sizes[client]) * (sampled or 1.0),
+            denominator=float(setup.sizes[client]) * (sampled or 1.0),
             sampled=sampled,
             event=event,
-            per_participation=True,
         )
 
 
@@ -438,7 +428,6 @@ def clip_claim(setup: Setup, name: str) -> Claim:
         denominator=expected_cohort(setup.sampler),
         sampled=None,
         event=None,
-        per_participation=False,
     )
 
 
@@ -496,9 +485,9 @@ def law_of(event: Any) -> tuple[Kind, float]:
     if name == "KNormDpEvent":
         return "knorm", 1 / float(event.epsilon)
     if name == "PureDpEvent":
-        return "wishart", 1 / float(event.epsilon)
+        return "pure", 1 / float(event.epsilon)
     raise PrivacyError(
-        f"The audit cannot read the event {event}; it knows Gaussian, Laplace, K-norm and Wishart noise."
+        f"The audit cannot read the event {event}; it knows Gaussian, Laplace and K-norm noise, and pure claims."
     )
 
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ..._check import positive, positive_int
-from .discrete import DiscreteGaussianNoise
 from .laws import Norm
 from .sources import NoiseSource
 
@@ -90,47 +89,18 @@ def whole_width(sum_width: float, scale: float) -> float:
     return max(sum_width, math.ldexp(1.0, math.frexp(scale)[1] - 40))
 
 
-def whole_spacing(clients: int, scale: float) -> float:
-    """Return a bound on :func:`whole_width` over the deviation of the noise that holds for every clip norm C.
-
-    The first of the two widths is at most 2**-39 of the deviation. Of n <= 2**l clients the other is less than
-    2**(l - 52) C. Their sum bounds the larger one.
+def sum_spacing(clients: int) -> float:
+    """Return a bound on the width of the grid of exact sums over the clip norm C, whatever C is: of n <= 2**l clients
+    it is less than 2**(l - 52) C. With 2**-39 of the deviation of the noise, which bounds the other of the two widths
+    of :func:`whole_width`, it bounds their larger one.
 
     Args:
         clients: n, the most rows that are summed.
-        scale: deviation of the noise over C.
     """
-    return 2.0**-39 + math.ldexp(1.0, (clients - 1).bit_length() - 52) / scale
+    return math.ldexp(1.0, (clients - 1).bit_length() - 52)
 
 
-def privatize_whole(
-    total: Tensor,
-    law: DiscreteGaussianNoise,
-    source: NoiseSource,
-    purpose: str,
-    step: int,
-    *,
-    scale: float,
-    width: float,
-) -> Tensor:
-    """Return an exact sum with noise in whole numbers: integer arithmetic, until the result becomes a double again.
-
-    Args:
-        total: (D,) float64, whole multiples of ``width`` that are at most 2**53 of it.
-        law: of the noise.
-        source, purpose, step: where its bits come from.
-        scale: the least deviation of the noise on one coordinate.
-        width: from :func:`whole_width`.
-
-    Returns:
-        (D,) float64, whole multiples of ``width``.
-    """
-    deviation = math.floor(scale / width) + 1
-    noise = torch.from_numpy(law.cells(source, purpose, step, total.numel(), deviation))
-    return ((total / width).to(torch.int64) + noise).to(torch.float64) * width
-
-
-def privatize(
+def noised(
     total: Tensor,
     noise: Tensor,
     source: NoiseSource,
@@ -138,27 +108,35 @@ def privatize(
     bound: float | Tensor,
     norm: Norm,
     scale: float | Tensor,
+    cell: float | None = None,
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here,
-    or through :func:`privatize_whole`.
+    """Return a private sum with its noise: the one place where noise is added.
+
+    Whole numbers of a cell are added as integers, exactly. Other noise is added as it is in seeded mode, and in secure
+    mode on the public grid, to which the sum and the noise are rounded, the latter with a dither of its own.
 
     Args:
-        total: (..., D) float64 private sum.
-        noise: the same shape and device, drawn from ``source`` and scaled to the sensitivity.
-        source: in secure mode both are rounded to the public grid, with a dither of their own.
+        total: (..., D) float64 private sum; with ``cell`` whole multiples of it, at most 2**53 of them.
+        noise: the same shape and device, drawn from ``source``: float64 and scaled to the sensitivity, or int64 in
+            cells.
+        source: seeded or secure.
         bound: C, the bound on one contribution; a number, or (k,) of k rows.
         norm: the norm of that bound.
         scale: size of the noise on one coordinate (root mean square); a number, or (k,) of k rows.
+        cell: from :func:`whole_width`, where the noise is in whole numbers.
 
     Returns:
         (..., D) float64, and the width of the grid, a number or (k,); None without one, in seeded mode.
     """
-    if source.name != "secure":
+    secure = source.name == "secure"
+    if cell is not None:
+        return ((total / cell).to(torch.int64) + noise).to(torch.float64) * cell, cell if secure else None
+    if not secure:
         return total + noise, None
     width = grid_width(bound, norm, total.shape[-1], scale)
     dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view(noise.shape)
-    cell = width.to(total.device)[:, None] if isinstance(width, Tensor) else width
-    return to_grid(total, noise, cell, dither.to(total.device)), width
+    each = width.to(total.device)[:, None] if isinstance(width, Tensor) else width
+    return to_grid(total, noise, each, dither.to(total.device)), width
 
 
 def to_grid(total: Tensor, noise: Tensor, width: float | Tensor, dither: Tensor | None = None) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from ..._check import positive, positive_int
 from ..accounting.knorm import KNormDpEvent
 from ..events import dp_event
-from .sources import BLOCK_ELEMENTS, ClientDraws
+from .sources import BLOCK_ELEMENTS, client_tails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +49,9 @@ class NoiseLaw(ABC):
         pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
         joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
         whole: whether it is drawn in whole numbers of the grid on which rows are summed.
-        refuted: why the published accounting does not hold, for a law that protects nothing; else None.
+        matrices: whether it is noise on symmetric matrices only.
+        refuted: why the event does not hold, for the law of a paper that protects nothing: the event is then what the
+            paper claims, and epsilon is infinite. Else None.
     """
 
     multiplier: float
@@ -60,6 +61,7 @@ class NoiseLaw(ABC):
     pure: ClassVar[bool] = False
     joint: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    matrices: ClassVar[bool] = False
     refuted: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class NoiseLaw(ABC):
             (k, size) float64.
         """
         uses = torch.as_tensor(step, dtype=torch.int64).expand(len(keys))
-        return self._draw_rows([source], purpose, uses[:, None], keys[:, None], size)[:, 0]
+        return self.draw_each([source], purpose, uses[:, None], keys[:, None], size)[:, 0]
 
     def draw_each(
         self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
@@ -116,27 +118,11 @@ class NoiseLaw(ABC):
         Returns:
             (S, R, size) float64.
         """
-        return self._draw_rows(sources, purpose, uses, keys, size)
-
-    def _draw_rows(
-        self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
-    ) -> np.ndarray:
-        """Return :meth:`draw_each`, drawn in blocks."""
         out, coins = np.empty((*uses.shape, size)), self._coins(size)
-        flat, draws = out.reshape(-1, size), ClientDraws(sources, purpose, uses, keys)
-        rows = max(1, BLOCK_ELEMENTS // max(1, coins))
-        parts = [slice(first, first + rows) for first in range(0, len(flat), rows)]
-
-        def draw(part: slice) -> None:
-            flat[draws.order[part]] = self._invert(*draws.tails(part, coins))
-
-        threads = min(torch.get_num_threads(), len(parts))
-        if threads > 1:  # NumPy lets the others go on
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(draw, parts))
-        else:
-            for part in parts:
-                draw(part)
+        rows = max(1, BLOCK_ELEMENTS // max(1, coins * len(sources)))
+        for first in range(0, len(out), rows):
+            part = slice(first, first + rows)
+            out[part] = self._invert(*client_tails(sources, purpose, uses[part], keys[part], coins))
         return out
 
     def _coins(self, size: int) -> int:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from .discrete import DiscreteGaussianNoise
 from .laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
-from .wishart import WishartNoise
 
 LAWS: dict[str, type[NoiseLaw]] = {
-    law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, DiscreteGaussianNoise, WishartNoise)
+    law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, DiscreteGaussianNoise)
 }
-
-SOUND_LAWS: tuple[str, ...] = tuple(name for name, law in LAWS.items() if law.refuted is None)
-"""Names of the laws that protect what they are added to."""

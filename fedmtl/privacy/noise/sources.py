@@ -7,18 +7,20 @@ purpose, step), secure draws are fresh at every call and are never stored or log
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...random import Coins, derive_key, keyed_generator
+from ...errors import PrivacyError
+from ...random import Coins, derive_key, keyed_generator, philox_words
 
 Words = Callable[[int], np.ndarray]
 """count -> (count,) uint64, the next random words of a stream."""
@@ -49,8 +51,8 @@ class NoiseSource(Protocol):
 
         Returns:
             Signs (-1 or 1) and probabilities, uniform on (0, 1/2), independent, float64, of shape (size,), or
-            (k, size) with keys. A probability carries 53 significant bits down to about 2**-75, and its least
-            value is 2**-129.
+            (k, size) with keys. A secure probability carries 53 significant bits down to about 2**-75, and its least
+            value is 2**-129; a seeded one 63 bits, and its least value is 2**-64.
         """
 
     def words(self, purpose: str, step: int) -> Words:
@@ -84,11 +86,10 @@ class SeededSource:
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
-            first, second = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
-            return signs_and_tails(first, second.__getitem__)
+            return signs_and_tails(generator.integers(0, 1 << 64, size=size, dtype=np.uint64))
         clients = keys.cpu().numpy().view(np.uint64)
         uses = np.broadcast_to(torch.as_tensor(step).numpy().astype(np.uint64), clients.shape)
-        return signs_and_tails(*client_words(np.broadcast_to(self.key(purpose), clients.shape), clients, uses, size))
+        return signs_and_tails(client_words(np.broadcast_to(self.key(purpose), clients.shape), clients, uses, size))
 
     def key(self, purpose: str) -> np.uint64:
         """Return the key of the random numbers of clients."""
@@ -151,19 +152,21 @@ BLOCK_ELEMENTS = 1 << 15  # the numbers of a block, and those from which they ar
 _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
 
-def signs_and_tails(first: np.ndarray, more: More) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``more``.
+def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return signs and probabilities in (0, 1/2), float64, from random words of any shape.
 
-    The bit left over is the sign. b is drawn for one number in 1,024, where a is below 2**53. Elsewhere rounding leaves
-    out bits of a, and of b it matters only that it adds something to them: from 2**54 on a lowest bit 1 does the same.
+    The lowest bit of a word is the sign. With ``more``, a tail is ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits
+    from ``first`` and b of 64 from ``more``, rounded. b is drawn for one number in 1,024, where a is below 2**53.
+    Elsewhere rounding leaves out bits of a, and of b it matters only that it adds something to them: from 2**54 on a
+    lowest bit 1 does the same. Without ``more`` that bit stands for b everywhere, and the least tail is 2**-64.
     """
     some = first >> 1
     some |= 1
     tail = some.view(np.int64).astype(np.float64)  # faster than of uint64
     tail *= 2.0**-64
-    few = np.flatnonzero(tail < 2.0**-10)
-    if few.size:
-        a, b = first.flat[few] >> 1, np.full(few.size, 1 << 63, dtype=np.uint64)
+    few = np.flatnonzero(tail < 2.0**-10) if more is not None else ()
+    if more is not None and len(few):
+        a, b = first.flat[few] >> 1, np.full(len(few), 1 << 63, dtype=np.uint64)
         deep = a < 1 << 53
         b[deep] = more(few[deep])
         tail.reshape(-1)[few] = _deep_tails(a, b)
@@ -180,97 +183,55 @@ def _deep_tails(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return tail * 2.0**-64
 
 
-class ClientDraws:
-    """Signs and tails of clients in several repetitions, ordered so that the uses of a client follow one another.
+def client_tails(
+    sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the signs and tails of clients in R repetitions, float64 (S, R, size): of each those of its source.
 
     Args:
-        sources: of each of R repetitions.
+        sources: of the repetitions, all seeded where there are several.
         purpose: name of the release.
-        uses: int64 (S, R), addresses along each client's stream.
-        keys: int64 (S, R) keys of the clients.
-
-    Attributes:
-        order: int64 (S R,), the place of each row among those of ``uses``.
+        uses: int64 (S, R), the number of each client's use.
+        keys: int64 (S, R), keys of the clients.
+        size: numbers a client.
     """
-
-    order: np.ndarray
-
-    def __init__(self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor) -> None:
-        self._sources, self._purpose = sources, purpose
-        where = np.broadcast_to(np.arange(len(sources)), uses.shape).reshape(-1)
-        flat = [one.reshape(-1).numpy().view(np.uint64) for one in (keys.cpu(), uses)]
-        seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
-        self._seed: np.ndarray | None = None
-        if len(seeds) == len(sources):
-            seed = np.array(seeds, dtype=np.uint64)[where]
-            self.order = np.argsort(seed * _ODD + flat[0] + flat[1])  # clients far apart, and their uses in order
-            self._seed = seed[self.order]
-        else:
-            self.order = np.argsort(where, kind="stable")
-        self._where, self._clients, self._uses = (one[self.order] for one in (where, *flat))
-
-    def tails(self, part: slice, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return signs and tails (k, size) of the rows ``order[part]``; each is that of its source's ``tails``."""
-        clients, uses = self._clients[part], self._uses[part]
-        if self._seed is not None and len(self._sources) > 1:
-            return signs_and_tails(*client_words(self._seed[part], clients, uses, size))
-        own, at = torch.from_numpy(clients.view(np.int64)), torch.from_numpy(uses.view(np.int64))
-        if len(self._sources) == 1:
-            return self._sources[0].tails(self._purpose, at, size, own)
-        where, each = self._where[part], []
-        for r in np.unique(where).tolist():
-            each.append(self._sources[r].tails(self._purpose, at[where == r], size, own[where == r]))
-        return np.concatenate([sign for sign, _ in each]), np.concatenate([tail for _, tail in each])
+    if len(sources) == 1:
+        sign, tail = sources[0].tails(purpose, uses[:, 0], size, keys[:, 0])
+        return sign[:, None], tail[:, None]
+    seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
+    seed = np.broadcast_to(np.array(seeds, dtype=np.uint64), uses.shape)
+    clients, at = (one.cpu().numpy().view(np.uint64) for one in (keys.contiguous(), uses.contiguous()))
+    words = client_words(seed.reshape(-1), clients.reshape(-1), at.reshape(-1), size)
+    return signs_and_tails(words.reshape(*uses.shape, size))
 
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> np.ndarray:
+    """Return a random word for each number of each row, uint64 (k, size): a function of the row's arguments and of the
+    place of the number, whatever ``size`` is.
 
-
-def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> tuple[np.ndarray, More]:
-    """Return a random word for each number of each row, uint64 (k, size), and second ones.
-
-    A client's words are streams of Philox4x64-10, NumPy's generator, under the key (``keys``, ``clients``). Four words
-    have the counter (block, carry, size, which). The first words of use u are words u size to u size + size - 1 of the
-    stream of this size with ``which`` 0, its second ones the same with ``which`` 1. So no two uses overlap, and
-    consecutive uses of a client that follow one another here are drawn by one call.
+    Places 2 i and 2 i + 1 are the two words of Philox4x32-10 under the row's key with the counter (i, use, client).
 
     Args:
         keys: uint64 (k,), of seed, purpose and repetition.
         clients: uint64 (k,) keys of the clients.
-        uses: uint64 (k,).
-        size: numbers a row.
+        uses: uint64 (k,), below 2**32.
+        size: numbers a row, at most 2**32.
+
+    Raises:
+        PrivacyError: a larger number of a use.
     """
-    words, generator = np.empty((len(uses), size), dtype=np.uint64), np.random.Philox(key=0)
-    apart = (keys[1:] != keys[:-1]) | (clients[1:] != clients[:-1]) | (uses[1:] != uses[:-1] + np.uint64(1))
-    apart |= uses[1:] == 0  # which does not follow 2**64 - 1
-    starts = [0, *(np.flatnonzero(apart) + 1).tolist()] if words.size else []
-    each = zip(starts, [*starts[1:], len(uses)], *(one[starts].tolist() for one in (keys, clients, uses)), strict=True)
-    for start, stop, key, client, use in each:
-        found = _stream(generator, (key, client), (size, 0), use * size, (stop - start) * size)
-        words[start:stop] = found.reshape(-1, size)
-
-    def more(places: np.ndarray) -> np.ndarray:
-        rows, columns = np.divmod(places, size)
-        address = zip(*(one.tolist() for one in (keys[rows], clients[rows], uses[rows], columns)), strict=True)
-        found = [
-            _stream(generator, (key, client), (size, 1), use * size + column, 1)[0]
-            for key, client, use, column in address
-        ]
-        return np.array(found, dtype=np.uint64)
-
-    return words, more
+    if uses.size and int(uses.max()) >> 32:
+        raise PrivacyError(f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them.")
+    pairs = -(-size // 2)
+    words = np.empty((len(uses), pairs, 2), dtype=np.uint64)
+    rows, columns = max(1, BLOCK_ELEMENTS // max(1, size)), BLOCK_ELEMENTS // 2
+    for row, column in itertools.product(range(0, len(uses), rows), range(0, pairs, columns)):
+        part = slice(row, row + rows)
+        key, client, use = (one[part, None] for one in (keys, clients, uses))
+        block = words[part, column : column + columns]
+        place = np.arange(column, column + block.shape[1], dtype=np.uint64)
+        philox_words(block.transpose(2, 0, 1), key, place, use, client & _MASK, client >> _HALF)
+    return words.reshape(len(uses), 2 * pairs)[:, :size]
 
 
-def _stream(
-    generator: np.random.Philox, key: tuple[int, int], stream: tuple[int, int], first: int, count: int
-) -> np.ndarray:
-    """Return words ``first`` to ``first + count - 1`` of the counters (block, carry, *stream), four to a block."""
-    block, skip = divmod(first, 4)
-    address = {"counter": (block & 0xFFFFFFFFFFFFFFFF, block >> 64, *stream), "key": key}
-    state: Any = {"bit_generator": "Philox", "state": address, **_NO_BUFFER}
-    generator.state = state
-    words: np.ndarray = generator.random_raw(skip + count)
-    return words[skip:]
-
-
-_NO_BUFFER: Any = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+_MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)

@@ -106,7 +106,7 @@ class _Published(Trainer):
         report = json.loads(found.pop("privacy.json"))
         facts = {f"{key} in privacy.json": value for key, value in report.items() if key not in ("run", "ledger_head")}
         (channel,) = self.channels
-        facts |= {"the signal to noise": channel.snr(), "what is unspent": channel.unspent(), "the end": ending}
+        facts |= {"the signal to noise": channel.snr(), "the end": ending}
         facts["the report"] = channel.report.text()
         return found | {key: repr(value).encode() for key, value in facts.items()}
 

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from ...schedules import AsynchronousSchedule, Block, BoundSchedule
 from ..sources import Activations, bind_schedule, releases_of
 from ..trainer import Trainer
 from .independence import independence, public_shape
+from .local_steps import drawn_records
 from .publication import publication
 from .rerun import states
 from .runs import audit_runs
@@ -63,6 +65,8 @@ def audit_trainer(
     if setup is not None:
         findings += audit_channel(setup, seed=seed, effort=effort)
         findings += audit_runs(trainer, setup, seed, CHECKS if effort is None else effort.checks)
+        if setup.gradients is not None and not setup.one_at_a_time and (effort is None or "sampler" in effort.checks):
+            findings += drawn_records(trainer, partial(replaced_data, trainer.data, counts=False), seed=seed)
     else:
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     if effort is None or "transcript" in effort.checks:
@@ -317,7 +321,8 @@ def _digest_of(algorithm: Algorithm, channel: Channel, state: State, *, private:
     if channel.gradients is None:
         public |= {f"clip norm of {name}": value for name, value in channel.state().items()}
     if private:
-        public |= {f"own {name}": value for name, value in state.private.snapshot(0).items()}
+        everyone = torch.arange(state.private.clients)
+        public |= {f"own {name}": value for name, value in state.private.gather_all(everyone).items()}
     return _digest(public, algorithm.shared(state))
 
 

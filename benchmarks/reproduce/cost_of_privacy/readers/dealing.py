@@ -1,0 +1,166 @@
+"""Tables dealt to clients: rows within public bounds, and a public part beside them.
+
+With records as the protected unit, a row's features may depend on that record and on public constants, and on no
+other record: otherwise replacing one record moves every row. So whatever is fitted (means, principal components,
+categories) is fitted on rows that are declared public, and rows are clipped to norms that are public constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmtl._check import positive_int
+from fedmtl.data import Domain, Examples, FederatedDataset, from_partition
+from fedmtl.data.checks import check_fraction
+from fedmtl.data.readers.bounded_rows import SHRINK, with_intercept
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.random import keyed_generator
+
+
+def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
+    """Move y (n,) into plus or minus ``bound``, float32, within it also after rounding."""
+    return np.clip(y, -SHRINK * bound, SHRINK * bound).astype(np.float32)
+
+
+def check_share(where: str, test_fraction: float | None, min_examples: int) -> None:
+    """Raise :class:`ConfigError` unless clients with ``min_examples`` records can hold out such a share for test."""
+    positive_int(where, min_examples=min_examples)
+    if test_fraction is None:
+        return
+    check_fraction(test_fraction)
+    if min_examples < 2:
+        raise ConfigError(
+            f"{where}.min_examples is 1, but a client with one record cannot hold out test records of its own; "
+            "give min_examples=2, or test_fraction=None to test every client on the public rows."
+        )
+
+
+def deal(
+    rows: int, clients: int, sizes: int | Sequence[int] | None, seed: int, *, where: str, least: int
+) -> dict[str, np.ndarray]:
+    """Deal rows to clients: consecutive parts of one random permutation of ``0 .. rows - 1``.
+
+    Args:
+        rows: number of private rows.
+        clients: their number; ids are ``owner-0``, ``owner-1``, ...
+        sizes: rows of each client: None for all rows in equal parts (they differ by at most 1), one number for all
+            clients, or one number a client. With one number, client i has the same rows whatever their number.
+        seed: of the permutation.
+        where: for messages.
+        least: rows that a client must have.
+
+    Returns:
+        The row numbers of each client, ascending.
+
+    Raises:
+        ConfigError: sizes of another length, below ``least``, or more rows than there are.
+    """
+    positive_int(where, clients=clients)
+    if sizes is None:
+        counts = [rows // clients + (i < rows % clients) for i in range(clients)]
+    elif isinstance(sizes, Sequence) and not isinstance(sizes, str):
+        counts = list(sizes)
+    else:
+        counts = [sizes] * clients
+    if len(counts) != clients:
+        raise ConfigError(f"{where}.sizes has {len(counts):,} numbers, but clients is {clients:,}; give one a client.")
+    if sizes is not None:
+        for count in counts:
+            positive_int(where, sizes=count)
+    if min(counts) < least:
+        raise ConfigError(
+            f"{where}: a client would have {min(counts)} of the {rows} private rows; each needs at least {least} "
+            f"(fewer clients, larger sizes{'' if least == 1 else ', or test_fraction=None'})."
+        )
+    if sum(counts) > rows:
+        raise ConfigError(
+            f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there are {rows:,} "
+            "private rows; ask for fewer."
+        )
+    order = keyed_generator(seed, "owners").permutation(rows)
+    parts = np.split(order[: sum(counts)], np.cumsum(counts)[:-1])
+    return {f"owner-{i}": np.sort(part) for i, part in enumerate(parts)}
+
+
+def deal_table(
+    rows: int,
+    public_rows: int,
+    clients: int,
+    sizes: int | Sequence[int] | None,
+    *,
+    test_fraction: float | None,
+    seed: int,
+    where: str,
+    file: Path,
+) -> dict[str, np.ndarray]:
+    """Deal a table of ``rows`` rows whose last ``public_rows`` are public; see :func:`deal`.
+
+    Raises:
+        DataError: no private row remains.
+        ConfigError: an impossible setting.
+    """
+    least = 1 if test_fraction is None else 2
+    check_share(where, test_fraction, least)
+    positive_int(where, public_rows=public_rows)
+    if public_rows >= rows:
+        raise DataError(
+            f"{file} has {rows:,} rows, and {where}.public_rows is {public_rows:,}; some must remain for the clients."
+        )
+    return deal(rows - public_rows, clients, sizes, seed, where=where, least=least)
+
+
+def assemble(
+    x: np.ndarray,
+    y: np.ndarray,
+    parts: Mapping[str, np.ndarray],
+    public: np.ndarray | slice,
+    domain: Domain,
+    *,
+    test_fraction: float | None,
+    seed: int,
+    classes: int | None,
+    name: str,
+    notes: Sequence[str],
+    intercept: bool = False,
+) -> FederatedDataset:
+    """Make a dataset of the rows of a table.
+
+    Args:
+        x: features (n, d) of all rows, private and public, float32 within ``domain``.
+        y: targets (n,), float32, or int64 labels with ``classes``.
+        parts: each client's row numbers.
+        public: which rows are public.
+        domain: the bounds.
+        test_fraction: share of each client's rows held out for test; None keeps all rows for training and tests
+            every client on the public rows.
+        seed: of the split, keyed by the client's id.
+        classes: None for floating targets.
+        name: for messages and reports.
+        notes: what is outside of every epsilon.
+        intercept: append a feature that is 1, which the bounds then include.
+    """
+    if intercept:
+        x, domain = with_intercept(x), Domain(domain.l1 + 1, float(np.sqrt(domain.l2**2 + 1)), domain.target)
+    public_x, public_y = torch.from_numpy(x[public]), torch.from_numpy(y[public])
+    count = len(public_y)
+    public_rows = Examples(public_x, public_y, torch.tensor([0, count]))
+    if test_fraction is not None:
+        data = from_partition(x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name)
+        return replace(data, notes=tuple(notes), public=public_rows, domain=domain)
+    index = torch.from_numpy(np.concatenate(list(parts.values())))
+    offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
+    return FederatedDataset(
+        Examples(torch.from_numpy(x)[index], torch.from_numpy(y)[index], offsets),
+        Examples(public_x.repeat(len(parts), 1), public_y.repeat(len(parts)), torch.arange(len(parts) + 1) * count),
+        tuple(parts),
+        classes=classes,
+        name=name,
+        notes=tuple(notes),
+        public=public_rows,
+        domain=domain,
+    )

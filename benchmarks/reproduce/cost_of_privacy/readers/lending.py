@@ -1,0 +1,170 @@
+"""LendingClub loans: the interest rate from what was known before the loan was priced.
+
+The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private machine
+learning", IEEE TIFS 2021, section VI-A, on the openly published table of 10,000 loans. The last rows are public: they
+fit the coding, and nothing is fitted on the clients' rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmtl._check import positive, positive_int
+from fedmtl.data.dataset import FederatedDataset
+from fedmtl.data.examples import Domain
+from fedmtl.data.loaders import reader
+from fedmtl.data.readers.bounded_rows import clip_rows
+from fedmtl.data.readers.columns import MISSING, Table, codes, find_file
+
+from .dealing import assemble, clip_targets, deal_table
+from .whitening import fit_whitening
+
+FILES = ("loans_full_schema.csv.gz", "loans_full_schema.csv")
+TARGET = "interest_rate"
+RATES = (0.0, 100.0)
+"""Accepted interest rates, in percent a year."""
+
+CATEGORIES = (
+    "state",
+    "homeownership",
+    "verified_income",
+    "verification_income_joint",
+    "loan_purpose",
+    "application_type",
+)
+NUMBERS = (
+    "emp_length",
+    "annual_income",
+    "debt_to_income",
+    "annual_income_joint",
+    "debt_to_income_joint",
+    "delinq_2y",
+    "months_since_last_delinq",
+    "earliest_credit_line",
+    "inquiries_last_12m",
+    "total_credit_lines",
+    "open_credit_lines",
+    "total_credit_limit",
+    "total_credit_utilized",
+    "num_collections_last_12m",
+    "num_historical_failed_to_pay",
+    "months_since_90d_late",
+    "current_accounts_delinq",
+    "total_collection_amount_ever",
+    "current_installment_accounts",
+    "accounts_opened_24m",
+    "months_since_last_credit_inquiry",
+    "num_satisfactory_accounts",
+    "num_accounts_120d_past_due",
+    "num_accounts_30d_past_due",
+    "num_active_debit_accounts",
+    "total_debit_limit",
+    "num_total_cc_accounts",
+    "num_open_cc_accounts",
+    "num_cc_carrying_balance",
+    "num_mort_accounts",
+    "account_never_delinq_percent",
+    "tax_liens",
+    "public_record_bankrupt",
+    "loan_amount",
+    "term",
+)
+DROPPED = {
+    "rownames": "an identifier",
+    "emp_title": "free text, nearly an identifier",
+    "grade": "the lender's own grade, from which the rate is read off",
+    "sub_grade": "the lender's own grade, from which the rate is read off",
+    "installment": "computed from the rate, the amount and the term",
+    "issue_month": "known only when the loan is made",
+    "initial_listing_status": "decided after the rate",
+    "disbursement_method": "decided after the rate",
+    "loan_status": "known only after the loan was made",
+    "balance": "known only after the loan was made",
+    "paid_total": "known only after the loan was made",
+    "paid_principal": "known only after the loan was made",
+    "paid_interest": "known only after the loan was made",
+    "paid_late_fees": "known only after the loan was made",
+}
+"""The columns that are never features, with the reason."""
+
+
+@reader("lending")
+def read_lending(
+    root: str | Path,
+    *,
+    clients: int = 3,
+    sizes: int | Sequence[int] | None = None,
+    public_rows: int = 1000,
+    components: int = 10,
+    z_clip: float = 5.0,
+    l1: float = 12.0,
+    l2: float = 5.0,
+    target: float = 4.0,
+    intercept: bool = False,
+    test_fraction: float | None = 0.2,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Read loans_full_schema.csv and deal its loans to clients.
+
+    Args:
+        root: the .csv or .csv.gz file, or its folder.
+        clients: their number N; ids ``owner-0``, ``owner-1``, ...
+        sizes: loans of each client, training and test together: None for all in N equal parts, one number for all
+            clients, or one number a client.
+        public_rows: the last rows of the file, taken as public; they belong to no client.
+        components: principal components k.
+        z_clip: bound on a column's z-score.
+        l1: bound on ``||x||_1`` of the k features, a public constant; longer rows are scaled down.
+        l2: bound on ``||x||_2``, likewise.
+        target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over their standard
+            deviation.
+        intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
+        test_fraction: share of each client's loans held out for test; None trains on all of them and tests every
+            client on the public rows.
+        seed: of the deal and of the split.
+
+    Returns:
+        Features (k,) and targets, float32.
+
+    Raises:
+        DataError: an unreadable file, a missing column, a value that is no number, an empty or impossible rate.
+        ConfigError: an impossible setting.
+    """
+    where = "lending"
+    positive(where, z_clip=z_clip, target=target, l1=l1, l2=l2)
+    positive_int(where, components=components)
+    file = find_file(root, FILES)
+    table = Table.read(file, CATEGORIES)
+    table.check_columns((TARGET, *CATEGORIES, *NUMBERS))
+    parts = deal_table(
+        len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+    )
+    public = slice(len(table) - public_rows, None)
+    rates = table.numbers(TARGET, low=RATES[0], high=RATES[1])
+    coded = _coded(table, public)
+    x = clip_rows(fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded), l1=l1, l2=l2)
+    middle, spread = rates[public].mean(), rates[public].std()
+    y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
+    note = (
+        f"the last {public_rows} loans of the file are taken as public: they fitted the integer codes, the z-scores, "
+        f"the {components} principal components and the scale of the target, and no epsilon covers them; "
+        "the number of loans of each client is public"
+    )
+    return assemble(
+        x, y, parts, public, Domain(l1, l2, target),
+        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,), intercept=intercept,
+    )  # fmt: skip
+
+
+def _coded(table: Table, public: slice) -> np.ndarray:
+    """Return (n, p) float64: the numbers of the categories that public rows have, in their order, then the columns of
+    numbers; NaN where a value is missing, or a category that no public row has."""
+    columns = []
+    for column in CATEGORIES:
+        values = table.texts(column)
+        code = codes(values, [text for text in np.unique(values[public]) if text not in MISSING])
+        columns.append(np.where(code >= 0, code, np.nan))
+    return np.stack([*columns, *(table.numbers(column, missing=True) for column in NUMBERS)], axis=1)

@@ -1,0 +1,50 @@
+"""The public names of the package; ``__init__.py`` imports each on first use."""
+
+from . import models as models
+from .algorithms import APFL as APFL
+from .algorithms import IFCA as IFCA
+from .algorithms import MPMTL as MPMTL
+from .algorithms import PMTL as PMTL
+from .algorithms import PPDMTL as PPDMTL
+from .algorithms import PPSGD as PPSGD
+from .algorithms import AsyncLearner as AsyncLearner
+from .algorithms import ClusteredPMTL as ClusteredPMTL
+from .algorithms import Ditto as Ditto
+from .algorithms import DomainBound as DomainBound
+from .algorithms import FedAvg as FedAvg
+from .algorithms import FedPer as FedPer
+from .algorithms import FedProx as FedProx
+from .algorithms import FedRep as FedRep
+from .algorithms import Finetune as Finetune
+from .algorithms import Local as Local
+from .algorithms import Moments as Moments
+from .algorithms import MPMTLayers as MPMTLayers
+from .algorithms import PeerToPeer as PeerToPeer
+from .algorithms import PFedMe as PFedMe
+from .algorithms import PriorLayers as PriorLayers
+from .algorithms import PrivatePrior as PrivatePrior
+from .algorithms import PublicStart as PublicStart
+from .algorithms import ServerOptimizer as ServerOptimizer
+from .data import FederatedDataset as FederatedDataset
+from .data import load_data as load_data
+from .local import Execution as Execution
+from .local import LocalOptimizer as LocalOptimizer
+from .local import LocalSGD as LocalSGD
+from .privacy import ClientPrivacy as ClientPrivacy
+from .privacy import CyclicCohorts as CyclicCohorts
+from .privacy import FixedCohort as FixedCohort
+from .privacy import FullParticipation as FullParticipation
+from .privacy import PoissonSampling as PoissonSampling
+from .privacy import QuantileClip as QuantileClip
+from .privacy import RecordPrivacy as RecordPrivacy
+from .schedules import Latencies as Latencies
+from .schedules import PoissonClocks as PoissonClocks
+from .schedules import Synchronous as Synchronous
+from .search import PrivateSearch as PrivateSearch
+from .trainer import Callback as Callback
+from .trainer import EarlyStopping as EarlyStopping
+from .trainer import Result as Result
+from .trainer import Trainer as Trainer
+from .trainer import personalize as personalize
+
+__version__: str

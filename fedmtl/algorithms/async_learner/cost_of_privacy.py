@@ -1,0 +1,106 @@
+"""The forecast of the cost of privacy (Farokhi et al. 2021, sections IV and V): should an owner join?
+
+Runs at a few budgets fit the forecast, which says who should join a run of twice the records:
+
+    learner, clocks = AsyncLearner(kappa="auto"), PoissonClocks(per_client=10)
+    runs = Trainer(learner, data, models.linear_regression(bias=False), clocks, privacy, replicates=20,
+                   epsilons=(1, 3, 10), ...).fit()
+    simulated = {row["budget"]: row["objective"] for row in runs.bands}
+    cost = cost_of_privacy(learner, data, simulated, epsilons=[1.0] * len(data), records=2 * len(data.train))
+    [name for name, local in zip(data.ids, cost.local, strict=True) if cost.shared < local]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from ..._check import one_of
+from ...data import FederatedDataset
+from ...errors import ConfigError
+from ..linear.data import LinearData, LinearLoss
+from ..linear.solve import minimize
+from .central import CentralLearner
+
+
+class CostOfPrivacy(NamedTuple):
+    """psi of the private model of all owners, and of every owner's local model.
+
+    Attributes:
+        shared: the forecast of the private model.
+        local: of the exact fit of every owner's own records, in the order of the data.
+        error: root mean square of the relative errors of the fit to the simulated runs.
+    """
+
+    shared: float
+    local: tuple[float, ...]
+    error: float
+
+
+def cost_of_privacy(
+    learner: CentralLearner,
+    data: FederatedDataset,
+    simulated: Mapping[float, float],
+    epsilons: Sequence[float],
+    *,
+    records: int | None = None,
+    bias: bool = False,
+) -> CostOfPrivacy:
+    """Forecast the cost of privacy psi(theta) = f(theta) / f(theta*) - 1 of a run from simulated ones.
+
+    theta* is the exact minimizer of f, equation (2), on the records of all owners. With noise, and n records of all
+    owners, psi behaves as
+
+        c1 u + c2 u^2,    u = sqrt(sum_i 1 / epsilon_i^2) / n                                              (11)
+
+    whose constants are the least squares fit, of relative errors, to the simulated runs. An owner gains by joining
+    where ``shared`` is below its ``local``. The records are read without noise: use public records or those of
+    another year, for on private records the result is not private.
+
+    Args:
+        learner: with the squared or the logistic loss.
+        data: the owners' records of the simulated runs.
+        simulated: mean objective f of the runs, by the finite epsilon that every owner has in them; at least 2.
+        epsilons: of the owners in the run that is forecast; an infinite one adds no noise.
+        records: of all owners in the run that is forecast; None: those of ``data``.
+        bias: whether the model has a bias.
+
+    Raises:
+        ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above the least one, or
+            epsilons and records that are not above 0.
+        DataError: targets that do not suit the loss.
+    """
+    one_of("cost_of_privacy", ("squared", "logistic"), loss=learner.loss)
+    rows, loss = learner.bounded(LinearData.of_data(data, bias=bias)), LinearLoss(learner.loss)
+
+    def minimizer(x: Tensor, y: Tensor) -> np.ndarray:
+        return minimize(loss, x.numpy(), y.numpy(), 2 * learner.reg, box=learner.theta_max).theta
+
+    exact = [minimizer(x, y) for x, y in [rows.pooled(), *zip(rows.x, rows.y, strict=True)]]
+    least, *local = learner.fitness(rows, torch.from_numpy(np.stack(exact))).tolist()
+    count, values = len(rows.pooled()[1]), np.array([*simulated.values()], dtype=np.float64)
+    if len(simulated) < 2 or not (least > 0 and (values > least).all() and np.isfinite(values).all()):
+        raise ConfigError(
+            f"The objectives of simulated are {values.tolist()!r}; needed: at least 2, above that of the exact "
+            f"minimizer, {least:g}, which must be above 0."
+        )
+    psi, u = values / least - 1, np.array([_noise([epsilon] * len(rows.x), count) for epsilon in simulated])
+    unit = u.max()  # so that both columns are of one order
+    constants, residual = nnls(np.column_stack([u / unit, (u / unit) ** 2]) / psi[:, None], np.ones(len(psi)))
+    ahead = _noise(epsilons, count if records is None else records) / unit
+    shared = float(constants @ [ahead, ahead**2])
+    return CostOfPrivacy(shared, tuple(f / least - 1 for f in local), float(residual / math.sqrt(len(psi))))
+
+
+def _noise(epsilons: Sequence[float], records: int) -> float:
+    """Return u of (11)."""
+    values = np.array(epsilons, dtype=np.float64)
+    if len(values) == 0 or not (values > 0).all() or records < 1:
+        raise ConfigError(f"records is {records!r} and epsilons are {values.tolist()!r}; each must be above 0.")
+    return float(np.sqrt((1 / values**2).sum()) / records)

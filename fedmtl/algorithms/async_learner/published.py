@@ -1,0 +1,37 @@
+"""The asynchronous learner with its central equation and its noise as printed (Farokhi et al. 2021).
+
+    theta_L = Proj[ tbar - a ((N - 1) / N) grad g(tbar) ]                                           (7)
+
+Together with (5) it minimizes another function than f; the paper's own proof (eta = 1 / (2 N), f_L = (1 - eta N) g)
+gives 1/2, as in (7'). They agree for N = 2 only, and (7) reads no data. By Theorem 1 every owner's noise is made for T
+answers, all ticks of the run, of which it gives about T / N: epsilon holds, and the noise is N times too large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ConfigError
+from .algorithm import AsyncLearner
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedAsyncLearner(AsyncLearner):
+    """Algorithm 1 with equation (7) and the noise of Theorem 1; settings are those of :class:`.AsyncLearner`."""
+
+    name = "async_learner_published"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cap is not None:
+            raise ConfigError("PublishedAsyncLearner.cap has no effect: noise is made for all T answers; leave it out.")
+
+    def central_share(self, owners: int) -> float:
+        """Return (N - 1) / N of equation (7), for N = ``owners``."""
+        return (owners - 1) / owners
+
+    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
+        """Return T for every owner."""
+        return np.full(len(scheduled), self.horizon or events, dtype=np.int64)

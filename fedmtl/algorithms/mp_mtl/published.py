@@ -1,0 +1,105 @@
+"""MP-MTL with the noise and the projection of the paper, for reproduction (Liang et al. 2020).
+
+Liang et al. add E ~ W_d(d + 1, (K^2 / (2 epsilon)) I) to a sum of ``w w^T``, ``||w||_2 <= K``, and claim pure
+epsilon. E is positive definite, so an output O rules out every sum A' with O - A' not positive definite. Take
+neighbours A and A' = A + v v^T with ||v||_2 = K: an output A + E is impossible under A' when ``v^T E^-1 v > 1``. By
+Muirhead, "Aspects of Multivariate Statistical Theory" (1982), Theorem 3.2.12, ``(2 epsilon / K^2) ||v||^2 / (v^T
+E^-1 v)`` is chi-square with 2 degrees of freedom, so this happens with probability ``1 - exp(-epsilon)`` in every
+dimension. No (epsilon', delta) with delta below that holds.
+
+A task projects its clipped model, as printed in Algorithm 2, step 9, and not its own; and no shift is added to the
+covariance, since the noise is positive definite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import PrivacyError
+from ...privacy import PureDpEvent
+from ...privacy.noise.laws import NoiseLaw
+from ...privacy.noise.registry import LAWS
+from ...privacy.noise.symmetric import svec
+from ..base import Own, Problem, Round
+from .algorithm import MPMTL, RELEASE
+
+if TYPE_CHECKING:
+    from ...privacy import NoiseSource
+
+REASON = "a neighbour makes an output of Wishart noise impossible with probability 1 - exp(-epsilon), in every step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedMPMTL(MPMTL):
+    """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`, and
+    ``rho=None`` is 0."""
+
+    name = "mp_mtl_published"
+    usual_rho = 0.0
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PublishedMPMTL:
+        """Resolve as :class:`MPMTL`.
+
+        Raises:
+            PrivacyError: noise of another law.
+        """
+        for settings in privacy if isinstance(privacy, Sequence) else [privacy]:
+            if settings is not None and not settings.noiseless and settings.mechanism != WishartNoise.name:
+                raise PrivacyError(
+                    f"mp_mtl_published adds Wishart noise, privacy.mechanism=wishart, not {settings.mechanism!r}."
+                )
+        return super().resolve_auto(problem, schedule, privacy)
+
+    def projected_rows(self, problem: Problem, own: Own, round: Round) -> Tensor:
+        """Return the models without a bias that the tasks project, (R, k, d): clipped, as they are released."""
+        rows = super().projected_rows(problem, own, round)
+        return round.clip(RELEASE, self._rows_of(problem, own)).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class WishartNoise(NoiseLaw):
+    """W_d(d + 1, (K^2 / (2 epsilon)) I) in the coordinates of ``svec``, with the event that the paper claims.
+
+    Only the full matrix has it; its epsilon is that of the paper, not a guarantee.
+
+    Args:
+        multiplier: 1 / epsilon of the claim, above 0.
+    """
+
+    name = "wishart"
+    norm = "l2"
+    matrices = True
+    refuted = REASON
+
+    def event(self, dimension: int) -> Any:
+        """Return what the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
+        return PureDpEvent(1.0 / self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """Return the root mean square of a coordinate: b S sqrt(d + 1), its mean included, for d (d + 1) / 2
+        coordinates."""
+        return self.multiplier * sensitivity * math.sqrt(_side(dimension) + 1.0)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """Return (size,) float64 noise at K = 1, size = d (d + 1) / 2: of a positive definite matrix."""
+        d = _side(size)
+        normals = source.normal(purpose, step, d * (d + 1)).reshape(d, d + 1)
+        return svec(torch.from_numpy(normals @ normals.T / (2.0 / self.multiplier))).numpy()
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        raise PrivacyError("Wishart noise is of whole matrices; no published method releases it by client.")
+
+
+def _side(size: int) -> int:
+    """Return d of d (d + 1) / 2 coordinates."""
+    return (math.isqrt(8 * size + 1) - 1) // 2
+
+
+LAWS[WishartNoise.name] = WishartNoise

@@ -1,0 +1,118 @@
+"""Peer-to-peer learning with the noise and the accounting of the paper, for reproduction (Bellet et al. 2018).
+
+Theorem 1 adds i.i.d. Laplace noise of scale 2 L0 / (epsilon m) to a mean gradient, where L0 bounds the *L2* norm of a
+record's gradient. A record moves the L1 norm up to sqrt(D) times as far, so no epsilon of it is finite. The wake-ups of
+an agent are composed by Theorem 3.5 of Kairouz, Oh and Viswanath, "The composition theorem for differential privacy"
+(ICML 2015); a privacy loss distribution is never looser for a given mechanism. The supplement's runs start from models
+that are fitted to the raw records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import non_negative, positive, positive_int
+from ...errors import ConfigError, PrivacyError
+from ...privacy import PublishedClaim, RecordPrivacy
+from ..base import Problem, State
+from ..linear.solve import minimize
+from .algorithm import PeerToPeer
+
+REASON = (
+    "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
+    "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate alone"
+)
+REASON_START = "; and the run starts from models fitted to the raw records, which no noise covers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPeerToPeer(PeerToPeer):
+    """Peer-to-peer learning of linear models with Laplace noise on gradients that are clipped in the L2 norm.
+
+    Args:
+        local_start: whether Theta(0) are the agents' fits of their own raw records, which no noise covers.
+    """
+
+    local_start: bool = False
+
+    name = "p2p_published"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss == "model":
+            raise ConfigError("PublishedPeerToPeer.loss is 'model'; the paper's are 'logistic' and 'squared'.")
+        if self.local_start and self.start is not None:
+            raise ConfigError("PublishedPeerToPeer has both start and local_start; a run starts from one of them.")
+
+    def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
+        """Return as of :class:`PeerToPeer`, with what Theorem 1 claims."""
+        if privacy.mechanism != "laplace":
+            raise PrivacyError(f"p2p_published adds Laplace noise: privacy.mechanism is {privacy.mechanism!r}.")
+        longest = self.weights(problem, caps, privacy)[int(np.argmax(caps))].tolist()
+        delta = privacy.resolved_delta(len(problem.data.train))
+        reason = REASON + (REASON_START if self.local_start else "")
+        claim = PublishedClaim(lambda z: composed([w / z for w in longest], delta), reason, norm="l2")
+        return super().given_noise(problem, caps, privacy) | {"published": claim}
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Return the state before the first wake-up."""
+        state = super().init(problem, replicates)
+        if self.local_start:
+            state.public["theta"] += self.local_fits(problem)
+        return state
+
+    def local_fits(self, problem: Problem) -> Tensor:
+        """Return the minimizers of L_i of all agents, (n, D) float64; zero without records."""
+        data, network = self.data(problem), self.network(problem)
+        fits = np.zeros((problem.clients, problem.dimension))
+        for agent, ridge in enumerate(network.ridge.tolist()):
+            x, y = data.x[agent].numpy(), data.y[agent].numpy()
+            if len(x):
+                fits[agent] = minimize(self.linear_loss, x, y, 2 * ridge).theta
+        return torch.from_numpy(fits)
+
+
+def composed(epsilons: Sequence[float], delta: float) -> float:
+    """Return the least of the three bounds of Theorem 3.5 of Kairouz, Oh and Viswanath for pure mechanisms.
+
+    With ``A = sum e (exp(e) - 1) / (exp(e) + 1)`` and ``S = sum e^2`` they are ``sum e``,
+    ``A + sqrt(2 S log(exp(1) + sqrt(S) / delta))`` and ``A + sqrt(2 S log(1 / delta))``.
+
+    Args:
+        epsilons: pure epsilons of the steps, none below 0.
+        delta: the slack of the theorem, at least 0 and below 1.
+    """
+    for value in epsilons:
+        non_negative("composed", epsilon=value)
+    if not 0 <= delta < 1:
+        raise ConfigError(f"composed.delta is {delta!r}; it must be at least 0 and below 1.")
+    total, squares = math.fsum(epsilons), math.fsum(e * e for e in epsilons)
+    if delta == 0 or squares == 0:
+        return total
+    mean = math.fsum(e * math.tanh(e / 2) for e in epsilons)
+    tail = min(math.log(math.e + math.sqrt(squares) / delta), math.log(1 / delta))
+    return min(total, mean + math.sqrt(2 * squares * tail))
+
+
+def equal_step(epsilon: float, wakeups: int, delta: float) -> float:
+    """Return the equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them.
+
+    Args:
+        epsilon: the whole budget, above 0.
+        wakeups: T_i.
+        delta: the theorem's slack, at least 0 and below 1.
+    """
+    positive("equal_step", epsilon=epsilon)
+    positive_int("equal_step", wakeups=wakeups)
+    low, high = 0.0, epsilon  # one step never costs less than its own epsilon
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if composed([middle] * wakeups, delta) <= epsilon else (low, middle)
+    return low

@@ -1,0 +1,250 @@
+"""The loop over local steps, of plain training and of DP-SGD, over a stack of clients.
+
+Of DP-SGD only noised, clipped sums of gradients of single records touch a client's model. Abadi et al.: "Deep Learning
+with Differential Privacy", CCS 2016 (Algorithm 1); inside the silos of a federation, Liu, Hu, Wu, Smith: "On Privacy
+and Personalization in Cross-Silo Federated Learning", NeurIPS 2022. What a client sends after such a run is
+post-processing of what the run released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..stacked.losses import Loss, Pull, example_losses
+from ..stacked.per_example import example_gradients
+from ..stacked.products import descend, output_gradient
+from .batches import BatchPlan
+from .mixture import Mixture, MixtureSteps
+from .optimizers import Strength, rows_of
+from .solver import LocalSolver
+
+if TYPE_CHECKING:
+    from ..data import FederatedDataset
+    from ..privacy import LocalSteps
+    from ..stacked import StackedModule
+
+GradientChunks = Iterator[tuple[Tensor, Tensor]]
+"""Gradients of examples (N, D) and the numbers of their copies, int64 (N,), a chunk at a time."""
+
+Trained = Iterator[tuple[Tensor, Tensor]]
+"""Clients that have finished, their places int64 (d,) and their models (d, D), as they finish."""
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """A local step of the leading clients of a stack, by the mean gradients of batches.
+
+    Attributes:
+        active: how many leading clients make it.
+        done: int64 (d,), numbers in the stack of those whose last step it is.
+        stack: with the models, its leading rows.
+        loss: one value per example.
+        x, y: (A, B, ...), the batches.
+        weight: (A, B), of the examples in the mean; 0 of padding.
+        address: int64 (A, 3), of dropout masks; None without dropout.
+        pull: of predictions to others; None without one.
+    """
+
+    active: int
+    done: Tensor
+    stack: StackedModule
+    loss: Loss
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    address: Tensor | None
+    pull: Pull | None
+
+    @torch.no_grad()
+    def gradient(self, target: Tensor, keep: float, rate: float) -> None:
+        """Descend by the gradients, see :data:`~fedmtl.local.optimizers.Gradient`: by batched products where the
+        network has them, else by :func:`torch.func.vmap`."""
+        stack, rows = self.stack, self.stack.rows[: self.active]
+        values = None if stack.network is None else stack.network.forward(rows, self.x)
+        if stack.network is not None and values is not None:
+            signal = output_gradient(self.loss, values[-1], self.y, self.weight, self.pull)
+            stack.network.descend(rows, values, signal, target, keep=keep, rate=rate)
+            return
+        with torch.enable_grad():
+            outputs = stack.forward(self.x, address=self.address)
+            losses = example_losses(self.loss, outputs, self.y)
+            losses = losses if self.pull is None else losses + self.pull(outputs)
+            gradients = stack.backward((losses * self.weight).sum(1))
+        descend(target, gradients, keep=keep, rate=rate)
+
+    mean = gradient
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """A local step of the leading clients of a stack, by noised, clipped sums of the gradients of single records.
+
+    Attributes:
+        active, done: see :class:`PlainStep`.
+        gradients: computes the records' gradients at the models, a chunk at a time.
+        release: clips, adds up and noises them, (A, D).
+        counts: int64 (A,), records drawn.
+    """
+
+    active: int
+    done: Tensor
+    gradients: Callable[[], GradientChunks]
+    release: Callable[[GradientChunks], Tensor]
+    counts: Tensor
+
+    def gradient(self, target: Tensor, keep: float, rate: float) -> None:
+        """Descend by what is released."""
+        descend(target, self.release(self.gradients()).to(target), keep=keep, rate=rate)
+
+    def mean(self, target: Tensor, keep: float, rate: float) -> None:
+        """Descend by the mean gradients of the records as they are."""
+        total = torch.zeros_like(target)
+        for part, owner in self.gradients():
+            total.index_add_(0, owner, part)
+        descend(target, total.div_(self.counts.clamp(min=1).to(target.device)[:, None]), keep=keep, rate=rate)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The local training of n clients: what is the same for all stacks of them.
+
+    Attributes:
+        data: the clients' data.
+        loss: one value per example.
+        solver: names the optimizer and its step size.
+        round: addresses the step size and dropout masks.
+        start: (D,) or (n, D), where the clients start.
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
+            one strength for each coordinate, or a precision matrix.
+        divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
+            outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number. Not
+            for training by DP-SGD.
+        moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
+            clipped without them. None trains all.
+        mixture: personal models of the n clients that are trained beside, see :mod:`.mixture`; they follow the
+            gradients of the examples as they are, and nothing of them is released. None without.
+    """
+
+    data: FederatedDataset
+    loss: Loss
+    solver: LocalSolver
+    round: int
+    start: Tensor
+    lam: Strength = 0.0
+    anchor: Tensor | None = None
+    divergence: Loss | None = None
+    moving: Tensor | None = None
+    mixture: Mixture | None = None
+
+    def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Trained:
+        """Train one stack of clients on the batches of a plan.
+
+        Args:
+            stack: computes all clients together; its buffers are overwritten.
+            plan: of the k clients of the stack, in the order of decreasing numbers of steps. One without a step is
+                computed with the others, and never finishes.
+            place: int64 (k,), on the host, the clients' positions among the n.
+        """
+        return self._run(stack, place, self._plain_steps(stack, plan, place))
+
+    def on_records(
+        self, stack: StackedModule, clients: Tensor, place: Tensor, records: LocalSteps, width: int | None = 16
+    ) -> Trained:
+        """Train one stack of clients by DP-SGD.
+
+        How many steps a client makes, and on which records, is for ``records`` to say. The regularizer needs no data
+        and is added by the optimizer, after the release.
+
+        Args:
+            stack, place: see :meth:`on_batches`.
+            clients: int64 (k,), numbers in the data, in the order of decreasing numbers of steps, each at least 1.
+            records: draws records, clips, adds noise.
+            width: examples of a client that are computed together, with those of clients beside it, which do not show;
+                None where there is never another one.
+        """
+        return self._run(stack, place, self._private_steps(stack, clients, records, width))
+
+    def _run(self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]) -> Trained:
+        rows = stack.load(self.start, len(place), place=place)
+        lam = self.lam if self.divergence is None else 0.0
+        optimizer = self.solver.optimizer(
+            rows, round=self.round, lam=rows_of(lam, place), anchor=rows_of(self.anchor, place)
+        )
+        beside = None if self.mixture is None else MixtureSteps(self.mixture, self.solver, self.round, rows, place)
+        frozen = self._frozen(rows)
+        still = None if frozen is None else rows[:, frozen].clone()
+        for step in steps:
+            if beside is not None:
+                beside(step.active, step.mean)
+            optimizer.step(step.active, step.gradient)
+            if frozen is not None and still is not None:
+                rows[: step.active, frozen] = still[: step.active]
+            if len(step.done):
+                if beside is not None:
+                    beside.write(step.done)
+                yield place[step.done], rows[step.done.to(rows.device)]
+
+    def _frozen(self, rows: Tensor) -> Tensor | None:
+        """Return the coordinates that stay, int64; None where all are moving."""
+        if self.moving is None or bool(self.moving.all()):
+            return None
+        return (~self.moving).nonzero()[:, 0].to(rows.device)
+
+    def _plain_steps(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Iterator[PlainStep]:
+        like, towards = stack.rows, None
+        if self.divergence is not None and self.anchor is not None:
+            towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
+        weights = plan.weights(like.dtype).to(like.device)
+        for number, batch in enumerate(plan.batches()):
+            active, width = batch.index.shape
+            x, y = self.data.gather("train", batch.index, dtype=like.dtype, device=like.device)
+            address = address_of(plan.keys[:active], self.round, number) if stack.has_dropout else None
+            pull = None if towards is None else self._pull(stack, towards[:active], x)
+            weight = weights[number, :active, :width]
+            yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
+
+    def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:
+        assert self.divergence is not None
+        assert isinstance(self.lam, (int, float))
+        values = None if stack.network is None else stack.network.forward(anchors, x)
+        return Pull(self.divergence, stack.predict(anchors, x) if values is None else values[-1], self.lam)
+
+    def _private_steps(
+        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int | None
+    ) -> Iterator[PrivateStep]:
+        like, steps, frozen = stack.rows, records.steps(clients), self._frozen(stack.rows)
+        first, keys = self.data.train.offsets[clients], self.data.keys[clients]
+        begin = records.begin_training(clients)
+        for number in range(int(steps.max())):
+            step, active = begin + number, int((steps > number).sum())
+            index, mask = records.batch(clients[:active], step)
+            filler = 0 if width is None else -mask.shape[1] % width
+            mask, index = pad(mask, (0, filler)), pad(index, (0, filler))
+            index = torch.where(mask, index, 0)  # padding is read, but never used
+            x, y = self.data.gather("train", first[:active, None] + index, dtype=like.dtype, device=like.device)
+            address = address_of(keys[:active], self.round, step) if stack.has_dropout else None
+            gradients = partial(
+                example_gradients, stack, x, y, self.loss, mask=mask, width=width, address=address, position=index
+            )
+            release = partial(_release, records, clients[:active], step, frozen)
+            yield PrivateStep(active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1))
+
+
+def _release(records: LocalSteps, clients: Tensor, step: int, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:
+    """Release the sums of gradients of records without their ``frozen`` coordinates."""
+    if frozen is not None:
+        chunks = ((part.index_fill(1, frozen, 0.0), owner) for part, owner in chunks)
+    return records.release(clients, step, chunks)
+
+
+def address_of(keys: Tensor, round: int, step: int) -> Tensor:
+    """Return what addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
+    tail = torch.tensor([round, step]).expand(len(keys), 2)
+    return torch.cat([keys[:, None], tail], dim=1)

@@ -1,0 +1,99 @@
+"""Epsilon of a composition by ``dp_accounting``, which shares no code with the accountant of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+TOLERANCE = 1e-3
+"""Relative difference of the two accountants that is no contradiction: both round losses to a grid."""
+
+_LARGEST = 600.0  # the library's exponentials overflow beyond
+_POINTS = 1 << 18  # of the grid of one use's losses
+_MOST = 1 << 17  # uses; more take minutes
+
+
+def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: float) -> float | None:
+    """Return epsilon of a composition by the privacy loss distributions of ``dp_accounting``.
+
+    Args:
+        composition: events with their numbers of uses.
+        delta: in [0, 1); at 0 the pure epsilons of Laplace noise are added.
+        near: the epsilon that it is compared with, which sets the width of the grid of losses.
+
+    Returns:
+        Epsilon, up to :data:`TOLERANCE`; infinite where something is released without noise, or where ``delta`` is less
+        than what releases that are only close to those of their events need at ``near``. None where the library does
+        not have a law of the composition, or ``near`` is above 600. Where a grid as fine as ``near`` asks for would
+        take very long, a lower bound on epsilon by a coarser one if it is above ``near``, and None else.
+    """
+    parts = list(_parts(composition))
+    delta -= set_aside(parts, near)
+    parts = [(event, count) for event, count in parts if not _approximates(event)]
+    if near > _LARGEST:
+        return None
+    if delta < 0:
+        return math.inf
+    if delta == 0:
+        if not all(isinstance(event, dp_event.LaplaceDpEvent) for event, _ in parts):
+            return None
+        return math.fsum(count / event.noise_multiplier for event, count in parts)
+    uses = sum(count for _, count in parts)
+    if uses > _MOST:
+        return None
+    fine = max(near, 0.01) / (200 * math.sqrt(max(1, uses)))  # rounding adds uses * width**2 / 4 to the variance
+    width = max(fine, max((_reach(event) for event, _ in parts), default=0.0) / _POINTS)
+    accountant = PLDAccountant(value_discretization_interval=width)
+    for event, count in parts:
+        if not accountant.supports(event):
+            return None
+        accountant.compose(event, count)
+    value = float(accountant.get_epsilon(delta))
+    if width > fine:  # losses are rounded up by less than a width each
+        value -= uses * width
+        return value if value > near else None
+    return max(0.0, value)
+
+
+def set_aside(composition: Sequence[tuple[Any, int]], epsilon: float) -> float:
+    """Return what a claim of ``epsilon`` needs of delta for releases that are only close to those of their events:
+    (1 + exp(epsilon)) sqrt(K / 2), K the sum of their Kullback-Leibler divergences."""
+    whole = math.fsum(count * event.divergence for event, count in _parts(composition) if _approximates(event))
+    return (1 + math.exp(min(epsilon, _LARGEST))) * math.sqrt(whole / 2)
+
+
+def _reach(event: Any) -> float:
+    """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes one of all uses."""
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return 2 / event.noise_multiplier
+    inner = getattr(event, "event", None)
+    if isinstance(inner, dp_event.GaussianDpEvent):
+        return 10 / inner.noise_multiplier + 0.5 / inner.noise_multiplier**2
+    return 0.0 if inner is None else _reach(inner)
+
+
+def _approximates(event: Any) -> bool:
+    return type(event).__name__ == "ApproximationDpEvent"
+
+
+def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+    """Yield the elementary events; Gaussian releases under one coin are one, which the library has."""
+    for event, count in composition:
+        if not count:
+            continue
+        if isinstance(event, dp_event.ComposedDpEvent):
+            yield from _parts([(part, count) for part in event.events])
+        elif isinstance(event, dp_event.SelfComposedDpEvent):
+            yield from _parts([(event.event, event.count * count)])
+        elif isinstance(event, dp_event.PoissonSampledDpEvent):
+            inner = list(_parts([(event.event, 1)]))
+            if all(isinstance(part, dp_event.GaussianDpEvent) for part, _ in inner):
+                joint = math.fsum(times / part.noise_multiplier**2 for part, times in inner) ** -0.5
+                event = dp_event.PoissonSampledDpEvent(event.sampling_probability, dp_event.GaussianDpEvent(joint))
+            yield event, count
+        else:
+            yield event, count

@@ -1,0 +1,277 @@
+"""Prices: what the uses of an account cost at a noise multiplier, and which multiplier a budget affords.
+
+A use is a round, or what a client does when it takes part: an activation, or all its local steps. Everything that is
+said about epsilon (calibration, the budget of a run, its report, its ledger, a search and the audit) is composed from a
+:class:`Price`, which is plain data and stands as JSON in the header of the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, PrivacyError
+from .accounting.calibration import smallest_multiplier
+from .accounting.composition import epsilon, total_variation
+from .accounting.losses import ApproximationDpEvent, ReplacedPoissonDpEvent
+from .events import dp_event
+from .noise.discrete import divergence
+from .noise.registry import LAWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What the uses of one account cost, as a function of the noise multiplier z (scale of the noise over the
+    sensitivity).
+
+    Several releases of one use share the coin of each client, so Gaussian ones are one Gaussian release of the
+    concatenated vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled
+    would understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere.
+
+    Args:
+        mechanism: name of the law of the noise.
+        sizes: noised coordinates of each release of one use.
+        delta: of every epsilon, in [0, 1).
+        sampled: q, the probability that the protected unit takes part, by a secret coin for each sum; 1 without
+            sampling.
+        replaced: whether neighbours differ by a unit that is replaced by another one, where units are sampled.
+        sums: noised sums of one use: the local steps of one participation.
+        weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
+        most: the largest number of uses; None without a limit. With weights it is their number.
+        cell: of noise in whole numbers, a bound on the width of a cell of exact sums over the sensitivity; None of
+            other noise. See :mod:`.noise.discrete`.
+
+    Raises:
+        PrivacyError: several releases of other than Gaussian noise under one sampled cohort.
+    """
+
+    mechanism: str
+    sizes: tuple[int, ...]
+    delta: float
+    sampled: float = 1.0
+    replaced: bool = False
+    sums: int = 1
+    weights: tuple[float, ...] | None = None
+    most: int | None = None
+    cell: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            object.__setattr__(self, "most", len(self.weights))
+        if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
+            raise PrivacyError(
+                f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled cohort are not "
+                f"supported: they share its coins. Use mechanism='gaussian', or a schedule without sampling."
+            )
+
+    def event(self, multiplier: float, use: int = 0) -> Any:
+        """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose cost is finite: of
+        all its releases together. A multiplier of 0 is no noise."""
+        if multiplier == 0:
+            return dp_event.NonPrivateDpEvent()
+        z, law = multiplier / (1.0 if self.weights is None else self.weights[use]), LAWS[self.mechanism]
+        if law.joint:
+            event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for _ in self.sizes) ** -0.5)
+        else:
+            events = [law(z).event(size) for size in self.sizes]
+            event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+        if self.sampled < 1:
+            sampled = ReplacedPoissonDpEvent if self.replaced else dp_event.PoissonSampledDpEvent
+            event = sampled(self.sampled, event)
+        if self.cell is not None:
+            event = dp_event.ComposedDpEvent([event, ApproximationDpEvent(self.divergence(z))])
+        return event
+
+    def divergence(self, multiplier: float) -> float:
+        """Return a bound on the divergence of one use's noise in whole numbers from rounded Gaussian noise; 0 of other
+        noise."""
+        if self.cell is None:
+            return 0.0
+        spacing = 2.0**-39 + self.cell / multiplier
+        return math.fsum(divergence(size, spacing) for size in self.sizes)
+
+    def after(self, uses: int, multiplier: float) -> Any:
+        """Return the event of the first ``uses`` uses together.
+
+        Raises:
+            PrivacyError: more uses than there are.
+        """
+        event, count = self._composed(uses, multiplier)
+        return dp_event.SelfComposedDpEvent(event, count)
+
+    def epsilon(self, uses: int, multiplier: float, *, coarsen: float = 1.0) -> float:
+        """Return an upper bound on epsilon after ``uses`` uses; infinite without noise, 0 of no use.
+
+        Args:
+            uses: at least 0.
+            multiplier: z.
+            coarsen: factor on the grid of the accountant; above 1 is faster and looser.
+
+        Raises:
+            PrivacyError: more uses than there are.
+        """
+        if uses == 0 or self.sums == 0:
+            return 0.0
+        event, count = self._composed(uses, multiplier)
+        return epsilon(event, count, self.delta, coarsen=coarsen)
+
+    def distance(self, uses: int, multiplier: float) -> float:
+        """Return the total variation distance, after ``uses`` uses, from the releases that are accounted; 0 but for
+        noise in whole numbers."""
+        return total_variation(*self._composed(uses, multiplier)) if uses else 0.0
+
+    def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
+        """Return the largest number of uses, up to ``most``, whose epsilon is at most ``budget``."""
+        limits = [limit for limit in (most, self.most) if limit is not None]
+        top = min(limits) if limits else 1 << 40
+        low, high = 0, 1
+        while high <= top and self.epsilon(high, multiplier) <= budget:
+            low, high = high, 2 * high
+        high = min(high, top + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(middle, multiplier) <= budget else (low, middle)
+        return low
+
+    def multiplier(self, budget: float, uses: int) -> float:
+        """Return the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5 relative of the smallest
+        one; cached.
+
+        Raises:
+            ConfigError: a budget that cannot be met, or that needs no noise.
+        """
+        return _multiplier(self, float(budget), uses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON."""
+        values = asdict(self)
+        return values | {key: list(one) for key, one in values.items() if isinstance(one, tuple)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Price:
+        """Return the price that :meth:`to_dict` wrote.
+
+        Raises:
+            TypeError, KeyError: values that are no price.
+        """
+        own: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
+        return cls(**own)
+
+    def _composed(self, uses: int, multiplier: float) -> tuple[Any, int]:
+        """Return an event and how often it happens in ``uses`` uses."""
+        if self.most is not None and uses > self.most:
+            raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {self.most}.")
+        if self.weights is None:
+            return self.event(multiplier), uses * self.sums
+        return dp_event.ComposedDpEvent([self.event(multiplier, use) for use in range(uses)]), self.sums
+
+
+@lru_cache(maxsize=1024)
+def _multiplier(price: Price, budget: float, uses: int) -> float:
+    def cost(multiplier: float, coarsen: float) -> float:
+        return price.epsilon(uses, multiplier, coarsen=coarsen)
+
+    return smallest_multiplier(cost, target=budget, delta=price.delta, what=f"{uses * price.sums} steps")
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """The prices of all accounts of a run: those of one kind have the same price and noise multiplier.
+
+    One account means that everybody is charged for every step, n accounts that every client has its own.
+
+    Attributes:
+        kinds: distinct prices.
+        multipliers: z of each kind, at a weight of 1; 0 is no noise.
+        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings of their own.
+        refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
+    """
+
+    kinds: tuple[Price, ...]
+    multipliers: tuple[float, ...]
+    kind: np.ndarray
+    refuted: str | None = None
+
+    @property
+    def delta(self) -> float:
+        """Return the delta of every epsilon."""
+        return self.kinds[0].delta
+
+    @property
+    def most(self) -> int | None:
+        """Return the largest number of uses of the first account; None without a limit."""
+        return self.kinds[self.kind[0, 0]].most
+
+    def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
+        """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
+        kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
+        return self.kinds[kind].event(self.multipliers[kind], use)
+
+    def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
+        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one for all: that of the
+        events, also where these are refuted. R is P at least."""
+        kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
+        base = int(charges.max(initial=0)) + 1
+        asked, index = np.unique(kind * base + charges, return_inverse=True)
+        pairs = [divmod(int(one), base) for one in asked]
+        each = np.array([self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64)
+        return each[index.reshape(kind.shape)]
+
+    def epsilon(self, uses: np.ndarray | int) -> float:
+        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
+        return float(self.epsilons(uses).max())
+
+    def affordable(self, budget: float) -> int:
+        """Return the largest number of uses of the first account whose epsilon is at most ``budget``."""
+        kind = self.kind[0, 0]
+        return self.kinds[kind].affordable(budget, self.multipliers[kind])
+
+    def distance(self, uses: np.ndarray | int) -> float:
+        """Return the largest total variation distance, after ``uses``, of an account's releases from those that are
+        accounted; 0 but for noise in whole numbers."""
+        most = int(np.max(uses, initial=0))
+        return max(price.distance(most, z) for price, z in zip(self.kinds, self.multipliers, strict=True))
+
+    @cached_property
+    def by_account(self) -> np.ndarray:
+        """Return z of each account at a weight of 1, (P, m) float64."""
+        return np.array(self.multipliers)[self.kind]
+
+    def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S): (R, S) float64; 0 of
+        account -1."""
+        rows = np.arange(len(accounts))[:, None] if len(self.kind) > 1 else 0
+        multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
+        if all(price.weights is None for price in self.kinds):
+            return multipliers
+        start, weights = self._weights
+        first = start[self.kind[0][accounts]]
+        some = (accounts >= 0) & (first >= 0)
+        return np.where(some, multipliers / weights[np.where(some, first + uses, 0)], multipliers)
+
+    @cached_property
+    def _weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weights of all kinds one after another, and where each kind's begin: -1 where it has none."""
+        start, weights = np.full(len(self.kinds), -1), [1.0]
+        for k, price in enumerate(self.kinds):
+            if price.weights:
+                start[k] = len(weights)
+                weights += price.weights
+        return start, np.array(weights)
+
+
+def normalized(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the weights over their mean: an allocation.
+
+    Raises:
+        ConfigError: no weights, or one that is not positive and finite.
+    """
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(f"An allocation has positive finite weights, not {list(weights)[:5]}.")
+    mean = math.fsum(weights) / len(weights)
+    return tuple(float(weight) / mean for weight in weights)

@@ -1,0 +1,75 @@
+"""The composition theorems of Kairouz, Oh and Viswanath against brute force and published figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import special
+
+from fedmtl.algorithms.p2p.published import composed
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import epsilon
+
+
+def randomized_response_delta(epsilons: list[float], eps: float) -> float:
+    """Hockey-stick divergence of composed binary randomized response, outcome by outcome."""
+    total = 0.0
+    for truths in itertools.product((True, False), repeat=len(epsilons)):
+        signed = [e if t else -e for t, e in zip(truths, epsilons, strict=True)]
+        p, q = (math.prod(1 / (1 + math.exp(-sign * e)) for e in signed) for sign in (1, -1))
+        total += max(0.0, p - math.exp(eps) * q)
+    return total
+
+
+def optimum(e: float, uses: int, delta: float) -> float:
+    """Theorem 3.3: the least (k - 2 i) e at which k randomized responses have a divergence of at most ``delta``."""
+    lies = np.arange(uses + 1)
+    log_p = np.log(special.comb(uses, lies)) + (uses - lies) * e - uses * np.logaddexp(0.0, e)
+    log_q = log_p - (uses - 2 * lies) * e
+    levels = e * np.arange(uses % 2, uses + 1, 2)
+    return next(eps for eps in levels if np.maximum(np.exp(log_p) - np.exp(eps + log_q), 0.0).sum() <= delta)
+
+
+def test_published_figures() -> None:
+    assert composed([0.1] * 100, 1e-5) == pytest.approx(5.298110, abs=5e-7)  # the third bound
+    assert composed([0.02] * 1000, 1e-5) == pytest.approx(3.173856, abs=5e-7)  # the second bound
+    assert composed([0.1, 0.2], 1e-5) == pytest.approx(0.3)  # the first bound
+
+
+def test_the_three_bounds_written_out() -> None:
+    for epsilons, delta in (([0.1] * 100, 1e-5), ([0.02] * 1000, 1e-5), ([0.5, 0.01, 1.0] * 20, 1e-6), ([1.0], 0.1)):
+        mean = sum(e * (math.exp(e) - 1) / (math.exp(e) + 1) for e in epsilons)
+        squares = sum(e * e for e in epsilons)
+        bounds = (
+            sum(epsilons),
+            mean + math.sqrt(2 * squares * math.log(math.exp(1) + math.sqrt(squares) / delta)),
+            mean + math.sqrt(2 * squares * math.log(1 / delta)),
+        )
+        assert composed(epsilons, delta) == pytest.approx(min(bounds), rel=1e-12)
+        # not the root of the ratio, which would be below what randomized response costs somewhere
+        wrong = mean + math.sqrt(2 * squares * math.log(math.exp(1) + math.sqrt(squares / delta)))
+        assert composed(epsilons, delta) != pytest.approx(wrong, rel=1e-3)
+
+
+def test_the_general_bound_is_above_the_optimum_and_that_above_pld() -> None:
+    for e, uses in ((0.1, 100), (0.02, 1000), (0.5, 30)):
+        loose, optimal = composed([e] * uses, 1e-5), optimum(e, uses, 1e-5)
+        laplace = epsilon(dp_accounting.LaplaceDpEvent(1 / e), uses, 1e-5)
+        assert laplace * (1 - 1e-3) <= optimal <= loose
+    assert randomized_response_delta([0.3, 0.1, 0.5, 0.2], composed([0.3, 0.1, 0.5, 0.2], 0.05)) <= 0.05
+
+
+def test_limits_and_errors() -> None:
+    assert composed([], 1e-5) == 0.0
+    assert composed([0.0, 0.0], 1e-5) == 0.0
+    assert composed([0.1] * 100, 0.0) == pytest.approx(10.0)
+    for call in (
+        lambda: composed([-0.1], 1e-5),
+        lambda: composed([0.1], 1.0),
+    ):
+        with pytest.raises(ConfigError, match="composed"):
+            call()

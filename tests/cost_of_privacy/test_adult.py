@@ -1,0 +1,217 @@
+"""Adult from small files of the original format, coded by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+
+from benchmarks.reproduce.cost_of_privacy.readers.adult import CATEGORIES, DROPPED, RANGES, read_adult
+from fedmtl.data import load_data
+from fedmtl.errors import ConfigError, DataError
+from tests.data.rows import moved_rows, spoiled, write_csv
+
+COLUMNS = (
+    "age,workclass,fnlwgt,education,educational-num,marital-status,occupation,relationship,race,gender,"
+    "capital-gain,capital-loss,hours-per-week,native-country,income"
+)
+HEADER = COLUMNS.split(",")
+FIRST = {"age": 25, "workclass": "Private", "fnlwgt": 226802, "education": "11th", "educational-num": 7,
+         "marital-status": "Never-married", "occupation": "Machine-op-inspct", "relationship": "Own-child",
+         "race": "Black", "gender": "Male", "capital-gain": 0, "capital-loss": 0, "hours-per-week": 40,
+         "native-country": "United-States", "income": "<=50K"}  # fmt: skip
+SECOND = {"age": 44, "workclass": "?", "fnlwgt": 160323, "education": "Some-college", "educational-num": 10,
+          "marital-status": "Married-civ-spouse", "occupation": "?", "relationship": "Wife",
+          "race": "White", "gender": "Female", "capital-gain": 7688, "capital-loss": 1902, "hours-per-week": 99,
+          "native-country": "Yugoslavia", "income": ">50K"}  # fmt: skip
+WIDE = SECOND | {"age": 1000, "educational-num": -3, "capital-gain": 1e9, "capital-loss": 1e9, "hours-per-week": 500}
+
+
+def persons(*special: dict, rows: int = 40, seed: int = 0) -> pd.DataFrame:
+    """Random persons after the special ones."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            name: rng.choice(CATEGORIES[name], rows)
+            if name in CATEGORIES
+            else rng.choice(["<=50K", ">50K"], rows)
+            if name == "income"
+            else rng.integers(0, 100, rows)
+            for name in HEADER
+        }
+    )
+    return pd.concat([pd.DataFrame(list(special)), frame], ignore_index=True)[HEADER]
+
+
+def alone(tmp_path, person: dict, **options) -> tuple[list[float], float]:
+    """The one private row of a file whose other rows are public."""
+    file = write_csv(tmp_path / "one.csv", persons(person))
+    given = read_adult(file, clients=1, public_rows=40, test_fraction=None, **options)
+    assert len(given.train) == 1
+    return given.train.x[0].tolist(), given.train.y[0].item()
+
+
+def test_every_column_is_used_or_dropped_for_a_reason():
+    assert sorted((*RANGES, *CATEGORIES, *DROPPED, "income")) == sorted(HEADER)
+
+
+def test_one_hot_rows_are_those_made_by_hand(tmp_path):
+    x, y = alone(tmp_path, FIRST, coding="one_hot")
+    numbers = [8 / 73, 6 / 15, 0, 0, 39 / 98]
+    assert x[:5] == pytest.approx(numbers)
+    assert (len(x), x[-1], y) == (5 + 8 + 6 + 14 + 5 + 4 + 1 + 41 + 1, 1.0, -1.0)
+    names = [(c, v) for c, values in CATEGORIES.items() for v in values[1:]]
+    ones = {names[i - 5] for i in range(5, len(x) - 1) if x[i]}
+    assert ones == {  # Private, Male and United-States are the categories of zeros
+        ("marital-status", "Never-married"), ("occupation", "Machine-op-inspct"), ("relationship", "Own-child"),
+        ("race", "Black"),
+    }  # fmt: skip
+    assert set(x[5:]) == {0.0, 1.0}
+    x, y = alone(tmp_path, SECOND, coding="one_hot")
+    gain, loss = math.log1p(7688) / math.log1p(99999), math.log1p(1902) / math.log1p(4356)
+    assert x[:5] == pytest.approx([27 / 73, 9 / 15, gain, loss, 1])
+    ones = {names[i - 5] for i in range(5, len(x) - 1) if x[i]}
+    assert ones == {("workclass", "?"), ("occupation", "?"), ("relationship", "Wife"), ("gender", "Female"),
+                    ("native-country", "Yugoslavia")}  # fmt: skip
+    assert y == 1.0
+
+
+def test_integer_rows_are_those_made_by_hand(tmp_path):
+    x, _ = alone(tmp_path, SECOND, coding="integer", intercept=False)
+    assert x[5:] == pytest.approx([1 / 8, 0, 1 / 14, 1, 0, 1, 1])
+
+
+def test_labels_as_classes(tmp_path):
+    file = write_csv(tmp_path / "adult.csv", persons(rows=60))
+    signed = read_adult(file, public_rows=20)
+    data = load_data("adult", root=tmp_path, public_rows=20, labels="class")
+    assert (data.classes, data.train.y.dtype, signed.classes, signed.train.y.dtype) == (
+        2, torch.int64, None, torch.float32
+    )  # fmt: skip
+    assert data.train.y.tolist() == [int(v > 0) for v in signed.train.y]
+    assert set(signed.train.y.tolist()) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("coding", ["one_hot", "integer"])
+@pytest.mark.parametrize(("l1", "l2"), [(None, None), (3.0, None), (None, 1.2), (2.0, 1.9)])
+def test_no_person_leaves_the_domain_and_each_moves_its_own_row_only(tmp_path, coding, l1, l2):
+    options = {"public_rows": 10, "clients": 2, "coding": coding, "l1": l1, "l2": l2}
+    first = read_adult(write_csv(tmp_path / "a.csv", persons(FIRST)), **options)
+    second = read_adult(write_csv(tmp_path / "b.csv", persons(WIDE)), **options)
+    assert moved_rows(first, second) == 1
+    for side in ("train", "test"):
+        wide = second.side(side).x.double()
+        assert (wide.abs().sum(1) <= first.domain.l1).all()
+        assert (wide.square().sum(1) <= first.domain.l2**2 * (1 + 1e-12)).all()
+        assert (wide[:, -1] == 1).all()
+    assert first.public.x.equal(second.public.x)
+    natural = 12.0
+    assert first.domain.l1 == (l1 or natural) + 1
+    expected = min(l2 or natural**0.5, l1 or natural)
+    assert first.domain.l2 == pytest.approx((expected**2 + 1) ** 0.5)
+
+
+def test_whitened_features_are_those_of_scikit_learn(tmp_path):
+    """The public rows alone fit z-scores and principal components; what is clipped keeps the domain."""
+    frame, public = persons(FIRST, SECOND, rows=118), 60
+    given = read_adult(
+        write_csv(tmp_path / "a.csv", frame), public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0,
+        l2=2.5, test_fraction=None,
+    )  # fmt: skip
+    plain = read_adult(tmp_path / "a.csv", public_rows=public, clients=1, intercept=False, test_fraction=None)
+    features = np.concatenate([plain.train.x.numpy(), plain.public.x.numpy()]).astype(np.float64)
+    scaler = StandardScaler().fit(features[-public:])
+    z = np.clip(scaler.transform(features) * (scaler.var_ > 1e-12), -2.0, 2.0)
+    pca = PCA(6, whiten=True, svd_solver="full").fit(z[-public:])
+    expected = pca.transform(z) * np.sign(pca.components_[np.arange(6), np.abs(pca.components_).argmax(1)])
+    norms = np.abs(expected).sum(1), np.linalg.norm(expected, axis=1)
+    expected *= np.minimum(1, np.minimum(5.0 / norms[0], 2.5 / norms[1]))[:, None]
+    got = np.concatenate([given.train.x.numpy(), given.public.x.numpy()])
+    np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-5, atol=2e-5)
+    assert (got[:, -1] == 1).all()
+    assert ((norms[0] > 5.0) & (norms[1] < 2.5)).any()
+    assert (norms[1] > 2.5).any()
+    assert (given.domain.l1, given.domain.l2) == (6.0, 7.25**0.5)
+    assert "fitted the z-scores and the 6 principal components" in given.notes[0]
+
+
+def test_a_person_moves_its_own_row_only_with_components_too(tmp_path):
+    options = {"public_rows": 40, "clients": 2, "components": 4}
+    first = read_adult(write_csv(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
+    second = read_adult(write_csv(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
+    assert first.public.x.equal(second.public.x)
+    assert moved_rows(first, second) == 1
+    assert all((second.side(side).x.double().abs().sum(1) <= first.domain.l1).all() for side in ("train", "test"))
+
+
+def test_a_natural_bound_is_reached(tmp_path):
+    """12 and sqrt(12) are attained by a person at the end of every range, so no smaller bound is true."""
+    last = {c: values[-1] for c, values in CATEGORIES.items()}
+    top = {c: high for c, (_, high) in RANGES.items()}
+    x, _ = alone(tmp_path, FIRST | last | top, intercept=False)
+    assert sum(x) == 12.0
+
+
+def test_other_spellings_are_read(tmp_path):
+    frame = persons(FIRST, SECOND)
+    data = read_adult(write_csv(tmp_path / "a.csv", frame), public_rows=20)
+    other = frame.rename(columns={"gender": "sex", "educational-num": "education-num"}).astype(str)
+    other = other.apply(lambda column: " " + column)
+    other["income"] += "."
+    assert read_adult(write_csv(tmp_path / "b.csv", other), public_rows=20).fingerprint() == data.fingerprint()
+    other["workclass"] = other["workclass"].replace(" ?", "")
+    assert read_adult(write_csv(tmp_path / "c.csv", other), public_rows=20).fingerprint() == data.fingerprint()
+
+
+def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
+    frame = persons(rows=50)
+    given = read_adult(write_csv(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
+    assert given.public.y.tolist() == [1.0 if v == ">50K" else -1.0 for v in frame["income"][-20:]]
+    assert len(given.train) + len(given.test) == 30
+    (note,) = given.notes
+    assert "last 20 persons" in note
+    assert "no epsilon covers them" in note
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("race", "Green", r"row 3, column 'race' holds 'Green'; accepted: White, Amer-Indian-Eskimo"),
+        ("race", "", r"row 3, column 'race' is empty; accepted: White"),
+        ("income", "50K", r"row 3, column 'income' holds '50K'; accepted: <=50K, >50K"),
+        ("age", "old", r"row 3, column 'age' holds 'old'; accepted: a finite number"),
+        ("age", "", r"row 3, column 'age' is empty"),
+        ("capital-gain", "inf", r"row 3, column 'capital-gain' holds inf"),
+        ("gender", None, r"column 'gender' is missing; the columns are 'age'"),
+        ("income", None, r"column 'income' is missing"),
+    ],
+)
+def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
+    frame = spoiled(persons(), column, 3, value)
+    with pytest.raises(DataError, match=rf"bad\.csv.*{message}"):
+        read_adult(write_csv(tmp_path / "bad.csv", frame), public_rows=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"coding": "hash"}, ConfigError, r"adult\.coding is 'hash'; accepted: 'one_hot', 'integer'"),
+        ({"labels": "text"}, ConfigError, r"adult\.labels is 'text'; accepted: 'signed', 'class'"),
+        ({"components": 0}, ConfigError, r"adult\.components is 0"),
+        ({"components": 11}, ConfigError, r"adult\.components is 11, but the 10 public rows have only 9"),
+        ({"components": 2, "z_clip": 0}, ConfigError, r"adult\.z_clip is 0"),
+        ({"l1": 0}, ConfigError, r"adult\.l1 is 0"),
+        ({"l2": -2.0}, ConfigError, r"adult\.l2 is -2"),
+        ({"public_rows": 40}, DataError, r"has 40 rows, and adult\.public_rows is 40"),
+        ({"clients": 2, "sizes": [3]}, ConfigError, r"adult\.sizes has 1 numbers, but clients is 2"),
+        ({"test_fraction": 0}, ConfigError, r"test_fraction is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        read_adult(write_csv(tmp_path / "adult.csv", persons()), **{"public_rows": 10} | options)
