@@ -1,4 +1,4 @@
-"""Rounds on a GPU: fedmtl in float32 and with products in bfloat16, a plain PyTorch loop, and pfl, on the same work.
+"""Rounds on a GPU: fedmtl, a plain PyTorch loop, and pfl, on the same work.
 
 W1 and W2 are those of rounds.py. W3 has 3,400 clients, cohorts of 10 and a network of 1.2 million parameters; W4 1,000
 clients of 50 images in colour, cohorts of 50 and 1.6 million parameters; both on random images, since the time of a
@@ -43,7 +43,6 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 PLANNED = 1500  # rounds of W3 and W4
 
 
-VARIANTS = {"fedmtl": "float32", "fedmtl, bfloat16": "bfloat16"}  # with their dtypes
 Side = tuple[str, str, str, list[str]]
 """Name, script, interpreter and further arguments of a contender."""
 
@@ -61,9 +60,8 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
     prepared.problem.executor.close()
-    stacked = ["--execution", json.dumps({"strategy": "stacked"}), "--dtype"]
-    sides = [(name, "fedmtl", sys.executable, [*stacked, dtype]) for name, dtype in VARIANTS.items()]
-    sides.append(("plain loop", "plain loop", sys.executable, []))
+    stacked = ["--execution", json.dumps({"strategy": "stacked"})]
+    sides = [("fedmtl", "fedmtl", sys.executable, stacked), ("plain loop", "plain loop", sys.executable, [])]
     if given.pfl_python and settings["method"] == "fedprox":
         sides.append(("pfl", "pfl", given.pfl_python, []))
     return sides

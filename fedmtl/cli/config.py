@@ -266,7 +266,7 @@ def _check_plain(config: Config) -> None:
             positive_int("Trainer", **{name: config[name]})
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
         raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
-    one_of("Trainer", ("float32", "float64", "bfloat16"), dtype=config["dtype"])
+    one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
     one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
 
 

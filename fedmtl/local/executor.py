@@ -84,19 +84,10 @@ class Executor:
         execution: resolved settings.
         module: a prepared module.
         device, dtype: of the parameters and the computation.
-        autocast: dtype of the products in local training, where it is another one; None.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        module: nn.Module,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        self.execution, self.autocast = execution, autocast
+    def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.execution = execution
         assert execution.chunk is not None
         assert execution.threads is not None
         self.chunk, threads = execution.chunk, execution.threads
@@ -104,9 +95,7 @@ class Executor:
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
-            stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
-            stack.train_in(autocast)
-            self._stacks.put(stack)
+            self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
         self._threads = Threads(threads) if execution.strategy == "threads" else None
 
     def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:

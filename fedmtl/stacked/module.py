@@ -186,12 +186,7 @@ class StackedModule:
             where they are on another device or in another dtype.
         capacity: number of copies to allocate; grows when more are loaded.
         device, dtype: of parameters and computation.
-
-    Attributes:
-        autocast: dtype of the products of :meth:`forward`, where it is not that of the parameters; else None.
     """
-
-    autocast: torch.dtype | None = None
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
@@ -211,13 +206,6 @@ class StackedModule:
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
         self._leaves: dict[str, Tensor] = {}
         self._count = -1
-
-    def train_in(self, dtype: torch.dtype | None) -> None:
-        """Let the products of :meth:`forward` be in another dtype, by :func:`torch.autocast`; parameters, gradients and
-        outputs keep theirs. None changes nothing."""
-        self.autocast = dtype
-        if dtype is not None:
-            self.network = None
 
     @property
     def has_dropout(self) -> bool:
@@ -249,10 +237,7 @@ class StackedModule:
             (K, B, ...), differentiable with respect to the copies' parameters.
         """
         self._narrow(x.shape[0])
-        if self.autocast is None:
-            return self._call(self.train_module, self._leaves, x, address)
-        with torch.autocast(x.device.type, self.autocast):
-            return self._call(self.train_module, self._leaves, x, address).to(self.rows.dtype)
+        return self._call(self.train_module, self._leaves, x, address)
 
     def backward(self, losses: Tensor) -> Tensor:
         """Return the gradient of ``losses.sum()`` by the copies' parameters, (K, D).

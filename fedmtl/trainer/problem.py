@@ -66,8 +66,7 @@ def build_problem(
         ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
     """
     place = resolve_device(device, ranks)
-    narrow = torch.bfloat16 if dtype == "bfloat16" else None  # of products in local training; the parameters are not
-    kind = torch.float32 if narrow else getattr(torch, dtype)
+    kind = getattr(torch, dtype)
     if ranks.size > len(data):
         raise ConfigError(f"There are {ranks.size} ranks for the {len(data):,} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and data.classes is None:
@@ -103,7 +102,7 @@ def build_problem(
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
             resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
-    executor = Executor(resolved, template, device=place, dtype=kind, autocast=narrow)
+    executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
         module=template,
@@ -371,8 +370,6 @@ def fingerprint(
         "version of torch": torch.__version__,
         "arithmetic": ARITHMETIC,
     }
-    if problem.executor.autocast is not None:
-        parts["dtype of local training"] = str(problem.executor.autocast)
     frozen = problem.layout.frozen(problem.module)
     if frozen:
         parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}

@@ -81,8 +81,7 @@ class Trainer:
         client_store: where the clients' own tensors are between checkpoints, ``"memory"`` or ``"mapped"``: in files of
             the folder alone, for populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
-        dtype: ``"float32"`` or ``"float64"``, of parameters and computation; ``"bfloat16"`` has float32 parameters and
-            evaluation, and local training whose products are in bfloat16 (:func:`torch.autocast`).
+        dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
         evaluate_clients: how many clients are evaluated, of a large population: a sample of those that have test
@@ -150,12 +149,7 @@ class Trainer:
             object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds, replicates=self.replicates)
-        one_of(self, ("float32", "float64", "bfloat16"), dtype=self.dtype)
-        if self.dtype == "bfloat16" and (self.algorithm.local is None or self.protects_records):
-            raise ConfigError(
-                "dtype is 'bfloat16', which is for local training by stochastic gradients, and not where single "
-                "records are protected; use float32 here."
-            )
+        one_of(self, ("float32", "float64"), dtype=self.dtype)
         one_of(self, ("memory", "mapped"), client_store=self.client_store)
         if self.client_store == "mapped" and self.folder is None:
             raise ConfigError("client_store is 'mapped', which needs a folder.")

@@ -56,20 +56,12 @@ class Run:
     batch: int
 
     @classmethod
-    def of(
-        cls,
-        settings: dict[str, Any],
-        rounds: int,
-        root: str,
-        ledger: Path | None,
-        device: str = "cpu",
-        dtype: str = "float32",
-    ) -> Run:
+    def of(cls, settings: dict[str, Any], rounds: int, root: str, ledger: Path | None, device: str = "cpu") -> Run:
         """Build it by the settings of a work."""
         data = made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
         execution = Execution(**settings.get("execution", {}))
         problem = build_problem(
-            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, dtype
+            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, "float32"
         )
         solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
         lam = settings["lam"]
@@ -109,7 +101,7 @@ def main() -> None:
     settings = work.settings | ({"execution": json.loads(given.execution)} if given.execution else {})
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
-        run = Run.of(settings, work.rounds, given.root, ledger, given.device, given.dtype)
+        run = Run.of(settings, work.rounds, given.root, ledger, given.device)
         problem, algorithm, channel, rank = run.problem, run.algorithm, run.channel, torch.argsort(run.order)
         state = algorithm.init(problem)
         events = round_events(channel.draw, run.order, start=0, stop=work.rounds)
@@ -130,7 +122,7 @@ def main() -> None:
             return module
 
         loss = work.loss(model, given.device)
-        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, dtype=given.dtype)
+        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss)
         channel.close()
         problem.executor.close()
 

@@ -172,7 +172,6 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--root", help="of the data, for a contender that reads them itself")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--execution", help="fedmtl's, as JSON, in place of the work's")
-    parser.add_argument("--dtype", default="float32", help="fedmtl's")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     return given
