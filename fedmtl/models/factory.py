@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 from torch import nn
+
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..data import DataSpec
@@ -17,12 +20,12 @@ if TYPE_CHECKING:
 ModelFactory = Callable[["DataSpec"], nn.Module]
 """From the shape of the data to a module, so that a model can be named before the data are read."""
 
-Arguments = ParamSpec("Arguments")
+Settings = ParamSpec("Settings")
 
 
 @dataclass(frozen=True)
 class NamedFactory:
-    """A factory that knows how it was made, so that a run folder can say it.
+    """A factory that a run folder can describe.
 
     Args:
         build: the factory.
@@ -53,12 +56,50 @@ class NamedFactory:
         return found
 
 
-def named(maker: Callable[Arguments, ModelFactory]) -> Callable[Arguments, ModelFactory]:
-    """Make the factories of ``maker`` know how they were made."""
-    names = list(inspect.signature(maker).parameters)
+def factory(
+    **checks: Callable[..., None],
+) -> Callable[[Callable[Concatenate[DataSpec, Settings], nn.Module]], Callable[Settings, ModelFactory]]:
+    """Make of a function (spec, settings) -> module the function of its settings that returns a factory.
 
-    @wraps(maker)
-    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> ModelFactory:
-        return NamedFactory(maker(*args, **kwargs), maker.__name__, {**dict(zip(names, args, strict=False)), **kwargs})
+    Args:
+        checks: of settings that are not the default, such as :func:`~fedmtl._check.positive_int`; they are made before
+            the data are read.
+    """
 
-    return make
+    def decorate(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
+        signature = inspect.Signature(list(inspect.signature(build).parameters.values())[1:])
+
+        @wraps(build)
+        def make(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFactory:
+            signature.bind(*args, **kwargs)
+            arguments = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
+            for name, check in checks.items():
+                if name in arguments and arguments[name] is not signature.parameters[name].default:
+                    check(build.__name__, **{name: arguments[name]})
+            return NamedFactory(lambda spec: build(spec, *args, **kwargs), build.__name__, arguments)
+
+        make.__signature__ = signature  # type: ignore[attr-defined]
+        return make
+
+    return decorate
+
+
+def transformed(
+    name: str, change: Callable[[nn.Module], nn.Module], model: nn.Module | ModelFactory, **settings: Any
+) -> nn.Module | ModelFactory:
+    """Return a changed copy of a module, or the factory of the changed modules of a factory.
+
+    Args:
+        name: of the function of :mod:`fedmtl.models` that does so.
+        change: changes a module in place, and returns it.
+        model: the module, or the factory.
+        settings: of the change.
+
+    Raises:
+        ConfigError: ``model`` is neither.
+    """
+    if isinstance(model, nn.Module):
+        return change(copy.deepcopy(model))
+    if isinstance(model, type) or not callable(model):
+        raise ConfigError(f"{name}.model is {model!r}; give a module, or a factory such as models.mlp().")
+    return NamedFactory(lambda spec: change(model(spec)), name, {"model": model, **settings})

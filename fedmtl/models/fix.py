@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from torch import nn
 
 from ..errors import ConfigError
-from .factory import ModelFactory, NamedFactory
+from .factory import ModelFactory, transformed
 from .images import with_group_norm
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
 
 
 @overload
@@ -39,16 +35,7 @@ def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
         ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen and others not; for
             a factory, when the model is built.
     """
-    if isinstance(model, nn.Module):
-        return _fixed(copy.deepcopy(model))
-    if isinstance(model, type) or not callable(model):
-        raise ConfigError(f"fix.model is {model!r}; give a module, or a factory such as models.mlp().")
-    factory = model
-
-    def build(spec: DataSpec) -> nn.Module:
-        return _fixed(factory(spec))
-
-    return NamedFactory(build, "fix", {"model": factory})
+    return transformed("fix", _fixed, model)
 
 
 def _fixed(module: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -9,57 +10,57 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, ModelError
-from .factory import ModelFactory, named
+from .factory import factory
 
 if TYPE_CHECKING:
     from ..data import DataSpec
 
 
-@named
-def femnist_cnn() -> ModelFactory:
+def _known_network(owner: str, *, name: str) -> None:
+    """Refuse a network that torchvision does not have."""
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ConfigError(f"{owner}.name is {name!r}; accepted: {', '.join(known)}.")
+
+
+@factory()
+def femnist_cnn(spec: DataSpec) -> nn.Module:
     """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
 
     115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4 features.
     """
-
-    def build(spec: DataSpec) -> nn.Module:
-        layers, features = _two_convolutions(spec, "femnist_cnn", 32)
-        return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
-
-    return build
+    layers, features = _two_convolutions(spec, "femnist_cnn", 32)
+    return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
 
 
-@named
-def celeba_cnn(*, norm: str = "group", channels: int = 32, groups: int = 8) -> ModelFactory:
+@factory(norm=partial(one_of, accepted=("group", "none")), channels=positive_int, groups=positive_int)
+def celeba_cnn(spec: DataSpec, *, norm: str = "group", channels: int = 32, groups: int = 8) -> nn.Module:
     """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
 
     30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5 features. The papers
     normalize by batch, whose statistics would leave the clients without noise; here it is by groups of channels.
 
     Args:
+        spec: the shape of the data.
         norm: ``"group"``, or ``"none"``.
         channels: of every convolution.
         groups: of the normalization, at most; their number divides the channels.
     """
-    one_of("celeba_cnn", ("group", "none"), norm=norm)
-    positive_int("celeba_cnn", channels=channels, groups=groups)
-
-    def build(spec: DataSpec) -> nn.Module:
-        incoming, height, width = _image(spec, "celeba_cnn", 16)
-        blocks: list[nn.Module] = []
-        for _ in range(4):
-            blocks.append(nn.Conv2d(incoming, channels, 3, padding=1))
-            if norm == "group":
-                blocks.append(_group_norm(channels, groups))
-            blocks += [nn.MaxPool2d(2), nn.ReLU()]
-            incoming = channels
-        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs))
-
-    return build
+    incoming, height, width = _image(spec, "celeba_cnn", 16)
+    blocks: list[nn.Module] = []
+    for _ in range(4):
+        blocks.append(nn.Conv2d(incoming, channels, 3, padding=1))
+        if norm == "group":
+            blocks.append(_group_norm(channels, groups))
+        blocks += [nn.MaxPool2d(2), nn.ReLU()]
+        incoming = channels
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs))
 
 
-@named
-def fedrep_cnn() -> ModelFactory:
+@factory()
+def fedrep_cnn(spec: DataSpec) -> nn.Module:
     """The CIFAR network of FedRep (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool, linear 120, linear
     64, linear.
 
@@ -68,31 +69,28 @@ def fedrep_cnn() -> ModelFactory:
 
     307,842 parameters on 3 x 32 x 32 images with 10 classes; all but the last layer (650) are the representation.
     """
-
-    def build(spec: DataSpec) -> nn.Module:
-        layers, features = _two_convolutions(spec, "fedrep_cnn", 64)
-        return nn.Sequential(
-            *layers,
-            nn.Linear(features, 120),
-            nn.ReLU(),
-            nn.Linear(120, 64),
-            nn.ReLU(),
-            nn.Linear(64, spec.outputs),
-        )
-
-    return build
+    layers, features = _two_convolutions(spec, "fedrep_cnn", 64)
+    layers += [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, spec.outputs))
 
 
-@named
+@factory(name=_known_network, norm=partial(one_of, accepted=("group", "keep")), groups=positive_int)
 def torchvision_model(
-    name: str = "resnet18", *, norm: str = "group", groups: int = 32, weights: str | None = None, **options: Any
-) -> ModelFactory:
+    spec: DataSpec,
+    name: str = "resnet18",
+    *,
+    norm: str = "group",
+    groups: int = 32,
+    weights: str | None = None,
+    **options: Any,
+) -> nn.Module:
     """A classification network of torchvision, by its name.
 
     The last layer has the outputs of the data. Images with another number of channels than 3 get a first convolution of
     theirs, with new weights.
 
     Args:
+        spec: the shape of the data.
         name: as in ``torchvision.models.list_models()``, such as ``"resnet18"``.
         norm: ``"group"`` puts group normalization in the place of batch normalization, with its scale and shift;
             ``"keep"`` changes nothing, and a network with batch normalization is refused when it is trained.
@@ -107,28 +105,19 @@ def torchvision_model(
     """
     from torchvision import models
 
-    one_of("torchvision_model", ("group", "keep"), norm=norm)
-    positive_int("torchvision_model", groups=groups)
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(known)}.")
-
-    def build(spec: DataSpec) -> nn.Module:
-        channels, _, _ = _image(spec, "torchvision_model", 1)
-        try:
-            own = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
-            module: nn.Module = models.get_model(name, **own, **options)
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(f"torchvision_model: {name!r} cannot be made: {error}.") from error
-        except OSError as error:
-            raise ConfigError(f"torchvision_model.weights is {weights!r}, which cannot be read: {error}.") from error
-        if weights is not None:
-            _replace_last(module, spec.outputs, name)
-        if channels != 3:
-            _replace_first(module, channels, name)
-        return with_group_norm(module, groups) if norm == "group" else module
-
-    return build
+    channels, _, _ = _image(spec, "torchvision_model", 1)
+    try:
+        start = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
+        module: nn.Module = models.get_model(name, **start, **options)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"torchvision_model: {name!r} cannot be made: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"torchvision_model.weights is {weights!r}, which cannot be read: {error}.") from error
+    if weights is not None:
+        _replace_last(module, spec.outputs, name)
+    if channels != 3:
+        _replace_first(module, channels, name)
+    return with_group_norm(module, groups) if norm == "group" else module
 
 
 def with_group_norm(module: nn.Module, groups: int = 32) -> nn.Module:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from functools import partial
+from typing import cast, overload
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,10 +27,7 @@ from torch import Tensor, nn
 from .._check import positive, positive_int
 from ..errors import ConfigError
 from ..stacked import belongs
-from .factory import ModelFactory, NamedFactory
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
+from .factory import ModelFactory, transformed
 
 
 class _LowRank(nn.Module):
@@ -174,16 +172,8 @@ def lora(
     positive("lora", alpha=factor)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not all(isinstance(t, str) for t in targets):
         raise ConfigError(f"lora.targets is {targets!r}; give a list of names of layers, as text, such as ['*'].")
-    if isinstance(model, nn.Module):
-        return _adapt(copy.deepcopy(model), rank, factor / rank, targets)
-    if isinstance(model, type) or not callable(model):
-        raise ConfigError(f"lora.model is {model!r}; give a module, or a factory such as models.mlp().")
-    factory = model
-
-    def build(spec: DataSpec) -> nn.Module:
-        return _adapt(factory(spec), rank, factor / rank, targets)
-
-    return NamedFactory(build, "lora", {"model": factory, "rank": rank, "alpha": alpha, "targets": tuple(targets)})
+    adapt = partial(_adapt, rank=rank, scale=factor / rank, targets=targets)
+    return transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=tuple(targets))
 
 
 def merge_lora(model: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._check import positive_int
 from ..errors import ModelError
-from .factory import ModelFactory, named
+from .factory import factory
 
 if TYPE_CHECKING:
     from ..data import DataSpec
@@ -40,34 +40,28 @@ class MeanEmbedding(nn.Module):
         return torch.sum(values * kept, 1) / kept.sum(1).clamp(min=1.0)
 
 
-@named
+@factory(vocabulary=positive_int, width=positive_int, hidden=positive_int)
 def mean_embedding(
-    *, vocabulary: int, width: int = 64, hidden: int | None = None, padding: int | None = 0
-) -> ModelFactory:
+    spec: DataSpec, *, vocabulary: int, width: int = 64, hidden: int | None = None, padding: int | None = 0
+) -> nn.Module:
     """Return a classifier of sequences of tokens by the mean of their embeddings.
 
     The data keep their features as whole numbers with ``transform=Integers()``.
 
     Args:
+        spec: the shape of the data.
         vocabulary: tokens are in ``0 .. vocabulary - 1``.
         width: of an embedding.
         hidden: rectified units between the mean and the outputs; None for none.
         padding: the token that fills up short sequences; None for none.
     """
-    positive_int("mean_embedding", vocabulary=vocabulary, width=width)
+    if not spec.integer or len(spec.shape) != 1:
+        kind = "whole numbers" if spec.integer else "real numbers"
+        raise ModelError(
+            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
+            "transform=Integers(), on the command line data.integers=true."
+        )
+    layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
     if hidden is not None:
-        positive_int("mean_embedding", hidden=hidden)
-
-    def build(spec: DataSpec) -> nn.Module:
-        if not spec.integer or len(spec.shape) != 1:
-            kind = "whole numbers" if spec.integer else "real numbers"
-            raise ModelError(
-                f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
-                "transform=Integers(), on the command line data.integers=true."
-            )
-        layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
-        if hidden is not None:
-            layers += [nn.Linear(width, hidden), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(hidden or width, spec.outputs))
-
-    return build
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden or width, spec.outputs))
