@@ -1,10 +1,10 @@
-"""Check a finished run by its files: the chain of its ledger, every charge, epsilon by dp-accounting, released
-values on their grid, and the hashes of the files.
+"""Check a finished run by its files: the hashes of the files, the chain of its ledger, every charge, epsilon by
+dp-accounting, and released values on their grid.
 
-Nothing is taken from the objects of the run: the lines of the ledger are counted here, the events of the accounting are
-put together from the ledger's header, and dp-accounting composes them where it has the law. What is
-found is a line each, confirmed, failed or not covered. A confirmed line says that the files agree with one another:
-whoever holds the whole folder can write all of it anew, but not under a seal that was published before.
+Nothing is computed from data. The lines of the ledger are counted by code of the audit; the price of a use is made anew
+from the settings, the schedule and the releases in the ledger's header, and dp-accounting composes it where it has the
+law of the noise. A check is a line: confirmed, failed or not covered. A confirmed line says that the files agree with
+one another: whoever holds the whole folder can write all of it anew, but not under a seal that was published before.
 """
 
 from __future__ import annotations
@@ -12,45 +12,52 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from scipy.stats import chi2
 from torch import Tensor
 
 from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_up
-from ..errors import DataError, ResumeError
+from ..errors import DataError
 from ..privacy.accounting.library import TOLERANCE, library_epsilon, set_aside
+from ..privacy.audit.lines import Charges, read_charges
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
+from ..privacy.noise.banded import Bands
 from ..privacy.noise.grid import GridValue, grid_width, whole_width
-from ..privacy.price import Price
+from ..privacy.noise.registry import LAWS
+from ..privacy.price import Price, normalized
+from ..privacy.quantile import QuantileClip
+from ..privacy.release import Release, ReleasePlan, bind_releases, step_law, step_price
 from ..privacy.report import PrivacyReport
-from .checkpoint import Checkpoint, read_tensors
+from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson, SamplingLaw
+from ..privacy.settings import ClientPrivacy
+from .checkpoint import read_tensors
 from .folder import MANIFEST, OUTCOME, RunFolder, sha256
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
-_WHOLE = "discrete_gaussian"
 _SEAL = """\
 If this seal was published when the run ended, no listed file has changed since: it is the hash of public/manifest.json,
 which has the hashes of the public files and of private/manifest.json, and that has those of the private files and of
 the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
 files that no list has (baselines, mapped clients), and a second copy of the run that was continued."""
-_BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
+_UNLIMITED = 1 << 62
+_ROWS = "row noise of "
 _KINDS = 20  # kinds of clients whose epsilon is computed again
+_SAMPLERS = {sampler.__name__: sampler for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)}
+_OF_RECORDS = SamplingLaw("zero_out", amplified=False, per_participation=True)
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,9 @@ class Check:
     """One line of a verification.
 
     Attributes:
-        name: what was looked at, such as ``"chain"``.
+        name: of what was compared, such as ``"chain"``.
         verdict: ``"confirmed"``, ``"FAILED"`` or ``"not covered"``.
-        detail: what was found; nothing private, so that it may be published.
+        detail: the reason; nothing private, so that it may be published.
     """
 
     name: str
@@ -97,7 +104,7 @@ class Verification:
         return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
 
     def conclusion(self) -> str:
-        """Return in sentences what the checks say together, what was not checked, and what no check can see."""
+        """Return in sentences what the checks say in total, what was not checked, and what no check can see."""
         total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
         if not self.fits:
             return f"{total}: the run does not fit."
@@ -125,81 +132,51 @@ def verify(folder: str | Path) -> Verification:
     """Check the finished run in ``folder``; the files are only read.
 
     Args:
-        folder: of the run. Where it holds ``public/`` alone, what needs the private part is not covered.
+        folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part is not covered.
 
     Raises:
         DataError: not the folder of a run, a run that has not finished, or a report that cannot be read.
     """
-    return _Verifier(RunFolder(Path(folder))).verification()
+    run, checks = _Run(RunFolder(Path(folder))), []
+    for name, files, check in _CHECKS:
+        try:
+            answer = check(run)
+        except _NotCovered as reason:
+            checks.append(Check(name, OPEN, str(reason)))
+        except Exception as error:  # whatever a file holds, it is the file that fails
+            checks.append(Check(name, FAILED, f"{files} cannot be read: {error!r}"))
+        else:
+            if answer is not None:
+                wrong, detail = answer
+                text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+                checks.append(Check(name, FAILED if wrong else CONFIRMED, text or detail))
+    seal = run.folder.seal if (run.folder.public / MANIFEST).is_file() else None
+    report = run.report
+    return Verification(report.get("run"), seal, report.get("epsilon"), report.get("delta"), tuple(checks))
 
 
-@dataclass
-class _Charges:
-    """What the lines of a ledger charge, counted one step at a time: each once in seeded mode, in every session in
-    secure mode.
+class _NotCovered(Exception):
+    """The folder lacks what a check needs; the message is the detail of its line."""
+
+
+_Answer = tuple[list[str], str] | None
+"""What is wrong, and what holds if nothing is; None where the check does not apply to the run."""
+
+
+class _Run:
+    """The files of a finished run.
 
     Attributes:
-        steps: (session, step) -> the accounts that are charged, or None where all are.
-        remaining: steps to which the charge was raised, or None.
-        problems: what does not fit.
+        folder: of the run.
+        report: of ``public/privacy.json``.
+        result: of ``private/result.json``; empty without the private part.
+        chain: the lines of the ledger; None where it is missing or does not hold, with the reason in ``broken``.
+
+    Raises:
+        DataError: see :func:`verify`.
     """
 
-    free: bool
-    steps: dict[tuple[int, int], tuple[int, ...] | None] = field(default_factory=dict)
-    remaining: int | None = None
-    problems: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, lines: list[dict[str, Any]]) -> _Charges:
-        charges = cls(bool(lines[0]["replays_free"]))
-        session, reached, closed = 0, 0, True
-        following: int | None = None  # the next step of this session
-        for number, line in enumerate(lines[1:], start=2):
-            kind = line["kind"]
-            if kind == "open":
-                if line["session"] != session + 1:
-                    charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
-                session, closed, following = line["session"], False, None
-            elif kind in ("charge", "remaining", "close") and closed:
-                charges.problems.append(f"line {number}: {kind} outside of an open session")
-            if kind == "charge":
-                first, end, cohorts = line["first"], line["end"], line.get("cohorts")
-                if cohorts is None and end - first > _BLOCK:
-                    raise ValueError(f"line {number} charges {end - first} steps without cohorts")
-                if charges.free:
-                    follows = first == reached
-                else:
-                    follows = first <= reached if following is None else first == following
-                if first >= end or not follows:
-                    charges.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
-                if cohorts is not None and len(cohorts) != end - first:
-                    charges.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
-                    cohorts = None
-                for step in range(first, end):
-                    charges.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
-                following, reached = end, max(reached, end)
-            elif kind == "remaining":
-                charges.remaining = max(charges.remaining or 0, int(line["uses"]))
-            elif kind not in ("open", "close"):
-                charges.problems.append(f"line {number}: {kind!r} is no kind of line")
-            elif kind == "close":
-                closed = True
-        return charges
-
-    @cached_property
-    def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
-        """Return the charged steps with their ranks."""
-        return [(step, ranks) for (_, step), ranks in self.steps.items()]
-
-    def participations(self, n: int) -> np.ndarray:
-        """Return (n,) charged participations by account."""
-        ranks = [rank for _, cohort in self.charged for rank in cohort or ()]
-        return np.bincount(np.array(ranks, dtype=np.int64), minlength=n)
-
-
-class _Verifier:
     def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
         whole = next((p.parent for p in folder.root.absolute().parents if p.name == "private"), None)
         if whole is not None and RunFolder(whole).started:
             raise DataError(f"{folder.root} is a part of the run in {whole}; fedmtl verify {whole}")
@@ -207,529 +184,312 @@ class _Verifier:
             raise DataError(f"{folder.root} is unfinished; fedmtl resume {folder.root}")
         if not folder.public.is_dir():
             raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")
-        self.report = read_json(folder.public / "privacy.json")
+        self.folder, self.report = folder, read_json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
         self.result = read_json(folder.private / "result.json") if self.private else {}
-        self.checks: list[Check] = []
+        self.chain: Chain | None = None
+        self.broken = ""
+        if folder.ledger.is_file():
+            try:
+                self.chain = read_chain(folder.ledger, version=VERSION)
+            except Exception as error:  # without what a resume would do about it
+                self.broken = str(error).replace(str(folder.ledger), folder.ledger.name).split(". ")[0]
+            if self.chain is not None and self.chain.size < folder.ledger.stat().st_size:
+                self.chain, self.broken = None, "the last line is torn; fedmtl resume drops it"
 
-    def verification(self) -> Verification:
-        for part in (self.folder.public, self.folder.private):
-            self._readable(f"files: {part.name}", lambda part=part: self._files(part), MANIFEST)  # type: ignore[misc]
-        chain = self._chain()
-        if chain is not None:
-            self._readable("head", lambda: self._ends(chain))
-            self._readable("settings", lambda: self._settings(chain.lines[0]))
-            if self.report.get("repetitions") == "secret":
-                self._note("charges", OPEN, "a search: its runs have ledgers of their own, which stay private")
-                self._note("epsilon", OPEN, "that of a search is not computed again")
-            else:
-                self._readable("charges", lambda: self._charges(chain.lines))
-        elif self.report.get("epsilon") == "inf":
-            where = self.report.get("elsewhere")
-            self._note(
-                "epsilon", CONFIRMED, "infinite: no protection is claimed" + (f" here, {where}" if where else "")
-            )
-        elif self.report.get("epsilon") == 0 and not self.report.get("names"):
-            self._note("epsilon", CONFIRMED, "0: nothing is released")
-        else:
-            why = "there is no ledger whose chain holds"
-            if self.result.get("replicates"):
-                why = "repetitions are simulations, whose charges are not kept"
-            self._note("epsilon", OPEN, f"{why}, so there is nothing to compute it from")
-        self._readable("headline", self._headline)
-        self._report()
-        self._readable(
-            "grid", lambda: self._grid(None if chain is None else chain.lines[0]), "releases.safetensors or the ledger"
-        )
-        self._readable("model", self._model, "model.safetensors or the checkpoint")
-        report = self.report
-        seal = self.folder.seal if (self.folder.public / MANIFEST).is_file() else None
-        return Verification(report.get("run"), seal, report.get("epsilon"), report.get("delta"), tuple(self.checks))
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """Return the first line of the ledger; None without a chain."""
+        return None if self.chain is None else self.chain.lines[0]
 
-    def _note(self, name: str, verdict: str, detail: str) -> None:
-        self.checks.append(Check(name, verdict, detail))
+    @property
+    def secret(self) -> bool:
+        """Return whether this is a search, whose runs have ledgers of their own."""
+        return bool(self.report.get("repetitions") == "secret")
 
-    def _say(self, name: str, wrong: list[str], detail: str) -> None:
-        text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        self._note(name, FAILED if wrong else CONFIRMED, text or detail)
+    @cached_property
+    def charges(self) -> Charges:
+        """Return what the ledger charges."""
+        assert self.chain is not None
+        return read_charges(self.chain.lines)
 
-    def _readable(self, name: str, check: Callable[[], None], what: str = "the ledger or the report") -> None:
-        """Make a check whose line fails where a file lacks what it reads."""
-        try:
-            check()
-        except Exception as error:  # whatever a file holds, it is the file that fails
-            self._note(name, FAILED, f"{what} cannot be read: {error!r}")
+    @cached_property
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """Return the tensors and the metadata of the checkpoint; None without one."""
+        return read_tensors(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
 
-    # The files
-
-    def _files(self, part: Path) -> None:
-        name = f"files: {part.name}"
-        if not part.is_dir():
-            self._note(name, OPEN, "the private part is not here")
-            return
-        manifest = read_json(part / MANIFEST)
-        files, wrong = manifest["files"], []
-        for file, digest in files.items():
-            path = part / file
-            if path.name != file or not path.is_file():
-                wrong.append(f"{file} is missing")
-            elif sha256(path) != digest:
-                wrong.append(f"{file} is not the file that was listed")
-        if part == self.folder.public:
-            extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
-            wrong += [f"{file} was added" for file in sorted(extra)]
-        elif read_json(self.folder.public / MANIFEST).get("private") != sha256(part / MANIFEST):
-            wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
-        if manifest.get("run") != self.report.get("run") and self.report.get("repetitions") != "secret":
-            wrong.append(f"{MANIFEST} and privacy.json are of different runs")
-        self._say(name, wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}")
-
-    # The ledger
-
-    def _chain(self) -> Chain | None:
-        path = self.folder.ledger
-        if not path.is_file():
-            if self.report.get("run") is None:
-                claimed = self.report.get("names") and self.report.get("epsilon") != "inf"
-                absent = self.private and claimed and not self.result.get("replicates")
-                text = (
-                    "a finite epsilon is reported, and there is no ledger"
-                    if absent
-                    else "no ledger: nothing was charged"
-                )
-                self._note("chain", FAILED if absent else OPEN, text)
-            else:
-                missing = FAILED if self.private else OPEN
-                self._note("chain", missing, "the ledger is not here")
-            return None
-        try:
-            chain = read_chain(path, version=VERSION)
-        except ResumeError as error:
-            reason = str(error).replace(str(path), path.name)
-            self._note("chain", FAILED, reason.split(". ")[0])  # without what a resume would do about it
-            return None
-        if chain.size < path.stat().st_size:
-            self._note("chain", FAILED, "the last line is torn; fedmtl resume drops it")
-            return None
-        self._note("chain", CONFIRMED, f"{len(chain.lines)} lines of the ledger, each with the hash of the one before")
-        return chain
-
-    def _ends(self, chain: Chain) -> None:
-        wrong = []
-        if self.report.get("repetitions") == "secret":
-            self._note("head", OPEN, "a search does not publish the end of its ledger")
-        else:
-            head = Head(int(self.report.get("ledger_lines") or 0), str(self.report.get("ledger_head")))
-            if self.report.get("run") != chain.digests[0]:
-                wrong.append("privacy.json has the identity of another run")
-            if not chain.has(head) or not head.lines:
-                wrong.append(f"line {head.lines} of the ledger is not the head in privacy.json")
-            elif chain.head != head:
-                wrong.append(f"the ledger goes on after line {head.lines}, the head in privacy.json")
-            self._say("head", wrong, f"line {head.lines}, the last one, is the head in privacy.json")
-        stored = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
-        if stored is not None:
-            text = f"line {stored.lines} is the head in the checkpoint"
-            self._say("checkpoint", [] if chain.has(stored) else [f"not so: {text}"], text)
-
-    def _settings(self, header: Mapping[str, Any]) -> None:
-        privacy = header.get("privacy")
-        if privacy is None:
-            return
-        z = header.get("noise_multiplier")
-        if "kinds" in header:
-            z = max(kind["multiplier"] for kind in header["kinds"])
-        adaptive = isinstance(privacy["clip_norm"], dict)
-        pairs = {
-            "refuted": header["refuted"],
-            "noise_multiplier": z,
-            "delta": header["delta"],
-            "source": privacy["source"],
-            **({} if adaptive else {"clip_norm": privacy["clip_norm"]}),
-        }
-        if "max_uses" in header:
-            pairs["observer"] = "clients"
-        if "schedule" in header:
-            pairs["relation"] = header["schedule"]["relation"]
-        if "records" in header:
-            pairs["records"] = header["records"]
-        if "releases" in header:
-            pairs["names"] = [name for name, *_ in header["releases"]]
-        scale = _noise_scale(header)
-        if scale is not None:
-            pairs["noise_std"] = _growth(header) * scale / _denominator(header["schedule"])
-        if isinstance(privacy["epsilon"], (int, float)):
-            pairs["budget"] = privacy["epsilon"]
-        wrong = [
-            f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
-            for key, value in pairs.items()
-            if not _same(self.report.get(key), value)
-        ]
-        kinds = header.get("kinds", [header])
-        wrong += [text for kind in kinds for text in _price_problems(header, Price.from_dict(kind["price"]))]
-        sampler = str(self.report.get("sampler"))
-        if not sampler.startswith(header.get("sampler", "")):
-            wrong.append(f"sampler is {sampler!r} in privacy.json and {header['sampler']!r} in the ledger")
-        if header["replays_free"] == (privacy["source"] == "secure"):
-            wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
-        if not _can_amplify(header):
-            wrong.append("the schedule in the ledger says that cohorts amplify, and such cohorts do not")
-        wrong += self._population(header)
-        mechanism = str(self.report.get("mechanism"))
-        if not mechanism.startswith(privacy["mechanism"]):
-            wrong.append(f"mechanism is {mechanism!r} in privacy.json and {privacy['mechanism']!r} in the ledger")
-        self._say("settings", wrong, f"{', '.join(pairs)} and mechanism are the same in privacy.json and in the ledger")
-
-    def _population(self, header: Mapping[str, Any]) -> list[str]:
-        """Return the numbers of clients and of their records that are not those of the results."""
-        path = self.folder.private / "clients.csv"
-        if not path.is_file():
-            return []
-        with open(path, newline="", encoding="utf-8") as file:
-            counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
-        n = header["schedule"]["n"] if "schedule" in header else header["clients"]
-        if len(counts) != n:
-            return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
-        if "kinds" not in header or "schedule" not in header:
-            return []
-        pairs = [
-            (header["kinds"][of]["price"]["sampled"], count)
-            for of, count in zip(_kind_of(header, n), counts, strict=True)
-        ]
-        batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
-        if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
-            return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
-        return []
-
-    # Charges and what they cost
-
-    def _charges(self, lines: list[dict[str, Any]]) -> None:
-        header = lines[0]
-        charges = _Charges.of(lines)
-        costs = (_of_gradients if "kinds" in header else _of_rows)(header, charges)
-        wrong = charges.problems + costs.problems
-        done, stored = int(self.result["rounds"]), _step(self.folder.checkpoint)
-        known = {step for step, _ in charges.charged}
-        if not set(range(done)) <= known:
-            wrong.append(f"{done} steps are done, and not all of them are charged")
-        if stored is not None and stored != done:
-            wrong.append(f"result.json has {done} rounds, the checkpoint {stored}")
-        if self.result.get("stopped") == "early" and charges.remaining is None:
-            wrong.append("the run stopped early, and the steps that were planned are not charged")
-        planned = self.result.get("planned_rounds")
-        if planned is not None and known and max(known) >= planned:
-            wrong.append(f"step {max(known)} is charged, and {planned} were planned")
-        if self.report.get("releases") != costs.releases:
-            wrong.append(
-                f"privacy.json has {self.report.get('releases')} releases, the ledger charges {costs.releases}"
-            )
-        if bool(self.report.get("remaining_charged")) != (charges.remaining is not None):
-            wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
-        self._say("charges", wrong, f"{len(charges.charged):,} steps, in order and each once; {costs.detail}")
-        self._epsilon(header, costs)
-        for key in header:
-            if key.startswith("row noise of "):
-                self._note("row noise", OPEN, f"the account of the noise on rows of {key[13:]!r} is not computed again")
-
-    def _epsilon(self, header: Mapping[str, Any], costs: _Costs) -> None:
-        claim = self.report.get("epsilon")
-        if header["refuted"] is not None:
-            wrong = [] if claim == "inf" or not costs.parts else [f"epsilon is {claim}, and the accounting is refuted"]
-            self._say("epsilon", wrong, "infinite: the published accounting does not hold")
-            return
-        if not isinstance(claim, (int, float)):
-            self._note("epsilon", FAILED, f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one")
-            return
-        delta, least, open_kinds = float(header["delta"]), 0.0, 0
-        tested = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
-        for part in tested:
-            bound = library_epsilon(part, delta, float(claim))
-            open_kinds += bound is None
-            least = max(least, bound or 0.0)
-        among = "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested):,} of {len(costs.parts):,})"
-        if tested and open_kinds == len(tested):
-            self._note("epsilon", OPEN, "dp-accounting does not have this law of noise, so it is not computed again")
-        else:
-            text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
-            if header["privacy"]["mechanism"] == _WHOLE:
-                aside = max(set_aside(part, float(claim)) for part in tested) if tested else 0.0
-                text += f"; of delta {rounded_up(aside, 3)} is set aside for noise in whole numbers"
-            low = claim < least * (1 - TOLERANCE) - 1e-9
-            self._note("epsilon", FAILED if low else CONFIRMED, text)
-        budget = self.report.get("budget")
-        if isinstance(budget, (int, float)):
-            over = claim > budget * (1 + _SLACK)
-            text = f"epsilon {rounded_up(claim, 6)} of a budget of {rounded_up(budget, 6)}"
-            self._note("budget", FAILED if over else CONFIRMED, text)
-
-    def _headline(self) -> None:
-        text, claim = str(self.report.get("headline")), self.report.get("epsilon")
-        figures = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
-        wrong = []
-        opening = "simulated: " if self.report.get("source") == "seeded" else "private: epsilon = "
-        if not self.report.get("names"):
-            opening = "nothing is released: epsilon = 0"
-        elif claim == "inf":
-            opening = "no account here: " if self.report.get("elsewhere") else "not private: epsilon = inf"
-        if not text.startswith(opening):
-            wrong.append(f"the headline is {text!r}, and must begin with {opening!r}")
-        if figures is not None and isinstance(claim, (int, float)) and _number(figures[1]) < claim:
-            wrong.append(f"the headline shows epsilon = {figures[1]}, the report has {claim!r}")
-        delta = self.report.get("delta")
-        if figures is not None and figures[2] and isinstance(delta, float) and _number(figures[2]) < delta:
-            wrong.append(f"the headline shows delta = {figures[2]}, the report has {delta!r}")
-        result = self.result.get("epsilon", claim)
-        if result != claim:
-            wrong.append(f"epsilon is {claim!r} in privacy.json and {result!r} in result.json")
-        self._say("headline", wrong, "no figure that is shown is below the one of the report")
-
-    def _report(self) -> None:
-        """Compare the report in its two files."""
-        if not self.private:
-            self._note("report", OPEN, "private/result.json is not here")
-            return
-        wrong = [
-            f"{key} is {value!r} in privacy.json and {self.result.get(key)!r} in result.json"
-            for key, value in self.report.items()
-            if self.result.get(key) != value
-        ]
-        wrong += [
-            f"{one.name} is missing in privacy.json"
-            for one in fields(PrivacyReport)
-            if one.name in self.result and one.name not in self.report
-        ]
-        self._say("report", wrong, "every field of privacy.json is the one in result.json")
-
-    # What was released
-
-    def _grid(self, header: Mapping[str, Any] | None) -> None:
-        if self.report.get("source") != "secure":
-            self._note("grid", OPEN, "noise is not rounded to a grid in seeded mode")
-            return
-        path = self.folder.public / "releases.safetensors"
-        if not path.is_file():
-            self._note("grid", OPEN, "no released values are kept")
-            return
-        values, wrong = _grid_values(path), []
-        for name, one in values.items():
-            if math.frexp(one.width)[0] != 0.5:
-                wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
-            elif one.off_grid:
-                wrong.append(f"{one.off_grid} of {one.value.numel()} coordinates of {name} are not on its grid")
-            if self.private and one.step >= self.result["rounds"]:
-                wrong.append(f"{name} is of step {one.step}, and {self.result['rounds']} were made")
-        if header is not None and (scale := _noise_scale(header)) is not None:
-            wrong += _too_quiet(header, scale, values)
-        steps = ", ".join(
-            f"{name} of step {one.step} ({one.value.numel()} coordinates)" for name, one in values.items()
-        )
-        self._say("grid", wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept")
-
-    def _model(self) -> None:
-        path = self.folder.public / "model.safetensors"
-        if not path.is_file():
-            return
-        if not self.folder.checkpoint.is_file():
-            self._note("model", OPEN, "the checkpoint is not here")
-            return
-        tensors, metadata = read_tensors(path)
-        names = read_json(self.folder.private / OUTCOME)["network"]["names"]  # as they follow in a flat model
-        tied = json.loads(metadata.get("tied", "{}"))
-        loose = [name for name, first in tied.items() if not torch.equal(tensors[name], tensors[first])]
-        if loose:
-            self._note("model", FAILED, f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers")
-            return
-        model = torch.cat([tensors[name].flatten() for name in names])
-        state = read_tensors(self.folder.checkpoint)[0]
-        rows = [row for name, one in state.items() if name.startswith("public.") for row in _rows(one, model)]
-        frozen = len(tensors) - len({*names, *tied})
-        text = "model.safetensors has the numbers of the shared model in the checkpoint"
-        text += f"; its {frozen} frozen tensors are public and in no other file" if frozen else ""
-        if not rows:
-            self._note("model", OPEN, "the checkpoint has no vector of its length")
-        else:
-            same = any(torch.equal(row, model) for row in rows)
-            self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
+    @cached_property
+    def uses(self) -> np.ndarray:
+        """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
+        assert self.header is not None
+        kinds, of = _accounts(self.header)
+        uses, caps = self.charges.uses(len(of)), _caps(kinds, of)
+        if self.charges.remaining is None:
+            return uses
+        return np.where(caps < _UNLIMITED, caps, np.maximum(uses, self.charges.remaining))
 
 
-def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
-    """Yield the vectors of a checkpoint that may be the model."""
-    if tensor.numel() == model.numel() and tensor.dtype == model.dtype:
-        yield tensor.flatten()
-    elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
-        yield tensor[0]
+# The files
 
 
-def _noise_scale(header: Mapping[str, Any]) -> float | None:
-    """Return the standard deviation of one coordinate of a noised sum; None where it is not the same for all of a run,
-    or the law is not Gaussian."""
-    privacy = header["privacy"]
-    several = "price" in header and header["price"]["weights"] is not None
-    if "releases" not in header or privacy["mechanism"] not in ("gaussian", _WHOLE) or several:
+def _files(run: _Run, *, private: bool) -> _Answer:
+    part = run.folder.private if private else run.folder.public
+    if not part.is_dir():
+        raise _NotCovered("the private part is not here")
+    manifest = read_json(part / MANIFEST)
+    files, wrong = manifest["files"], []
+    for file, digest in files.items():
+        path = part / file
+        if path.name != file or not path.is_file():
+            wrong.append(f"{file} is missing")
+        elif sha256(path) != digest:
+            wrong.append(f"{file} is not the file that was listed")
+    if not private:
+        extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
+        wrong += [f"{file} was added" for file in sorted(extra)]
+    elif read_json(run.folder.public / MANIFEST).get("private") != sha256(part / MANIFEST):
+        wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
+    if manifest.get("run") != run.report.get("run") and not run.secret:
+        wrong.append(f"{MANIFEST} and privacy.json are of different runs")
+    return wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}"
+
+
+def _chain(run: _Run) -> _Answer:
+    if run.chain is not None:
+        return [], f"{len(run.chain.lines)} lines of the ledger, each with the hash of the one before"
+    if run.broken:
+        return [run.broken], ""
+    claimed = run.report.get("names") and run.report.get("epsilon") != "inf" and not run.result.get("replicates")
+    if run.private and run.report.get("run") is not None:
+        return ["the ledger is not here"], ""
+    if run.private and claimed:
+        return ["a finite epsilon is reported, and there is no ledger"], ""
+    raise _NotCovered("no ledger: nothing was charged" if run.report.get("run") is None else "the ledger is not here")
+
+
+def _head(run: _Run) -> _Answer:
+    if run.chain is None:
         return None
-    if isinstance(privacy["clip_norm"], dict) or any(form != "vector" for _, form, *_ in header["releases"]):
+    if run.secret:
+        raise _NotCovered("a search does not publish the end of its ledger")
+    head, wrong = Head(int(run.report.get("ledger_lines") or 0), str(run.report.get("ledger_head"))), []
+    if run.report.get("run") != run.chain.digests[0]:
+        wrong.append("privacy.json has the identity of another run")
+    if not run.chain.has(head) or not head.lines:
+        wrong.append(f"line {head.lines} of the ledger is not the head in privacy.json")
+    elif run.chain.head != head:
+        wrong.append(f"the ledger continues after line {head.lines}, the head in privacy.json")
+    return wrong, f"line {head.lines}, the last one, is the head in privacy.json"
+
+
+def _checkpoint(run: _Run) -> _Answer:
+    stored = None if run.checkpoint is None else Head.parse(run.checkpoint[1].get("ledger", ""))
+    if run.chain is None or stored is None:
         return None
-    moved = 2.0 if header["schedule"]["relation"] == "replace" else 1.0
-    return float(header["noise_multiplier"] * moved * privacy["clip_norm"])
+    text = f"line {stored.lines} is the head in the checkpoint"
+    return [] if run.chain.has(stored) else [f"not so: {text}"], text
 
 
-def _growth(header: Mapping[str, Any]) -> float:
-    """Return the deviation that correlated noise approaches over that of the independent noise it is made of."""
-    bands = np.array(header.get("bands") or [1.0])
-    response = np.zeros(64 * len(bands))
-    for step in range(len(response)):  # w of a single unit of noise
-        before = response[max(0, step - len(bands) + 1) : step][::-1]
-        response[step] = (float(step == 0) - bands[1 : len(before) + 1] @ before) / bands[0]
-    return float(np.sqrt(response @ response))
+# The settings
 
 
-def _denominator(schedule: Mapping[str, Any]) -> float:
-    return float(schedule.get("cohort", schedule["n"]))
+def _settings(run: _Run) -> _Answer:
+    """Compare the report with what the header of the ledger makes of the settings."""
+    header = run.header
+    if header is None or header.get("privacy") is None:
+        return None
+    privacy, schedule, (kinds, _) = header["privacy"], header.get("schedule"), _accounts(header)
+    made = {"noise_multiplier": max(kind["multiplier"] for kind in kinds), "budget": privacy["epsilon"]}
+    made |= {key: privacy[key] for key in ("source", "clip_norm", "mechanism")}
+    made |= {key: header[key] for key in ("refuted", "delta", "sampler", "records") if key in header}
+    if "releases" in header:
+        price, releases = _made(header)
+        law, prices = next(iter(releases.values())).law, [price]
+        made |= {"observer": "clients", "names": list(releases)}
+        if _constant(header):
+            made["noise_std"] = max(release.noise_std for release in releases.values())
+    else:
+        law, prices = _OF_RECORDS, [_price_of_records(header, kind["price"]) for kind in kinds]
+    if schedule is not None:
+        made["relation"] = law.relation
+    made = {key: value for key, value in made.items() if not isinstance(value, dict)}
+    begins = {key: str(run.report.get(key))[: len(made[key])] for key in ("mechanism", "sampler") if key in made}
+    wrong = []
+    if schedule is not None:
+        text = "{} of the schedule is {!r} in the ledger, its sampler makes {!r}"
+        wrong += _differences(schedule, asdict(law), text)
+    for kind, price in zip(kinds, prices, strict=True):
+        text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
+        wrong += _differences(kind["price"], price.to_dict(), text)
+    wrong += _differences(run.report | begins, made, "{} is {!r} in privacy.json and {!r} in the ledger")
+    wrong += _population(run)
+    if header["replays_free"] == (privacy["source"] == "secure"):
+        wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
+    return wrong, f"{', '.join(made)} are the same in privacy.json and in the ledger"
 
 
-def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, GridValue]) -> list[str]:
-    """Return what is wrong with releases that have less noise than the ledger says.
-
-    A sum with Gaussian noise is stochastically at least as long as the noise alone, whatever the clients sent, so a
-    length below the quantile of the noise is seen by chance once in a million values.
-    """
-    clip, m, wrong = header["privacy"]["clip_norm"], _denominator(header["schedule"]), []
-    for name, one in values.items():
-        if name not in {declared for declared, *_ in header["releases"]}:
-            continue
-        size = one.value.numel()
-        width = grid_width(clip, "l2", size, scale)
-        if header["privacy"]["mechanism"] == _WHOLE:
-            width = whole_width(sum_width(clip, header["schedule"]["n"]), scale)
-        if one.width != width or one.divisor != m:
-            wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
-        if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, size):
-            wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
-    return wrong
+def _made(header: Mapping[str, Any]) -> tuple[Price, dict[str, Release]]:
+    """Return what the settings, the schedule and the releases in the header of a ledger make: the price of a step, and
+    the releases with their noise."""
+    settings, facts, price = dict(header["privacy"]), header["schedule"], Price.from_dict(header["price"])
+    if isinstance(settings["clip_norm"], dict):
+        settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
+    privacy, kind = ClientPrivacy(**settings), _SAMPLERS[facts["class"]]
+    sampler = kind(**{one.name: facts.get(one.name) for one in fields(kind)})
+    uses = len(price.weights or (1.0,))
+    plans = tuple(
+        ReleasePlan(name=name, form=form, dimension=dimension, uses=uses, allocation=price.weights)
+        for name, form, dimension in header["releases"]
+    )
+    law, bands = step_law(plans, sampler, privacy), header.get("bands")
+    made = step_price(plans, sampler, law, privacy, delta=header["delta"], most=price.most)
+    multiplier = header["noise_multiplier"] or None
+    return made, bind_releases(plans, sampler, law, privacy, multiplier, Bands(tuple(bands)) if bands else None)
 
 
-def _can_amplify(header: Mapping[str, Any]) -> bool:
-    """Return whether the cohorts in the header may be accounted for as the header says."""
-    schedule = header.get("schedule")
-    if schedule is None or not schedule["amplified"]:
-        return True
-    return bool(schedule["class"] == "BoundPoisson" and schedule["relation"] == "add_remove")
+def _price_of_records(header: Mapping[str, Any], values: Mapping[str, Any]) -> Price:
+    """Return the price of a kind of client as the settings make it: its sampling rate, and in rounds its number of
+    local steps, are of the kind."""
+    price = Price.from_dict(values)
+    rounds = "schedule" in header
+    return replace(
+        price,
+        mechanism=header["privacy"]["mechanism"],
+        sizes=(header["dimension"],),
+        delta=header["delta"],
+        replaced=not rounds,
+        sums=price.sums if rounds else 1,
+        weights=None if price.weights is None else normalized(price.weights),
+        cell=None,
+    )
+
+
+def _constant(header: Mapping[str, Any]) -> bool:
+    """Return whether the noise of all steps is the same."""
+    return not isinstance(header["privacy"]["clip_norm"], dict) and header["price"]["weights"] is None
+
+
+def _differences(found: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
+    """Return ``text`` with key, value there and value here, of every value of ``made`` that is another one there."""
+    return [text.format(key, found.get(key), value) for key, value in made.items() if not _same(found.get(key), value)]
 
 
 def _same(one: Any, other: Any) -> bool:
     """Return whether two values are equal, numbers up to rounding."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
     return bool(one == other)
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """What the charges of a ledger are.
-
-    Attributes:
-        parts: one composition for each kind of account: events with their numbers of uses.
-        releases: number of releases that are charged.
-        detail: in words.
-        problems: what does not fit the schedule.
-    """
-
-    parts: list[list[tuple[Any, int]]]
-    releases: int
-    detail: str
-    problems: list[str]
-
-
-def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Return the cost of steps that are charged to all clients, or of participations under one cap."""
-    schedule = header["schedule"]
-    steps, names = len(charges.charged), len(header["releases"])
-    uses, problems = steps, []
-    if schedule["per_participation"]:
-        problems = _cohort_problems(schedule, charges) + _band_problems(header, charges)
-        taken = charges.participations(schedule["n"])
-        uses, cap = int(taken.max(initial=0)), header["max_uses"]
-        if cap is not None and uses > cap:
-            problems.append(f"a client is charged {uses} times, above its cap of {cap}")
-        if charges.remaining is not None and cap is not None:
-            uses = cap
-    elif charges.remaining is not None:
-        steps = uses = max(steps, charges.remaining)
-    price, z = Price.from_dict(header["price"]), header["noise_multiplier"]
-    most = f"; at most {uses} of one client" if schedule["per_participation"] else ""
-    if header.get("bands"):
-        most += f", {len(header['bands'])} rounds apart at least, over which noise is correlated"
-    rest = ", the rest after an early stop included" if charges.remaining is not None else ""
-    detail = f"{schedule['class'].removeprefix('Bound')} cohorts{most}{rest}"
-    parts = [_composition(price, z, uses)] if uses else []
-    return _Costs(parts, steps * names, detail, problems)
+def _population(run: _Run) -> list[str]:
+    """Return the numbers of clients and of their records in the ledger that are not those of the results."""
+    path, header = run.folder.private / "clients.csv", run.header
+    if header is None or not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
+    n = header["schedule"]["n"] if "schedule" in header else header["clients"]
+    if len(counts) != n:
+        return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
+    if "kinds" not in header or "schedule" not in header:
+        return []
+    kinds, of = _accounts(header)
+    pairs = [(kinds[k]["price"]["sampled"], count) for k, count in zip(of, counts, strict=True)]
+    batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
+    if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
+        return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
+    return []
 
 
-def _composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
-    """Return the events of ``uses`` uses, and how often each happens."""
-    if price.weights is None:
-        return [(price.event(multiplier), uses * price.sums)]
-    counts = Counter(price.weights[:uses])
-    return [(price.event(multiplier, price.weights.index(w)), count * price.sums) for w, count in counts.items()]
+# Charges and their cost
 
 
-def _price_problems(header: Mapping[str, Any], price: Price) -> list[str]:
-    """Return what a price in the ledger is not that the settings, the releases and the schedule there ask for."""
-    mechanism, schedule, cell = header["privacy"]["mechanism"], header.get("schedule"), None
-    if "releases" in header:
-        assert schedule is not None
-        n, m, moved = schedule["n"], _denominator(schedule), 2.0 if schedule["relation"] == "replace" else 1.0
-        sizes = tuple(d * (d + 1) // 2 if form == "symmetric" else d for _, form, d, *_ in header["releases"])
-        sampled, replaced = m / n if schedule["amplified"] and m < n else 1.0, False
-        if mechanism == _WHOLE:  # sums of n rows are exact in cells of 2^(log2(n) - 52) of the clip norm
-            cell = 2.0 ** (math.ceil(math.log2(n)) - 52) / moved
+def _accounts(header: Mapping[str, Any]) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the kinds of accounts with ``price``, ``multiplier`` and ``cap``, and the kind of each account, (m,)
+    int64: a single one where all clients are charged for every step."""
+    if "kinds" in header:
+        n = header["clients"]
+        return header["kinds"], np.array(header.get("kind_of", [0] * n), dtype=np.int64)
+    shared = not header["schedule"]["per_participation"]
+    kind = {"price": header["price"], "multiplier": header["noise_multiplier"], "cap": header["max_uses"]}
+    return [kind], np.zeros(1 if shared else header["schedule"]["n"], dtype=np.int64)
+
+
+def _caps(kinds: list[dict[str, Any]], of: np.ndarray) -> np.ndarray:
+    """Return (m,) int64 most uses of each account."""
+    return np.array([_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in kinds], dtype=np.int64)[of]
+
+
+def _charges(run: _Run) -> _Answer:
+    header, result = run.header, run.result
+    if header is None:
+        return None
+    if run.secret:
+        raise _NotCovered("a search: its runs have ledgers of their own, which stay private")
+    charges, (kinds, of), schedule = run.charges, _accounts(header), header.get("schedule")
+    over = int((charges.uses(len(of)) > _caps(kinds, of)).sum())
+    by_client = schedule is None or schedule["per_participation"]
+    wrong = [*charges.problems, *(_cohort_problems(header, charges) if by_client else ())]
+    wrong += _band_problems(header, charges)
+    if over:
+        wrong.append(f"{over} clients are charged above their caps")
+    steps, done = {step for _, step, _ in charges.steps}, int(result["rounds"])
+    if not set(range(done)) <= steps:
+        wrong.append(f"{done} steps are done, and not all of them are charged")
+    if run.checkpoint is not None and int(run.checkpoint[0]["step"]) != done:
+        wrong.append(f"result.json has {done} rounds, the checkpoint {int(run.checkpoint[0]['step'])}")
+    if result.get("stopped") == "early" and charges.remaining is None:
+        wrong.append("the run stopped early, and the steps that were planned are not charged")
+    planned = result.get("planned_rounds")
+    if planned is not None and steps and max(steps) >= planned:
+        wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
+    if "kinds" in header:
+        releases = int((run.uses * np.array([kind["price"]["sums"] for kind in kinds])[of]).sum())
     else:
-        sizes, sampled, replaced = (header["dimension"],), price.sampled, schedule is None
-    of_settings = {"mechanism": mechanism, "sizes": sizes, "delta": header["delta"], "sampled": sampled}
-    of_settings |= {"replaced": replaced, "cell": cell}
-    if "releases" in header or schedule is None:  # elsewhere the number of local steps
-        of_settings["sums"] = 1
-    asked = replace(price, **of_settings)
-    wrong = [
-        f"{key} of the price is {value!r} in the ledger, its settings and schedule make {asked.to_dict()[key]!r}"
-        for key, value in price.to_dict().items()
-        if not _same(asked.to_dict()[key], value)
-    ]
-    weights = price.weights or (1.0,)
-    if not math.isclose(math.fsum(weights) / len(weights), 1.0, rel_tol=1e-6):
-        wrong.append("the weights of the uses have not mean 1")
-    return wrong
+        releases = (len(charges.steps) if by_client else int(run.uses[0])) * len(header["releases"])
+    if run.report.get("releases") != releases:
+        wrong.append(f"privacy.json has {run.report.get('releases')} releases, the ledger charges {releases}")
+    if bool(run.report.get("remaining_charged")) != (charges.remaining is not None):
+        wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
+    text = f"{len(charges.steps):,} steps, in order and each once"
+    if by_client:
+        what = "activations" if schedule is None else "participations"
+        text += f"; at most {int(run.uses.max(initial=0))} {what} of one client"
+    if header.get("bands"):
+        text += f", {len(header['bands'])} rounds apart at least, over which noise is correlated"
+    return wrong, text + (", the rest after an early stop included" if charges.remaining is not None else "")
 
 
-def _kind_of(header: Mapping[str, Any], n: int) -> list[int]:
-    """Return the kind of each of ``n`` clients."""
-    found: list[int] = header.get("kind_of", [0] * n)
-    return found
+def _cohort_problems(header: Mapping[str, Any], charges: Charges) -> list[str]:
+    """Return the charged cohorts that the sampler does not draw, or activations of several clients.
+
+    Local steps are charged to clients, whose places in the order of the sampler are in no file, and not to those who
+    have reached their caps.
+    """
+    kinds, of = _accounts(header)
+    n, caps, problems = len(of), _caps(kinds, of), []
+    schedule = header.get("schedule", {"class": "BoundFixed", "cohort": 1})
+    kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
+    for _, step, clients in charges.steps:
+        if clients is None or len(set(clients)) < len(clients):
+            problems.append(f"step {step} has no cohort of distinct clients")
+            continue
+        members = np.array(clients, dtype=np.int64)
+        fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
+        if kind == "BoundFull":
+            fits = not np.delete(taken < caps, members).any()
+        elif kind == "BoundCyclic" and "kinds" not in header:
+            fits = bool(((members - step * cohort) % n < cohort).all())
+        if not fits:
+            problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
+        taken[members] += 1
+    return problems
 
 
-def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Return the cost of the uses of clients: activations, or participations in rounds with their local steps."""
-    n, kinds, rounds = header["clients"], header["kinds"], "schedule" in header
-    of = np.array(_kind_of(header, n), dtype=np.int64)
-    prices = [Price.from_dict(kind["price"]) for kind in kinds]
-    uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds])[of]
-    problems = _cohort_problems(header["schedule"], charges, clients=True, caps=caps) if rounds else []
-    if len(uses) != n:
-        problems.append("a client is charged that the run does not have")
-    elif (uses > caps).any():
-        problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
-    if not rounds and any(len(cohort or ()) > 1 for _, cohort in charges.charged):
-        problems.append("an activation is charged to several clients")
-    uses = caps if charges.remaining is not None else uses[:n]
-    asked = sorted({(int(k), int(u)) for k, u in zip(of, uses, strict=True)}, reverse=True)
-    parts = [_composition(prices[k], kinds[k]["multiplier"], u) for k, u in asked if u]
-    releases = int((uses * np.array([price.sums for price in prices])[of]).sum())
-    detail = f"at most {int(uses.max(initial=0))} {'participations' if rounds else 'activations'} of one client"
-    return _Costs(parts, releases, detail, problems)
-
-
-def _band_problems(header: Mapping[str, Any], charges: _Charges) -> list[str]:
-    """Return what the cost of correlated noise does not cover: bands whose squares add up to more than 1, turns of a
+def _band_problems(header: Mapping[str, Any], charges: Charges) -> list[str]:
+    """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, turns of a
     client that follow each other within the bands in one session."""
     bands, last = header.get("bands"), dict[tuple[int, int], int]()
     if header["privacy"].get("bands") is not None and not bands:
@@ -737,61 +497,178 @@ def _band_problems(header: Mapping[str, Any], charges: _Charges) -> list[str]:
     if not bands:
         return []
     problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
-    steps = {(0, step): ranks for step, ranks in charges.charged} if charges.free else charges.steps
-    for (session, step), ranks in sorted(steps.items()):  # seeded sessions go on with the same noise
-        for rank in ranks or ():
-            if step - last.get((session, rank), -len(bands)) < len(bands):
-                problems.append(f"step {step} follows another turn of client {rank} within {len(bands)} rounds")
-            last[session, rank] = step
+    for session, step, clients in charges.steps:
+        session *= not header["replays_free"]  # seeded sessions continue with the same noise
+        for client in clients or ():
+            if step - last.get((session, client), -len(bands)) < len(bands):
+                problems.append(f"step {step} follows another turn of client {client} within {len(bands)} rounds")
+            last[session, client] = step
     return problems
 
 
-def _cohort_problems(
-    schedule: Mapping[str, Any], charges: _Charges, *, clients: bool = False, caps: np.ndarray | None = None
-) -> list[str]:
-    """Return the cohorts that the sampler does not draw, of ranks or of ``clients``, whose order is not known; from
-    full participation those are missing who have reached their ``caps`` (n,)."""
-    n, problems, taken = schedule["n"], [], np.zeros(schedule["n"], dtype=np.int64)
+def _epsilon(run: _Run) -> _Answer:
+    """Compose the price of all charged uses of each kind of account by dp-accounting."""
+    claim, header = run.report.get("epsilon"), run.header
+    if header is None:
+        where = run.report.get("elsewhere")
+        if claim == "inf":
+            return [], "infinite: no protection is claimed" + (f" here, {where}" if where else "")
+        if claim == 0 and not run.report.get("names"):
+            return [], "0: nothing is released"
+        why = "there is no ledger whose chain holds"
+        if run.result.get("replicates"):
+            why = "repetitions are simulations, whose charges are not kept"
+        raise _NotCovered(f"{why}, so there is nothing to compute it from")
+    if run.secret:
+        raise _NotCovered("that of a search is not computed again")
+    if header["refuted"] is not None:
+        wrong = [f"epsilon is {claim}, and the accounting is refuted"] if claim != "inf" and run.uses.any() else []
+        return wrong, "infinite: the published accounting does not hold"
+    if not isinstance(claim, (int, float)):
+        return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
+    kinds, of = _accounts(header)
+    most = [int(run.uses[of == k].max(initial=0)) for k in range(len(kinds))]
+    charged = [
+        (Price.from_dict(kind["price"]), kind["multiplier"], uses)
+        for kind, uses in zip(kinds, most, strict=True)
+        if uses
+    ]
+    tested = charged[:: max(1, math.ceil(len(charged) / _KINDS))]
+    parts = [[(price.after(uses, z), 1)] for price, z, uses in tested]
+    bounds = [library_epsilon(part, header["delta"], float(claim)) for part in parts]
+    least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
+    if least is None:
+        raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")
+    among = "" if len(tested) == len(charged) else f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
+    text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
+    if LAWS[header["privacy"]["mechanism"]].whole:
+        aside = max((set_aside(part, float(claim)) for part in parts), default=0.0)
+        text += f"; of delta {rounded_up(aside, 3)} is set aside for noise in whole numbers"
+    return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
 
-    def everybody(step: int, ranks: tuple[int, ...]) -> bool:
-        missing = np.setdiff1d(np.arange(n), ranks)
-        return not len(missing) or (caps is not None and bool((taken >= caps)[missing].all()))
 
-    fits: dict[str, Callable[[int, tuple[int, ...]], bool]] = {
-        "BoundFull": everybody,
-        "BoundCyclic": lambda step, ranks: (
-            len(ranks) <= schedule["cohort"]
-            if clients
-            else set(ranks) <= {(step * schedule["cohort"] + k) % n for k in range(schedule["cohort"])}
-        ),
-        "BoundFixed": lambda step, ranks: len(ranks) <= schedule["cohort"],
-    }
-    fit = fits.get(schedule["class"], lambda step, ranks: True)
-    for step, ranks in charges.charged:
-        if ranks is None or len(set(ranks)) < len(ranks) or not all(0 <= rank < n for rank in ranks):
-            problems.append(f"step {step} has no cohort of distinct clients")
-            continue
-        if not fit(step, ranks):
-            problems.append(f"step {step} has a cohort that {schedule['class'].removeprefix('Bound')} does not draw")
-        taken[list(ranks)] += 1
-    return problems
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _step(checkpoint: Path) -> int | None:
-    """Return the number of steps done, of the checkpoint; None without one."""
-    if not checkpoint.is_file():
+def _budget(run: _Run) -> _Answer:
+    claim, budget = run.report.get("epsilon"), run.report.get("budget")
+    if run.chain is None or run.secret:
         return None
-    with safe_open(checkpoint, framework="pt") as file:
-        return int(file.get_tensor("step"))
+    if not isinstance(claim, (int, float)) or not isinstance(budget, (int, float)):
+        return None
+    text = f"epsilon {rounded_up(claim, 6)} of a budget of {rounded_up(budget, 6)}"
+    return [text] if claim > budget * (1 + _SLACK) else [], text
 
 
-def _grid_values(path: Path) -> dict[str, GridValue]:
-    values, grids = read_tensors(path)
-    return {name: GridValue(value=value, **json.loads(grids[name])) for name, value in values.items()}
+def _row_noise(run: _Run) -> _Answer:
+    names = [key.removeprefix(_ROWS) for key in run.header or () if key.startswith(_ROWS)]
+    if names:
+        raise _NotCovered(f"the account of the noise on rows of {', '.join(names)} is not computed again")
+    return None
+
+
+# The report
+
+
+def _headline(run: _Run) -> _Answer:
+    text, made = run.report.get("headline"), PrivacyReport.from_dict(run.report).headline
+    wrong = [f"the headline is {text!r}, and the figures of the report make {made!r}"] if text != made else []
+    return wrong, "it states the figures of the report"
+
+
+def _report(run: _Run) -> _Answer:
+    """Compare the report in its two files."""
+    if not run.private:
+        raise _NotCovered("private/result.json is not here")
+    wrong = _differences(run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json")
+    names = [one.name for one in fields(PrivacyReport) if one.name in run.result]
+    wrong += [f"{name} is missing in privacy.json" for name in names if name not in run.report]
+    return wrong, "every field of privacy.json is the one in result.json"
+
+
+# What was released
+
+
+def _grid(run: _Run) -> _Answer:
+    if run.report.get("source") != "secure":
+        raise _NotCovered("noise is not rounded to a grid in seeded mode")
+    path = run.folder.public / "releases.safetensors"
+    if not path.is_file():
+        raise _NotCovered("no released values are kept")
+    tensors, grids = read_tensors(path)
+    values = {name: GridValue(value=value, **json.loads(grids[name])) for name, value in tensors.items()}
+    wrong = []
+    for name, one in values.items():
+        if math.frexp(one.width)[0] != 0.5:
+            wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
+        elif one.off_grid:
+            wrong.append(f"{one.off_grid} of {one.value.numel()} coordinates of {name} are not on its grid")
+        if run.private and one.step >= run.result["rounds"]:
+            wrong.append(f"{name} is of step {one.step}, and {run.result['rounds']} were made")
+    if run.header is not None and "releases" in run.header and _constant(run.header):
+        for release in _made(run.header)[1].values():
+            wrong += _too_quiet(release, values.get(release.name))
+    steps = ", ".join(f"{name} of step {one.step} ({one.value.numel()} coordinates)" for name, one in values.items())
+    return wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept"
+
+
+def _too_quiet(release: Release, one: GridValue | None) -> list[str]:
+    """Return what is wrong with a vector that has less Gaussian noise than the ledger says.
+
+    Such a sum is stochastically at least as long as the noise in it, whatever the clients sent, so a length below the
+    quantile of the noise occurs by chance once in a million values.
+    """
+    law, name = release.noise, release.name
+    if one is None or law is None or not law.joint or release.form != "vector":
+        return []
+    clip, scale, wrong = release.clip.bound, law.std(release.sensitivity, release.size), []
+    width = grid_width(clip, law.norm, release.size, scale)
+    if law.whole:
+        width = whole_width(sum_width(clip, release.sampling.n), scale)
+    if one.width != width or one.divisor != release.denominator:
+        wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
+    if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, one.value.numel()):
+        wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
+    return wrong
+
+
+def _model(run: _Run) -> _Answer:
+    path = run.folder.public / "model.safetensors"
+    if not path.is_file():
+        return None
+    if run.checkpoint is None:
+        raise _NotCovered("the checkpoint is not here")
+    tensors, metadata = read_tensors(path)
+    names = read_json(run.folder.private / OUTCOME)["network"]["names"]  # as they follow in a flat model
+    tied = json.loads(metadata.get("tied", "{}"))
+    loose = [name for name, first in tied.items() if not torch.equal(tensors[name], tensors[first])]
+    if loose:
+        return [f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers"], ""
+    model = torch.cat([tensors[name].flatten() for name in names])
+    public = [value for name, value in run.checkpoint[0].items() if name.startswith("public.")]
+    rows = [value.flatten() for value in public if value.numel() == model.numel()]
+    rows += [value[0] for value in public if value.ndim == 2 and value.shape[1] == model.numel() < value.numel()]
+    rows = [row for row in rows if row.dtype == model.dtype]
+    if not rows:
+        raise _NotCovered("the checkpoint has no vector of its length")
+    frozen = len(tensors) - len({*names, *tied})
+    text = "model.safetensors has the numbers of the shared model in the checkpoint"
+    text += f"; its {frozen} frozen tensors are public and in no other file" if frozen else ""
+    return [] if any(torch.equal(row, model) for row in rows) else [f"not so: {text}"], text
+
+
+_LEDGER = "the ledger or the report"
+_CHECKS: tuple[tuple[str, str, Callable[[_Run], _Answer]], ...] = (
+    ("files: public", MANIFEST, partial(_files, private=False)),
+    ("files: private", MANIFEST, partial(_files, private=True)),
+    ("chain", "the ledger", _chain),
+    ("head", _LEDGER, _head),
+    ("checkpoint", "the checkpoint", _checkpoint),
+    ("settings", _LEDGER, _settings),
+    ("charges", _LEDGER, _charges),
+    ("epsilon", _LEDGER, _epsilon),
+    ("budget", "the report", _budget),
+    ("row noise", "the ledger", _row_noise),
+    ("headline", "the report", _headline),
+    ("report", "the report", _report),
+    ("grid", "releases.safetensors or the ledger", _grid),
+    ("model", "model.safetensors or the checkpoint", _model),
+)
+"""Name, files that it reads, and function of every check, in the order of the lines."""

@@ -294,7 +294,7 @@ def test_nothing_follows_the_head_of_a_finished_run(copy: Path, kind: str) -> No
     flipped(copy)
     write(copy, chained([*ledger(copy), json.dumps({"kind": kind, "session": 2, "place": {}}).encode()]))
     lists(copy)
-    assert "goes on after line" in failed(copy)["head"]
+    assert "continues after line" in failed(copy)["head"]
 
 
 def test_the_hash_of_private_files_tells_nothing_of_them(copy: Path) -> None:
@@ -446,7 +446,12 @@ REWRITTEN: dict[str, tuple[str, str, Callable[[Path], Any], Callable[[list[dict]
     "one of two reports": ("report", "outside is", lambda run: change(run / "public/privacy.json", outside=[]), SAME),
     "more clients": ("settings", "is that of 2,000 clients", lambda run: both(run, **LESS), schedule(n=2000)),
     "smaller cohorts": ("settings", "noise_std is", lambda run: both(run, **LESS), schedule(cohort=1)),
-    "amplified": ("settings", "cohorts amplify", lambda run: None, schedule(**{"class": "BoundFixed"})),
+    "amplified": (
+        "settings",
+        "amplified of the schedule is True",
+        lambda run: None,
+        schedule(**{"class": "BoundFixed"}),
+    ),
     "replays for nothing": (
         "settings",
         "replays_free True",
@@ -462,12 +467,17 @@ REWRITTEN: dict[str, tuple[str, str, Callable[[Path], Any], Callable[[list[dict]
     ),
     "a lower headline": (
         "headline",
-        "the headline shows epsilon = 1",
+        "and the figures of the report make",
         lambda run: change(run / "public/privacy.json", headline="private: epsilon = 1 at delta = 1e-05"),
         SAME,
     ),
     "fewer charges": ("charges", "6 steps are done", without_checkpoint, first_steps),
-    "headline": ("headline", "must begin with", lambda run: both(run, headline="private: eps 0.01"), SAME),
+    "headline": (
+        "headline",
+        "the figures of the report make",
+        lambda run: both(run, headline="private: eps 0.01"),
+        SAME,
+    ),
     "model": ("model", "not so", flipped, SAME),
     "a later release": ("grid", "of step 77", lambda run: with_releases(run, torch.clone, step=77), SAME),
     "no noise": ("grid", "less noise than", lambda run: with_releases(run, torch.zeros_like), SAME),
