@@ -1,6 +1,39 @@
 """Settings of all tests."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker for each core, one thread for each worker
+
+
+def quick_figures(patch: pytest.MonkeyPatch) -> None:
+    """Let runs write a line of text in place of each figure: drawing takes seconds, and has tests of its own."""
+    import fedmtl.report.figures as figures
+
+    def plot(*args: Any, **options: Any) -> None:
+        next(a for a in args if isinstance(a, Path)).write_text("a figure")
+
+    for name in ("plot_epsilon", "plot_history", "plot_clients"):
+        patch.setattr(figures, name, plot)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def figures(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
+    """Patches the figures of every module that is not marked by ``pytest.mark.figures``."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("figures") is None:
+            quick_figures(patch)
+        yield patch
+
+
+@pytest.fixture
+def real_figures(figures: pytest.MonkeyPatch) -> Iterator[None]:
+    """Draws the figures of one test."""
+    figures.undo()
+    yield
+    quick_figures(figures)

@@ -11,7 +11,6 @@ import yaml
 from fedmtl.cli import search
 from fedmtl.cli.main import help_text, main
 from fedmtl.privacy import SeededSource, draw_repetitions
-from tests.trainer.settings import quick_figures
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=2", "eval_every=2", "progress=false"]
 QUICK = ["--mean", "2", "--score-noise", "0.1"]
@@ -22,7 +21,6 @@ SEED = next(
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    quick_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -22,7 +22,6 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, channel, open_channel
 from fedmtl.schedules import Block
-from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
 
@@ -440,8 +439,7 @@ def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "mapped"])
-def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str) -> None:
 
     class Crash(Exception):
         pass

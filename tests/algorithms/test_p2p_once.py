@@ -17,7 +17,6 @@ from fedmtl.data.examples import Examples
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 
-from ..trainer.settings import quick_figures
 from .harness import blocks_of, open_activations
 from .harness import run_activations as run
 from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, schedule
@@ -190,13 +189,12 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("at", [3, 18, 40])
-def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path) -> None:
     class Dies(Callback):
         def on_event(self, event, state) -> None:
             if event.step >= at:
                 raise Stop
 
-    quick_figures(monkeypatch)
     times = {"eval_every": 100, "checkpoint_every": 2}
     whole = trainer(folder=tmp_path / "whole", **times).fit()
     with pytest.raises(Stop):

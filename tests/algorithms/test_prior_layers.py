@@ -24,7 +24,6 @@ from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import open_channel
 from tests.helpers import Interrupted, Interrupting, ragged_classification
-from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
 
@@ -338,8 +337,7 @@ def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
     assert run.fit().personal.shape == (16, 5 * 3 + 3)
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
 
     def saved(folder: str, callbacks: tuple[Any, ...] = ()) -> Trainer:
         options = {"folder": tmp_path / folder, "checkpoint_every": 1, "callbacks": callbacks}

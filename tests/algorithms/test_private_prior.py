@@ -27,7 +27,6 @@ from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.schedules import Block
 from tests.helpers import Interrupted, Interrupting
-from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
 
@@ -322,8 +321,7 @@ def test_repetitions_are_separate_runs() -> None:
     assert not torch.equal(together[0], together[2])
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
 
     def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
         return Trainer(

@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 import fedmtl
 from tests.docs.pages import DOCS, FOLDER, PAGES, ROOT, Block, blocks, run_commands, run_python, write
-from tests.trainer.settings import quick_figures
 
 NAMES = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md"))
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -24,7 +23,6 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 @pytest.mark.parametrize("page", [name for name in NAMES if blocks(name)])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for block in blocks(page):
@@ -49,7 +47,6 @@ SMALL = {
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
     Path("visits.csv").write_text("ward,days,age\n" + "".join(f"w{i % 2},{i}.0,{i % 5}\n" for i in range(20)))
     x, y = torch.randn(10, 3), torch.arange(10) % 2

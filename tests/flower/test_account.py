@@ -20,7 +20,6 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
-from tests.trainer.settings import quick_figures
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -50,7 +49,6 @@ SCHEDULES = {"full": FullParticipation(), "poisson": PoissonSampling(cohort=4), 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
     monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
 
 
@@ -186,10 +184,7 @@ def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer,
 
 @pytest.fixture(scope="module", params=["records", "rows"])
 def asked(request, tmp_path_factory) -> tuple[Trainer, list[RecordDict], object]:
-    with pytest.MonkeyPatch.context() as patch:
-        quick_figures(patch)
-        folder = tmp_path_factory.mktemp(request.param)
-        server, contents = questions(request.param, folder)
+    server, contents = questions(request.param, tmp_path_factory.mktemp(request.param))
     name = server.data.ids[0]
     data = trainer_of("pmtl" if request.param == "records" else "mp_mtl").data.subset([name])
     return server, contents, data

@@ -36,7 +36,6 @@ from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
 from tests.algorithms.test_client_half import ALGORITHMS, LINEAR, PRIVACY, _Client
 from tests.helpers import ragged_classification
-from tests.trainer.settings import quick_figures
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -59,7 +58,6 @@ def within(name: str) -> float:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
     monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
 
 

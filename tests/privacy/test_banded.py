@@ -35,7 +35,7 @@ from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.row_noise import RowNoise
 from fedmtl.trainer import Callback
 
-from ..trainer.settings import SOLVER, quick_figures, trainer
+from ..trainer.settings import SOLVER, trainer
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="auto")
 PLAN = ReleasePlan(name="update", dimension=4, uses=12)
@@ -285,8 +285,7 @@ def test_impossible_settings_are_refused(bad: dict) -> None:
         ClientPrivacy(**{"clip_norm": 1.0, "epsilon": 1.0} | bad)
 
 
-def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     settings = {"algorithm": FedAvg(local=SOLVER), "schedule": CyclicCohorts(3), "privacy": PRIVACY, "rounds": 8}
     whole = trainer(**settings, folder=tmp_path / "whole").fit()
 

@@ -13,6 +13,8 @@ from matplotlib.text import Text
 from fedmtl.errors import ConfigError
 from fedmtl.report import _names, bands, canvas, figures
 
+pytestmark = pytest.mark.figures
+
 
 def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
     return [

@@ -15,6 +15,8 @@ from fedmtl.report import frame, report, tables
 
 from .test_report import configured, write_run
 
+pytestmark = pytest.mark.figures
+
 _EMPTY = {"meta", "img"}
 _NASTY = """<script>alert("1")</script> & <b class='x'>"""
 

@@ -16,7 +16,7 @@ from fedmtl import FedAvg, Finetune, Local, LocalSGD
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, frame, frontier, report, runs, tables
 from tests.helpers import ragged_classification
-from tests.trainer.settings import SOLVER, quick_figures, trainer
+from tests.trainer.settings import SOLVER, trainer
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -85,11 +85,8 @@ def test_a_score_that_is_missing_is_not_averaged_away(tmp_path: Path) -> None:
     assert math.isnan(group["accuracy"])
 
 
-def test_clients_are_compared_with_the_local_training_of_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_are_compared_with_the_local_training_of_another_run(tmp_path: Path) -> None:
     """As with a local baseline of their own: by data and seed, and by settings where there are several."""
-    quick_figures(monkeypatch)
     finetune = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
 
     def train(name: str, algorithm: Any, **settings: Any) -> Path:

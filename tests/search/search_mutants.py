@@ -20,7 +20,7 @@ from fedmtl.trainer.checkpoint import write_json
 from fedmtl.trainer.result import Result
 from tests.helpers import ragged_classification
 
-from ..trainer.settings import SOLVER, quick_figures, trainer
+from ..trainer.settings import SOLVER, trainer
 from .selection_audit import audit_search
 
 CLIENTS = 30
@@ -64,7 +64,6 @@ class Mutant:
 def findings(mutant: Mutant) -> list[Finding]:
     """The audit of the mutant."""
     with pytest.MonkeyPatch.context() as patch:
-        quick_figures(patch)
         mutant.apply(patch)
         return audit_search(searched(mutant.source, **dict(mutant.settings)))
 

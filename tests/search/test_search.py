@@ -42,16 +42,11 @@ from fedmtl.trainer.trainer import Trainer
 from tests.helpers import ragged_classification, regression
 
 from ..trainer.ledgers import charges
-from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, quick_figures, trainer
+from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, trainer
 
 ROUNDS, NOISE, EPSILON, REPETITIONS = 6, 0.2, 4.0, 3
 PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=EPSILON, delta=DELTA)
 SECURE = replace(PRIVACY, source="secure")
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def candidates(*lams: float, **settings):
@@ -283,9 +278,7 @@ def test_one_client_moves_the_released_score_by_its_sensitivity_at_most():
 def finished(tmp_path_factory):
     """A search of three repetitions that nobody disturbed."""
     folder = tmp_path_factory.mktemp("search") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        quick_figures(patch)
-        return folder, searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=folder).fit()
+    return folder, searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=folder).fit()
 
 
 def test_the_best_noised_score_wins(finished):
@@ -464,7 +457,6 @@ def test_a_seeded_search_resumes_to_the_same_bits(monkeypatch, tmp_path, finishe
     whole, undisturbed = finished
     settings = searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=tmp_path / "run")
     with monkeypatch.context() as patch:
-        quick_figures(patch)
         crash_at(patch, where, name, call)
         with pytest.raises(Crash):
             settings.fit()

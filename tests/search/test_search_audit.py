@@ -11,7 +11,6 @@ from fedmtl.errors import PrivacyError
 from fedmtl.privacy import SeededSource
 from fedmtl.search.search import _Search
 
-from ..trainer.settings import quick_figures
 from .search_mutants import MUTANTS, NO_OP, Mutant, findings, searched
 from .selection_audit import audit_search
 
@@ -41,7 +40,7 @@ def test_a_mutant_is_caught_by_the_check_that_should(mutant: Mutant) -> None:
     assert mutant.caught_by in {finding.check.split(",")[0] for finding in caught}
 
 
-def test_the_audit_says_what_differs_and_what_was_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_says_what_differs_and_what_was_not_checked() -> None:
     by_name = {mutant.name: mutant for mutant in MUTANTS}
     starts = findings(by_name["repetitions with starts of their own"])[0]
     assert "model.safetensors" in starts.detail
@@ -49,7 +48,6 @@ def test_the_audit_says_what_differs_and_what_was_not_checked(monkeypatch: pytes
     report = findings(by_name["number of the repetition in privacy.json"])[0]
     assert report.detail.endswith("shows in privacy.json")
     assert report.statistic == 1
-    quick_figures(monkeypatch)
     full = audit_search(searched(schedule=FullParticipation()))
     assert [finding.check for finding in full if finding.skipped] == ["selection: fresh cohorts"]
     assert not any(finding.refuted for finding in full)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dp_accounting import dp_event
@@ -53,14 +52,3 @@ def record_epsilon(epochs: int) -> float:
         event = dp_event.PoissonSampledDpEvent(4 / count, event) if count > 4 else event
         spent.append(PLDAccountant().compose(event, epochs * -(-count // 4)).get_epsilon(DELTA))
     return max(spent)
-
-
-def quick_figures(monkeypatch: Any) -> None:
-    """Figures as one line of text: drawing them takes seconds, and has tests of its own."""
-    import fedmtl.report.figures as figures
-
-    def plot(*args: Any, **options: Any) -> None:
-        next(a for a in args if isinstance(a, Path)).write_text("a figure")
-
-    for name in ("plot_epsilon", "plot_history", "plot_clients"):
-        monkeypatch.setattr(figures, name, plot)

@@ -20,7 +20,7 @@ from fedmtl.report.tables import csv_text
 from fedmtl.trainer import evaluation
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification, regression
-from tests.trainer.settings import DATA, SOLVER, quick_figures, trainer
+from tests.trainer.settings import DATA, SOLVER, trainer
 
 FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
 
@@ -42,16 +42,14 @@ def by_hand(result, client: str) -> float:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        quick_figures(patch)
-        run = trainer(
-            folder=folder,
-            algorithm=FedAvg(local=SOLVER),
-            finetune=FINETUNE,
-            baselines=["local", "pmtl"],
-            metrics=("auc", margin, "loss", "accuracy"),
-        )
-        return folder, run.fit()
+    run = trainer(
+        folder=folder,
+        algorithm=FedAvg(local=SOLVER),
+        finetune=FINETUNE,
+        baselines=["local", "pmtl"],
+        metrics=("auc", margin, "loss", "accuracy"),
+    )
+    return folder, run.fit()
 
 
 def test_one_number_in_every_place(finished) -> None:
@@ -267,8 +265,7 @@ def test_metrics_change_no_number_of_the_run() -> None:
     assert ragged_classification(12).fingerprint() == DATA.fingerprint()
 
 
-def test_a_resumed_run_may_measure_more(tmp_path, monkeypatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_resumed_run_may_measure_more(tmp_path) -> None:
     trainer(folder=tmp_path, rounds=6).fit()
     result = trainer(folder=tmp_path, rounds=6, metrics=["auc"]).fit(resume=True)
     rows = list(csv.DictReader((tmp_path / "private/metrics.csv").read_text().splitlines()))

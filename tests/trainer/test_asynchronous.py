@@ -33,7 +33,6 @@ from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 
 from .ledgers import participations, read_lines
-from .settings import quick_figures
 
 TASKS, ANSWERS = 5, 12
 DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30)
@@ -69,11 +68,6 @@ CASES = {
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def trainer(case: str, **settings) -> Trainer:

@@ -16,7 +16,7 @@ from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.folder import RunFolder
 
 from .ledgers import charges
-from .settings import DELTA, NOISE, quick_figures, trainer
+from .settings import DELTA, NOISE, trainer
 
 
 class Stop(Callback):
@@ -28,11 +28,6 @@ class Stop(Callback):
     def on_event(self, event, state) -> None:
         if event.step + 1 == self.after:
             raise RuntimeError("gone")
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def run(

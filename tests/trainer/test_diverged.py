@@ -34,7 +34,6 @@ from fedmtl.errors import TrainingError
 from fedmtl.privacy.clip import not_finite
 from fedmtl.trainer.loop import Loop
 from fedmtl.trainer.verify import verify
-from tests.trainer.settings import quick_figures
 
 HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
 
@@ -160,8 +159,7 @@ def test_a_diverged_baseline_is_left_out(caplog: pytest.LogCaptureFixture) -> No
     assert any("the baseline is left out: fedavg: training diverged" in one.message for one in caplog.records)
 
 
-def test_counts_are_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_counts_are_the_same_after_a_resume(tmp_path: Path) -> None:
     settings = {"data": data(1e25), "schedule": FixedCohort(cohort=3), "rounds": 8, "eval_every": 4,
                 "checkpoint_every": 1}  # fmt: skip
     whole = trainer(**settings).fit()

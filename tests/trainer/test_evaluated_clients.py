@@ -17,17 +17,11 @@ from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import Panel
 from tests.helpers import ragged_classification
 
-from .settings import quick_figures
 from .test_scored_clients import without_test
 
 SOLVER = LocalSGD(lr=0.1, epochs=2, batch_size=3)
 DATA = without_test(ragged_classification(clients=30), [4, 9])
 TESTED = 28
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def trained(folder=None, **options):

@@ -35,7 +35,7 @@ from fedmtl.trainer.finetuning import held_out
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification
-from tests.trainer.settings import DATA, DELTA, SOLVER, quick_figures, trainer
+from tests.trainer.settings import DATA, DELTA, SOLVER, trainer
 
 FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
 KINDS = (torch.float32, torch.float64)
@@ -83,8 +83,7 @@ def test_the_report_says_why_it_costs_nothing(unit: str) -> None:
     assert reason in tuned.summary()
 
 
-def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> None:
-    quick_figures(monkeypatch)
+def test_the_folder_keeps_finetuned_models_private(tmp_path) -> None:
     for name, finetune in (("plain", None), ("tuned", FINETUNE)):
         run = trainer(
             algorithm=FedAvg(local=SOLVER), finetune=finetune, folder=tmp_path / name, baselines=["local", "pmtl"]
@@ -115,6 +114,7 @@ def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> Non
     assert not [line for line in verify(tmp_path / "tuned").checks if line.verdict == "FAILED"]
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
     saved: list[Any] = []
     monkeypatch.setattr(canvas, "save", lambda figure, path: saved.append(figure))
@@ -218,8 +218,7 @@ def test_the_audit_sees_the_finetuned_models() -> None:
         assert caught == any("the finetuned model" in finding.detail for finding in findings)
 
 
-def test_a_resumed_run_finetunes_to_the_same_bits(tmp_path, monkeypatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_resumed_run_finetunes_to_the_same_bits(tmp_path) -> None:
     run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path / "run")
     first = run.fit()
     again = run.fit(resume=True)
@@ -285,8 +284,7 @@ def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
     assert (found.better, found.equal, found.worse) == (0.0, 1.0, 0.0)
 
 
-def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, monkeypatch, caplog) -> None:
-    quick_figures(monkeypatch)
+def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplog) -> None:
     data = ragged_classification(12)
     x = data.train.x.clone()
     x[: int(data.train.offsets[3])] *= 1e160  # of three clients

@@ -18,8 +18,9 @@ from torch.nn.functional import cross_entropy
 from fedmtl import ClientPrivacy, FedAvg, Local, models
 from fedmtl.errors import ResumeError
 from fedmtl.trainer.folder import RunFolder
+from tests.conftest import quick_figures
 
-from .settings import DATA, SOLVER, quick_figures, trainer
+from .settings import DATA, SOLVER, trainer
 
 PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png", "manifest.json"}
 PRIVATE = {
@@ -37,16 +38,14 @@ PRIVATE = {
 }
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, figures):
     """A run with baselines and real figures."""
+    figures.undo()
     folder = tmp_path_factory.mktemp("runs") / "run"
-    return folder, trainer(folder=folder, baselines=("local", "fedavg")).fit()
+    found = trainer(folder=folder, baselines=("local", "fedavg")).fit()
+    quick_figures(figures)
+    return folder, found
 
 
 def files(folder):
@@ -175,7 +174,7 @@ def test_privacy_file_is_the_report(finished):
 
 
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"])
-def test_json_has_no_bare_infinity(tmp_path, figures, privacy):
+def test_json_has_no_bare_infinity(tmp_path, privacy):
     trainer(folder=tmp_path, privacy=privacy, rounds=2, baselines=("fedavg",)).fit()
 
     def refuse(name):
@@ -185,7 +184,7 @@ def test_json_has_no_bare_infinity(tmp_path, figures, privacy):
         assert json.loads(path.read_text(), parse_constant=refuse)["epsilon"] == "inf"
 
 
-def test_shared_models_are_not_repeated_for_every_client(tmp_path, figures):
+def test_shared_models_are_not_repeated_for_every_client(tmp_path):
     trainer(folder=tmp_path, algorithm=FedAvg(local=SOLVER), model=models.softmax_regression(), rounds=1).fit()
     assert not (tmp_path / "private/models.safetensors").exists()
     trainer(folder=tmp_path / "local", algorithm=Local(local=SOLVER), rounds=1).fit()
@@ -193,7 +192,7 @@ def test_shared_models_are_not_repeated_for_every_client(tmp_path, figures):
     assert (tmp_path / "local/private/models.safetensors").exists()
 
 
-def test_started(tmp_path, figures):
+def test_started(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert not folder.started
     trainer(folder=tmp_path / "run", rounds=1).fit()
@@ -201,7 +200,7 @@ def test_started(tmp_path, figures):
     assert folder.baseline("local").root == tmp_path / "run/private/baselines/local"
 
 
-def test_damaged_checkpoint_is_named(tmp_path, figures):
+def test_damaged_checkpoint_is_named(tmp_path):
     run = trainer(folder=tmp_path, rounds=1)
     run.fit()
     (tmp_path / "private/checkpoint.safetensors").write_bytes(b"damaged")
@@ -264,7 +263,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_run_goes_on_with_its_own_loss_alone(kind, tmp_path, figures):
+def test_a_run_goes_on_with_its_own_loss_alone(kind, tmp_path):
     trainer(folder=tmp_path, loss=LOSSES[kind](1.0), rounds=1).fit()
     with pytest.raises(ResumeError, match="loss"):
         trainer(folder=tmp_path, loss=LOSSES[kind](0.5), rounds=1).fit(resume=True)

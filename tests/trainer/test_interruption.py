@@ -14,14 +14,9 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.trainer.loop import held_interruption
 
 from .ledgers import charges
-from .settings import quick_figures, trainer
+from .settings import trainer
 
 TASKS, ANSWERS = 5, 8
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -23,13 +23,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.stacked import Layout
 from tests.helpers import regression
 
-from .settings import CLIENTS, DATA, SOLVER, quick_figures, trainer
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
-
+from .settings import CLIENTS, DATA, SOLVER, trainer
 
 # What results must not depend on
 

@@ -32,12 +32,7 @@ from fedmtl import (
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.trainer import verify
 
-from .settings import DATA, SOLVER, quick_figures, trainer
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+from .settings import DATA, SOLVER, trainer
 
 
 def same(a: Any, b: Any) -> bool:

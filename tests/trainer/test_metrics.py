@@ -38,7 +38,7 @@ from fedmtl.trainer.metrics import (
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import columns_of
 
-from .settings import SOLVER, quick_figures, trainer
+from .settings import SOLVER, trainer
 
 OFFSETS = torch.tensor([0, 5, 6, 18, 25])
 
@@ -359,8 +359,7 @@ def columns_of_a_run(folder):
     return {name for name in names if name.isidentifier()} - set(REGISTRY)
 
 
-def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
-    quick_figures(monkeypatch)
+def test_a_name_that_is_taken_is_refused(tmp_path):
     names = columns_of_a_run(tmp_path / "run")
     assert {"spread", "weighted_accuracy", "trained_loss", "global_worst_tenth", "names", "ledger"} <= names
     for name in [*names, "median", "loss_p5", "diverged_clients", "diverged_trainings", "weighted_mse"]:

@@ -13,7 +13,7 @@ from fedmtl.cli.config import build, compose, resolve
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.callbacks import MLflow
 
-from .settings import quick_figures, trainer
+from .settings import trainer
 
 
 class StandIn(ModuleType):
@@ -39,7 +39,6 @@ class StandIn(ModuleType):
 
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    quick_figures(monkeypatch)
     module = StandIn()
     monkeypatch.setitem(sys.modules, "mlflow", module)
     return module

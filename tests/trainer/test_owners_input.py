@@ -18,14 +18,8 @@ from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
 
 from .ledgers import participations
-from .settings import quick_figures
 
 COUNTS, D, ANSWERS = (1, 8, 5), 3, 4
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def owners(seed: int = 0) -> FederatedDataset:

@@ -12,12 +12,10 @@ from fedmtl.algorithms.pp_dmtl import PPDMTL, PublishedPPDMTL
 from fedmtl.schedules import PoissonClocks
 
 from ..helpers import regression
-from .settings import quick_figures
 
 
 @pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
-def test_a_refuted_accounting_is_never_printed_as_epsilon(monkeypatch: pytest.MonkeyPatch, kind) -> None:
-    quick_figures(monkeypatch)
+def test_a_refuted_accounting_is_never_printed_as_epsilon(kind) -> None:
     result = Trainer(
         algorithm=kind(row_norm=1.0, loss="squared", a1=0.01),
         data=regression(3, examples=8),

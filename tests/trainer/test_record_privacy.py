@@ -29,15 +29,10 @@ from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import open_channel
 from tests.helpers import regression
 
-from .settings import CLIENTS, DATA, DELTA, quick_figures, trainer
+from .settings import CLIENTS, DATA, DELTA, trainer
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
 PRIVACY = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.1, delta=DELTA)
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
 
 
 def run_of(**settings):

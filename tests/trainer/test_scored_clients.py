@@ -58,6 +58,7 @@ def test_means_are_over_the_clients_that_have_test_examples(algorithm):
     assert some.model_for("client-2") is not None
 
 
+@pytest.mark.usefixtures("real_figures")
 def test_the_folder_has_no_score_for_them(tmp_path):
     data = without_test(ragged_classification(clients=5), [0])
     trained(data, FedAvg(local=LocalSGD(lr=0.1)), tmp_path, baselines=("local",))

@@ -12,12 +12,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 
 from .ledgers import read_lines
-from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
+from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
 
 def rows(*distances: float) -> list[dict[str, float]]:

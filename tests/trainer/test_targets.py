@@ -15,7 +15,7 @@ from fedmtl.cli.config import config_folder
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.targets import resolved_target
 
-from .settings import DATA, SOLVER, quick_figures, trainer
+from .settings import DATA, SOLVER, trainer
 
 OWN = """
 from dataclasses import dataclass
@@ -130,8 +130,7 @@ def test_a_trusted_module_is_named_and_nothing_that_it_imports(own: Path) -> Non
 # The folder of a run
 
 
-def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     trainer(folder=tmp_path / "run", rounds=1).fit()
     path = tmp_path / "run/private/outcome.json"
     found = json.loads(path.read_text())
@@ -150,7 +149,6 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path, monkeypatch: py
 def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick_figures(monkeypatch)
     mine = resolved_target("my_method.Mine", ["my_method"])(local=SOLVER, strength=2.0)
     result = trainer(algorithm=mine, folder=tmp_path / "run", rounds=2).fit()
     (own / "imported").unlink()

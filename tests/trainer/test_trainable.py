@@ -48,7 +48,7 @@ from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
 
-from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
+from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
 CLUSTERS = {name: number % 2 for number, name in enumerate(DATA.ids)}
 ALGORITHMS: dict[str, Any] = {
@@ -333,8 +333,7 @@ def test_finetuning_and_new_clients_train_what_moves() -> None:
     assert personalize(merged, new, finetune=finetune).personal.shape == (3, 39)
 
 
-def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
     low = models.lora(models.mlp(hidden=4), rank=2)
     run = head(algorithm=FedAvg(local=SOLVER), model=low, trainable=("*.lora_B",), folder=tmp_path)
     result, new = run.fit(), ragged_classification(3, seed=9)
@@ -352,7 +351,6 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    quick_figures(monkeypatch)
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
     head(algorithm=FedAvg(local=SOLVER), privacy=privacy, folder=tmp_path / "run").fit()
     return tmp_path / "run"
@@ -385,8 +383,7 @@ def test_another_model_in_the_file_fails(folder: Path, change: str) -> None:
     assert verdicts[f"files: {'public' if change == 'another number' else 'private'}"] == FAILED
 
 
-def test_files_of_tied_weights_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_figures(monkeypatch)
+def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:
     tied = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
     tied[2].weight = tied[0].weight
     head(algorithm=FedAvg(local=SOLVER), model=tied, trainable=("0", "3"), folder=tmp_path).fit()
@@ -408,10 +405,7 @@ class Stop(Exception):
     """The run ends here."""
 
 
-def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick_figures(monkeypatch)
+def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(tmp_path: Path) -> None:
     whole = head(folder=tmp_path / "whole").fit()
 
     step = PMTL.step

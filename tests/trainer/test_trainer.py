@@ -27,12 +27,7 @@ from fedmtl.errors import ConfigError, ModelError, ResumeError
 from tests.helpers import ragged_classification, regression
 
 from .ledgers import charges
-from .settings import CLIENTS, COHORT, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
-
-
-@pytest.fixture(autouse=True)
-def figures(monkeypatch):
-    quick_figures(monkeypatch)
+from .settings import CLIENTS, COHORT, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
 
 def bitwise(first, second):

@@ -43,14 +43,7 @@ from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, Verification, verify
 from ..golden.transcripts import RUNS
 from ..privacy.test_chain import chained
 from ..test_cli import TINY, command
-from .settings import CLIENTS, COHORT, DELTA, NOISE, SOLVER, quick_figures, trainer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def figures():
-    with pytest.MonkeyPatch.context() as patch:
-        quick_figures(patch)
-        yield
+from .settings import CLIENTS, COHORT, DELTA, NOISE, SOLVER, trainer
 
 
 def run(folder: Path, *, resume: bool = False, **settings: Any) -> Path:

@@ -253,18 +253,14 @@ def serve() -> None:
 
 def warm_up() -> None:
     """Import what a run imports, draw figures as one line of text, and remember the epsilons of the plan."""
-
     import_module("torch._dynamo")  # which torch imports on first use, in seconds
-    import fedmtl.report.figures as figures
+    import pytest
+
     from fedmtl import ClientPrivacy, PoissonSampling
     from fedmtl.privacy import ReleasePlan, open_channel
+    from tests.conftest import quick_figures
 
-    def plot(*args: Any, **options: Any) -> None:
-        path = next(a for a in args if isinstance(a, Path))
-        path.write_text("a figure")
-
-    for name in ("plot_epsilon", "plot_history", "plot_clients"):
-        setattr(figures, name, plot)
+    quick_figures(pytest.MonkeyPatch())
     trainer_of({"case": "pmtl-fixed", "folder": None, "settings": {}, "privacy": {}})
     channel = open_channel(
         ClientPrivacy(clip_norm=CLIP, noise_multiplier=NOISE, delta=DELTA),
