@@ -576,18 +576,18 @@ def test_without_a_terminal_every_evaluation_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And metrics.csv grows while the run goes on."""
-    from fedmtl.trainer import loop
+    from fedmtl.trainer import run
 
-    monkeypatch.setattr(loop, "_HISTORY_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_HISTORY_SECONDS", 0.0)
     seen: list[int] = []
-    evaluate = loop.Loop.evaluate
+    evaluate = run.Run.evaluate
 
     def keep(self: Any, *args: Any) -> Any:
         found = evaluate(self, *args)
         seen.append(len((tmp_path / "run/private/metrics.csv").read_text().splitlines()) - 1)
         return found
 
-    monkeypatch.setattr(loop.Loop, "evaluate", keep)
+    monkeypatch.setattr(run.Run, "evaluate", keep)
     _begin(resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]"))), tmp_path / "run", "fedmtl", None)
     shown = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in shown if "/4" in line] == ["fedavg 2/4", "fedavg 4/4"]

@@ -40,8 +40,8 @@ from fedmtl import (
 from fedmtl.data.examples import Examples
 from fedmtl.data.transforms import Affine
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.loop import Loop
-from fedmtl.trainer.sources import Rounds
+from fedmtl.trainer.run import Run
+from fedmtl.trainer.sources import Source
 
 TRAIN, TEST, WIDTH, CLASSES = 5, 2, 16, 4
 COHORT = 100
@@ -98,15 +98,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what one run took; this process makes no other."""
     clock = Clock()
     for kind, name, part in (
-        (Loop, "evaluate", "evaluation"),
-        (Loop, "checkpoint", "checkpoint"),
+        (Run, "evaluate", "evaluation"),
+        (Run, "checkpoint", "checkpoint"),
         (RunFolder, "write_run", "files"),
         (RunFolder, "write_result", "files"),
         (RunFolder, "write_lists", "files"),
         (Trainer, "open", "start"),
         (Trainer, "problem", "start"),
         (ALGORITHMS[arguments.algorithm], "step", "rounds"),
-        (Rounds, "begin", "rounds"),
+        (Source, "begin", "rounds"),
     ):
         setattr(kind, name, clock.timed(part, getattr(kind, name)))
     imported = memory()

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from torch import Tensor
 
 from .._check import positive
 from .._files import read_json
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import Channel, FixedCohort, RecordPrivacy
+from ..privacy import Channel, FixedCohort, PrivacyReport, RecordPrivacy
+from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.checkpoint import write_json
-from ..trainer.evaluation import Metrics, metric_name
+from ..trainer.engine import Measured, distance
+from ..trainer.evaluation import metric_name
 from ..trainer.folder import RunFolder
-from ..trainer.loop import Loop, Measured
 from ..trainer.result import Result
+from ..trainer.run import Run, fitted
 from ..trainer.sources import Source
 from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
 from .population import OWN_ACCOUNTS, TRUST
@@ -82,12 +84,16 @@ def serve(
     logger.info("not covered by epsilon: %s", trust)
     nodes = Nodes(grid, trainer.data.ids, patience, hello)
     nodes.gather(gather)
-    given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
-    given |= {"checkpoint_every": 1, "progress": False}  # nodes can go back by one round
-    given |= {"finetune": None, "metrics": ()}  # of the nodes
-    given["data"] = replace(trainer.data, notes=(trust,), verify=False)
+    settings = replace(
+        trainer,
+        data=replace(trainer.data, notes=(trust,), verify=False),
+        checkpoint_every=1,  # nodes can go back by one round
+        progress=False,
+        finetune=None,  # of the nodes, as the metrics
+        metrics=(),
+    )
     started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
-    return _Server(**given, nodes=nodes).fit(resume=started)
+    return fitted(settings, started, Ranks.of_launch(), NodeEngine(nodes))
 
 
 def check(trainer: Trainer) -> None:
@@ -212,53 +218,43 @@ class Nodes:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Server(Trainer):
-    nodes: Nodes
+class NodeEngine:
+    """The engine of a run whose clients are nodes: messages in place of the clients' part of a step.
 
-    def open(self, problem: Problem, *args: Any, **options: Any) -> tuple[Channel, Source]:
-        if isinstance(self.privacy, RecordPrivacy) and not self.privacy.noiseless:  # the noise is the nodes' affair
-            schedule, silent = self.schedule, replace(self.privacy, epsilon=math.inf, noise_multiplier=None)
+    Args:
+        nodes: that are connected.
+    """
+
+    coins, counts = None, False
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+
+    def open(self, run: Run, resume: bool) -> tuple[Channel, Source]:
+        settings, problem = run.settings, run.problem
+        if isinstance(settings.privacy, RecordPrivacy) and not settings.privacy.noiseless:  # each node adds its noise
+            schedule, silent = settings.schedule, replace(settings.privacy, epsilon=math.inf, noise_multiplier=None)
             if isinstance(schedule, FixedCohort):  # as under noise, which caps how often a client is drawn
-                schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(self.rounds).cap)
-            return replace(self, privacy=silent, schedule=schedule).open(problem, *args, **options)
+                schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(settings.rounds).cap)
+            settings = replace(settings, privacy=silent, schedule=schedule)
+            return settings.open(problem, run.fingerprint, run.ledger, resume)
         # a round is long, and a crash loses one at most
-        channel, source = super().open(problem, *args, **options)
+        channel, source = settings.open(problem, run.fingerprint, run.ledger, resume)
         channel.rows_are_noised = True
         return channel, source
 
-    def start(self, problem: Problem) -> State:
-        """The public part of the state, and how many rounds were done when a client's rows last counted; what clients
-        keep is with them."""
-        return State(super().start(problem).public, ClientStore(problem.clients, {COUNTED: ((), torch.int64)}))
+    def init(self, run: Run) -> State:
+        """Return the public part of the state, and how many rounds were done when a client's rows last counted; what
+        clients keep is with them."""
+        self.sizes = {plan.name: plan.dimension for plan in run.channel.plans}
+        self.run = self._identity(run.folder)
+        counted = ClientStore(run.problem.clients, {COUNTED: ((), torch.int64)})
+        return State(run.algorithm.init(run.problem).public, counted)
 
-    def loop(self, *parts: Any) -> Loop:
-        made = _Rounds(*parts)
-        made.nodes = self.nodes
-        return made
-
-
-@dataclass(frozen=True)
-class _Unmeasured(Metrics):
-    def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
-        return {"loss": {}, metric_name(problem): {}}
-
-
-@dataclass
-class _Rounds(Loop):
-    """The loop of a server: messages in place of the clients' part of a step."""
-
-    nodes: Nodes = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.problem = replace(self.problem, tally=None)
-        self.sizes = {one.name: one.dimension for one in self.channel.plans}
-        self.run = self._identity()
-
-    def _identity(self) -> str:
+    @staticmethod
+    def _identity(folder: RunFolder | None) -> str:
         """Return what tells nodes this run from others: the same after a resume."""
-        path = None if self.folder is None else self.folder.private / "nodes.json"
+        path = None if folder is None else folder.private / "nodes.json"
         if path is not None and path.exists():
             return str(read_json(path)["run"])
         run = secrets.token_hex(8)
@@ -266,30 +262,30 @@ class _Rounds(Loop):
             write_json(path, {"run": run})
         return run
 
-    def contents(self, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
+    def contents(self, run: Run, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
         """Return what is sent to each of ``clients``."""
-        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": self.fingerprint}
-        common = pack({}, public=state.public, channel=self.channel.norms())
+        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.fingerprint}
+        common = pack({}, public=state.public, channel=run.channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
-        names = [self.problem.data.ids[client] for client in clients.tolist()]
+        names = [run.problem.data.ids[client] for client in clients.tolist()]
         each = zip(names, (ConfigRecord(facts | {"counted": rounds}) for rounds in counted), strict=True)
         return {name: RecordDict({**common, "facts": record}) for name, record in each}
 
-    def step(self, state: State, block: Block) -> State:
+    def step(self, run: Run, state: State, block: Block) -> State:
         """One round: the cohort is asked, and who does not answer as it should adds nothing to any sum, as if it were
         not in the population: also not to the count of an adaptive clip, to which a row of zeros would add 1/2."""
-        algorithm, cohort, step = self.trainer.algorithm, block.cohort, block.first
-        logger.info("round %d of %d", step + 1, self.source.stop)
-        replies = self.nodes.ask(ROUND, contents := self.contents(state, step, cohort))
+        algorithm, cohort, step = run.algorithm, block.cohort, block.first
+        logger.info("round %d of %d", step + 1, run.source.stop)
+        replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
         found = {name: self._rows(name, replies.get(name), step) for name in contents}
         counted = cohort[torch.tensor([rows is not None for rows in found.values()], dtype=torch.bool)]
         sent = [rows for rows in found.values() if rows is not None]
         rows = {name: torch.cat([one[name] for one in sent] or [torch.zeros(0, d)]) for name, d in self.sizes.items()}
         heard = replace(block, clients=counted[None, None])
-        state.public = algorithm.conclude(self.problem, state.public, rows, heard, self.channel)
+        state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
         if type(algorithm).receive is not Algorithm.receive:
-            self.nodes.ask(RECEIVE, self.contents(state, step, counted))
+            self.nodes.ask(RECEIVE, self.contents(run, state, step, counted))
         return state
 
     def _rows(self, client: str, reply: RecordDict | None, step: int) -> dict[str, Tensor] | None:
@@ -303,26 +299,23 @@ class _Rounds(Loop):
         logger.warning("round %d: client %r counts as zeros: %s", step + 1, client, why)
         return None
 
-    def _measure_one(self, state: State) -> Measured:
+    def measure(self, run: Run, state: State) -> Measured:
         """Nothing is measured where there are no records."""
-        nothing = torch.full((self.problem.clients,), torch.nan, dtype=torch.float64)
         nan = float("nan")
-        row = {"epsilon": self.channel.epsilon, "loss": nan, metric_name(self.problem): nan}
-        row |= self.distance(self.trainer.algorithm.shared(state))
-        return Measured([row], _Unmeasured(nothing, nothing, torch.zeros(len(nothing))), None)
+        row = {"epsilon": run.channel.epsilon, "loss": nan, metric_name(run.problem): nan}
+        return Measured([row | distance(run, run.algorithm.shared(state))], None, None)
 
-    def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """The released model for everybody, or the starting point where there is none."""
-        shared = self.trainer.algorithm.shared(state)
-        return (self.problem.initial if shared is None else shared).expand(self.problem.clients, -1), {}
+    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """Hand the last public state to all nodes, each of which makes its own model of it; return the released model
+        for every client, or the starting point where there is none."""
+        clients, step = run.problem.clients, run.history[-1]["round"]
+        replies = self.nodes.ask(FINISH, self.contents(run, state, step, torch.arange(clients)))
+        logger.info("%d of %d clients have the final state", len(replies), clients)
+        shared = run.algorithm.shared(state)
+        return (run.problem.initial if shared is None else shared).expand(clients, -1), {}
 
-    def finish(self, state: State, step: int, stopped: str) -> Result:
-        """Hand the last public state to all nodes, each of which makes its own model of it."""
-        got = self.nodes.ask(FINISH, self.contents(state, step, torch.arange(self.problem.clients)))
-        logger.info("%d of %d clients have the final state", len(got), self.problem.clients)
-        result = super().finish(state, step, stopped)
-        privacy = self.trainer.privacy
+    def report(self, run: Run, report: PrivacyReport) -> PrivacyReport:
+        privacy = run.settings.privacy
         if not isinstance(privacy, RecordPrivacy) or privacy.noiseless:
-            return result
-        own = replace(result.privacy, records="drawn by each node of its own", releases=0, elsewhere=_ELSEWHERE)
-        return replace(result, privacy=own)
+            return report
+        return replace(report, records="drawn by each node of its own", releases=0, elsewhere=_ELSEWHERE)

@@ -52,8 +52,10 @@ from ..privacy import (
 from ..privacy.accounting.selection import halting_probability
 from ..privacy.ledger import read_header
 from ..trainer.checkpoint import write_json
+from ..trainer.engine import LocalEngine
 from ..trainer.folder import RunFolder
 from ..trainer.result import Result
+from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
 from .plan import SCORE, SCORE_BOUND, SearchPlan, check_candidates, plan_search
 from .report import SearchReport, search_report
@@ -314,7 +316,8 @@ class _Search:
         if place is not None:
             store = self.settings.candidates[name].client_store
             trainer = replace(trainer, folder=place.root, client_store=store)
-        result = trainer._run(place, place is not None and place.started, self._coins(index))
+        engine = LocalEngine(self._coins(index))
+        result = single_run(trainer, place, place is not None and place.started, engine=engine)
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
                 f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "
@@ -409,7 +412,7 @@ class _Search:
         if model.exists():
             write_bytes(root.public / model.name, model.read_bytes())
         trainer = self.settings.candidates[result.chosen]
-        given = trainer._settings(result.best.module) | {"candidate": result.chosen}
+        given = table_settings(trainer, result.best.module) | {"candidate": result.chosen}
         root.write_result(result.best, given, trainer.data)
 
     def date(self, public: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._files import write_bytes
 from .._fingerprint import differing
+from ..algorithms.base import Tally
 from ..errors import ResumeError
 from ..privacy.chain import Head
 
@@ -51,9 +52,10 @@ class Checkpoint:
         clients: the files of the clients' own tensors, with their numbers of rows.
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
-        channel: what the channel carries from one step to the next: public tensors, and how many local trainings
-            diverged.
+        channel: what the channel carries from one step to the next: public tensors.
         ledger: end of the ledger's chain when this was written; None without a ledger.
+        tally: local trainings so far, and those that diverged.
+        evaluated: the same at the last evaluation.
     """
 
     step: int
@@ -63,12 +65,15 @@ class Checkpoint:
     fingerprint: str
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
+    tally: Tally = field(default_factory=Tally)
+    evaluated: Tally = field(default_factory=Tally)
 
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
         tensors = {f"public.{k}": v for k, v in self.public.items()}
         tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
         tensors["step"] = torch.tensor(self.step)
+        tensors["trainings"] = torch.tensor([astuple(self.tally), astuple(self.evaluated)])
         metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
         metadata["clients"] = json.dumps(self.clients)
         if self.ledger is not None:
@@ -99,9 +104,9 @@ class Checkpoint:
         }
         history = json.loads(metadata["history"])
         ledger = Head.parse(metadata.get("ledger", ""))
-        step = int(tensors["step"])
+        step, counts = int(tensors["step"]), [Tally(*row) for row in tensors["trainings"].tolist()]
         clients = json.loads(metadata["clients"])
-        return cls(step, parts["public"], clients, history, fingerprint, parts["channel"], ledger)
+        return cls(step, parts["public"], clients, history, fingerprint, parts["channel"], ledger, *counts)
 
     @staticmethod
     def ledger_of(path: Path) -> Head | None:

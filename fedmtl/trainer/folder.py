@@ -126,6 +126,10 @@ class RunFolder:
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
 
+    def read_checkpoint(self, fingerprint: str) -> Checkpoint | None:
+        """Return the checkpoint of a run; None before the first."""
+        return Checkpoint.read(self.checkpoint, fingerprint=fingerprint) if self.checkpoint.exists() else None
+
     def baseline(self, name: str) -> RunFolder:
         """Return the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)

@@ -6,8 +6,8 @@ import copy
 import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
 from .problem import build_problem, coded_for
 from .summary import ByClient, Stage, beside, score_lines, spread_of
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 NOTHING_SENT = (
     "nothing was sent: these models cost no epsilon. What the clients of the run may lose is bounded by the epsilon of "
@@ -49,6 +52,12 @@ class Terms:
     seed: int
     dtype: str
     trainable: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, settings: Trainer) -> Terms:
+        """Return the terms of a run with these settings."""
+        values = {one.name: getattr(settings, one.name) for one in fields(cls)}
+        return cls(**values | {"metrics": tuple(settings.metrics)})
 
     def coded(self, data: FederatedDataset) -> FederatedDataset:
         """Return the data as the run's loss takes them, see :func:`~fedmtl.trainer.problem.coded_for`."""

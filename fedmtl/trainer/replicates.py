@@ -162,12 +162,6 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     return columns
 
 
-def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str, Tensor]:
-    """Return ``objective``, float64 (M,), of the algorithms that have one."""
-    objective = algorithm.objective(problem, state)
-    return {} if objective is None else {"objective": objective}
-
-
 def measure_all(
     problem: Problem, algorithm: Algorithm, state: State, metrics: Sequence[Metric] = ()
 ) -> tuple[dict[str, Tensor], Metrics]:
@@ -178,7 +172,9 @@ def measure_all(
     else:
         scores = evaluate_models(problem, models)
         each = [Metrics(loss, score, scores.weight) for loss, score in zip(scores.loss, scores.score, strict=True)]
-    return columns_of(problem, each) | objectives(problem, algorithm, state), each[0]
+    objective = algorithm.objective(problem, state)
+    columns = columns_of(problem, each) | ({} if objective is None else {"objective": objective})
+    return columns, each[0]
 
 
 def evaluate_models(problem: Problem, models: Tensor) -> Metrics:

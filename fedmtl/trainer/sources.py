@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, Round
+from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
 from ..privacy import (
     BoundSampler,
@@ -30,75 +30,51 @@ Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
 
 
-class Source(ABC):
-    """Blocks of a run, and the channel that charges them.
+@dataclass(frozen=True)
+class Source:
+    """The blocks of a run: one cohort a round, drawn with the privacy coins, or activations of a public schedule.
 
-    Attributes:
-        channel: charges and releases.
+    Args:
+        channel: draws cohorts, and charges blocks.
+        schedule: of the clients.
         stop: number of steps of the whole run.
         every: steps between evaluations.
-    """
-
-    def __init__(self, channel: Channel, stop: int, every: int | None) -> None:
-        self.channel, self.stop, self.every = channel, stop, every or max(1, stop // 20)
-
-    @abstractmethod
-    def blocks(self, start: int) -> Iterator[Block]:
-        """Everything from step ``start`` on."""
-
-    @abstractmethod
-    def begin(self, block: Block) -> None:
-        """Charge what happens in it; raises BudgetExhausted before any data are read."""
-
-
-class Rounds(Source):
-    """One cohort a round, drawn with the privacy coins.
-
-    Args:
-        channel, stop, every: see :class:`Source`.
+        cuts: blocks of activations end at multiples of these, and of ``every``: where they end does not depend on where
+            a run was resumed.
         order: int64 (n,), the client at each rank.
         ranks: int64 (n,), the rank of each client.
+        seed: of the activations.
     """
 
-    def __init__(self, channel: Channel, stop: int, every: int | None, order: Tensor, ranks: Tensor) -> None:
-        super().__init__(channel, stop, every)
-        self.order, self.ranks = order, ranks
+    channel: Channel
+    schedule: BoundSampler | BoundSchedule
+    stop: int
+    every: int
+    cuts: tuple[int, ...]
+    order: Tensor
+    ranks: Tensor
+    seed: int
 
     def blocks(self, start: int) -> Iterator[Block]:
-        return rounds(self.channel.draw, self.order, start=start, stop=self.stop)
+        """Yield all blocks from step ``start`` on."""
+        if isinstance(self.schedule, BoundSampler):
+            yield from rounds(self.channel.draw, self.order, start=start, stop=self.stop)
+            return
+        for first, end in windows(start, self.stop, (self.every, *self.cuts)):
+            yield self.schedule.events(self.seed, first, end, replicates=self.channel.replicates)
 
     def begin(self, block: Block) -> None:
-        self.channel.begin(block.first, self.ranks[block.cohort])
+        """Charge a block; raises BudgetExhausted before any data are read."""
+        in_rounds = isinstance(self.schedule, BoundSampler)
+        self.channel.begin(block.first, self.ranks[block.cohort] if in_rounds else block.client)
 
 
-class Activations(Source):
-    """Clients that act one at a time, in blocks that end where the run is evaluated or saved.
-
-    Args:
-        channel, stop, every: see :class:`Source`.
-        table: (start, stop) -> the activations of that window.
-        cuts: blocks do not reach over multiples of these; where they end does not depend on where a run was resumed.
-    """
-
-    def __init__(
-        self,
-        channel: Channel,
-        stop: int,
-        every: int | None,
-        table: Callable[[int, int], Block],
-        cuts: tuple[int, ...],
-    ) -> None:
-        super().__init__(channel, stop, every)
-        self.table, self.cuts = table, cuts
-
-    def blocks(self, start: int) -> Iterator[Block]:
-        while start < self.stop:
-            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
-            yield self.table(start, end)
-            start = end
-
-    def begin(self, block: Block) -> None:
-        self.channel.begin(block.first, block.client)
+def windows(start: int, stop: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and end step of every block of activations: none reaches over a multiple of one of ``cuts``."""
+    while start < stop:
+        end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
+        yield start, end
+        start = end
 
 
 def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
@@ -187,9 +163,12 @@ def sampler_of(algorithm: Algorithm, schedule: Schedule, clients: int) -> BoundS
     return schedule.bind(clients)
 
 
-def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSchedule:
-    """The schedule of the problem's clients, by their names and keys."""
-    return schedule.bind(problem.clients, names=problem.data.ids, keys=problem.data.keys)
+def bind_schedule(schedule: Schedule, data: FederatedDataset) -> BoundSampler | BoundSchedule:
+    """Return the schedule of the clients of ``data``, by their number, or by their names and keys where they act one at
+    a time."""
+    if isinstance(schedule, AsynchronousSchedule):
+        return schedule.bind(len(data), names=data.ids, keys=data.keys)
+    return schedule.bind(len(data))
 
 
 def releases_of(
@@ -213,7 +192,7 @@ def releases_of(
 def open_run(
     algorithm: Algorithm,
     problem: Problem,
-    schedule: Schedule,
+    schedule: Schedule | BoundSampler | BoundSchedule,
     privacy: Privacy | Sequence[Privacy] | None,
     *,
     seed: int,
@@ -225,7 +204,7 @@ def open_run(
     """The channel and the blocks of a run.
 
     Args:
-        algorithm, problem, schedule, privacy: of the run.
+        algorithm, problem, schedule, privacy: of the run; the schedule may be bound already.
         seed: of the schedule, and of seeded noise.
         every: steps between evaluations; None for a twentieth of the run.
         cuts: blocks of activations end at multiples of these.
@@ -234,18 +213,16 @@ def open_run(
     """
     check_idle(algorithm, problem)
     options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
-    if isinstance(schedule, AsynchronousSchedule):
-        bound = bind_schedule(schedule, problem)
-        stop = min(problem.rounds, bound.steps)
-        plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
-        channel = open_channel(privacy, plans, bound.describe(), **options)
-
-        def table(start: int, end: int) -> Block:
-            return bound.events(seed, start, end, replicates=replicates)
-
-        return channel, Activations(channel, stop, every, table, cuts)
-    sampler = schedule.bind(problem.clients)
+    bound = schedule if isinstance(schedule, BoundSampler | BoundSchedule) else bind_schedule(schedule, problem.data)
     order, ranks = client_ranks(problem.data)
-    plans = releases_of(algorithm, problem, sampler)
-    channel = open_channel(privacy, plans, sampler, steps=problem.rounds, order=order, **options)
-    return channel, Rounds(channel, problem.rounds, every, order, ranks)
+    stop = problem.rounds
+    if isinstance(bound, BoundSchedule):
+        stop = min(stop, bound.steps)
+        channel = open_channel(
+            privacy, releases_of(algorithm, replace(problem, rounds=stop), bound), bound.describe(), **options
+        )
+    else:
+        channel = open_channel(
+            privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options
+        )
+    return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, order, ranks, seed)

@@ -1,49 +1,40 @@
-"""The trainer: one loop for every algorithm. Nothing algorithm-specific lives here."""
+"""The trainer: the settings of a run."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, Problem, State, Tally
+from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
-from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
-from ..errors import ConfigError, ResumeError, TrainingError
-from ..local import Execution, operation_threads
+from ..errors import ConfigError
+from ..local import Execution
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, Privacy, RecordPrivacy
+from ..privacy import BoundSampler, Channel, ClientPrivacy, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
-from ..schedules import AsynchronousSchedule
+from ..schedules import BoundSchedule
 from ..stacked.losses import Loss
 from .baselines import named_baselines
-from .callbacks import Callback, ProgressBar
-from .checkpoint import Checkpoint
-from .evaluation import Panel, try_metrics
-from .finetuning import check_finetune, finetuned, held_out
-from .folder import RunFolder
+from .callbacks import Callback
+from .engine import LocalEngine
+from .finetuning import check_finetune
 from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_declared, check_kinds
-from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
-from .new_clients import Terms
-from .problem import build_problem, coded_for, describe, fingerprint, resolve_device, share_beyond
-from .replicates import Replicates, chosen
+from .problem import build_problem, coded_for, resolve_device
+from .replicates import Replicates
 from .result import Result
+from .run import fitted
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
 from .stopping import EarlyStopping
-
-logger = logging.getLogger("fedmtl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +147,17 @@ class Trainer:
         for name in ("eval_every", "evaluate_clients", "checkpoint_every"):
             if getattr(self, name) is not None:
                 positive_int(self, **{name: getattr(self, name)})
-        if isinstance(self.schedule, AsynchronousSchedule):
-            self.schedule.bind(len(self.data), names=self.data.ids)
-        else:
-            self.schedule.bind(len(self.data))
+        _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
         check_declared(self.data, self.privacy, self.repeated.epsilons)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
         resolve_metrics(self.metrics, self.data.spec, self.data.name)
+
+    @cached_property
+    def bound(self) -> BoundSampler | BoundSchedule:
+        """The schedule of the clients of the data."""
+        return bind_schedule(self.schedule, self.data)
 
     @property
     def asked_metrics(self) -> tuple[Metric, ...]:
@@ -218,7 +211,7 @@ class Trainer:
             self.model,
             self.loss,
             self.execution,
-            self.rounds,
+            min(self.rounds, self.bound.steps) if isinstance(self.bound, BoundSchedule) else self.rounds,
             self.seed,
             place,
             self.dtype,
@@ -230,16 +223,41 @@ class Trainer:
 
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
-        bound = bind_schedule(self.schedule, problem) if isinstance(self.schedule, AsynchronousSchedule) else None
-        return replace(
-            self, algorithm=self.algorithm.resolve_auto(problem, bound, self.repeated.privacies(self.privacy))
-        )
+        bound = self.bound if isinstance(self.bound, BoundSchedule) else None
+        algorithm = self.algorithm.resolve_auto(problem, bound, self.repeated.privacies(self.privacy))
+        return self if algorithm is self.algorithm else replace(self, algorithm=algorithm)
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
         first = replace(self.repeated, repetitions=1, epsilons=self.repeated.epsilons and self.repeated.epsilons[:1])
         privacy = first.privacies(self.privacy)
         return replace(self, replicates=1, epsilons=None, privacy=privacy, baselines=(), folder=None)
+
+    def open(
+        self,
+        problem: Problem,
+        fingerprint: str,
+        ledger: Path | None = None,
+        resume: bool = False,
+        replay: Recording | None = None,
+        coins: NoiseSource | None = None,
+    ) -> tuple[Channel, Source]:
+        """Return the channel and the blocks of a run; see :func:`~fedmtl.privacy.open_channel`."""
+        return open_run(
+            self.algorithm,
+            problem,
+            self.bound,
+            self.repeated.privacies(self.privacy),
+            seed=self.seed,
+            every=self.eval_every,
+            cuts=() if self.checkpoint_every is None else (self.checkpoint_every,),
+            replicates=self.repeated.count,
+            source=coins,
+            fingerprint=fingerprint,
+            ledger_path=ledger if self.repeated.count == 1 else None,  # simulations are in memory
+            resume=resume,
+            replay=replay,
+        )
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.
@@ -263,265 +281,4 @@ class Trainer:
                 whose :attr:`Result.lost` says so: how long it is, how it ends and which files can be published say
                 nothing about the data.
         """
-        ranks = Ranks.of_launch() if ranks is None else ranks
-        if not isinstance(ranks, Ranks):
-            raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
-        folder = None if self.folder is None else RunFolder(Path(self.folder))
-        with ranks.agree():
-            self._check_ranks(ranks)
-            if folder is None and resume:
-                raise ResumeError("There is nothing to resume without a folder.")
-            if folder is not None and ranks.first and folder.started and not resume:
-                raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
-        result = self._run(folder, resume, ranks=ranks)
-        if result.lost and self.noiseless:
-            raise TrainingError(result.lost)
-        comparison = {}
-        for name, algorithm in named_baselines(self.baselines, self.algorithm).items():
-            place = None if folder is None else folder.baseline(name)
-            trainer = replace(
-                self,
-                algorithm=algorithm,
-                baselines=(),
-                callbacks=(),
-                folder=None if place is None else place.root,
-                **self._without_release(algorithm),
-            )
-            started = ranks.share(lambda place=place: place is not None and place.started)  # type: ignore[misc]
-            found = trainer._run(place, started, ranks=ranks)
-            if found.lost:
-                logger.warning("the baseline is left out: %s", found.lost)
-            else:
-                comparison[name] = found
-        result = replace(result, baselines=comparison)
-
-        def write() -> None:
-            if folder is not None:
-                folder.write_result(result, self._settings(result.module), self.data)
-                folder.write_lists()
-
-        ranks.share(write)
-        return result
-
-    def _check_ranks(self, ranks: Ranks) -> None:
-        """Refuse what needs a single process.
-
-        Raises:
-            ConfigError: a run whose clients act one at a time, or one with several replicates.
-        """
-        if ranks.size == 1:
-            return
-        single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
-        if self.repeated.count > 1:
-            raise ConfigError(f"A run with {self.repeated.count} replicates {single}.")
-        if self.algorithm.one_at_a_time:
-            raise ConfigError(
-                f"{self.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
-                f"{single}."
-            )
-
-    def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
-        """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its
-        data once, no schedule, no privacy and no budgets."""
-        if not isinstance(baseline, LocalFit):
-            return {"early_stopping": None, "finetune": None} if isinstance(baseline, Local) else {}
-        return {
-            "early_stopping": None,
-            "finetune": None,
-            "schedule": FullParticipation(),
-            "privacy": None,
-            "epsilons": None,
-            "rounds": 1,
-            "eval_every": None,
-        }
-
-    def _run(
-        self, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None, ranks: Ranks = ALONE
-    ) -> Result:
-        """One run, without baselines.
-
-        Args:
-            folder: where it is kept, if anywhere.
-            resume: continue the run there.
-            coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
-                seed, and nothing is logged.
-            ranks: the processes that compute it.
-        """
-        with ranks.agree():
-            problem = self.problem(ranks=ranks)
-        cohort, products = 1.0, math.inf
-        if isinstance(self.schedule, AsynchronousSchedule):
-            products = problem.clients * problem.dimension
-            problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))
-        else:
-            cohort = self.schedule.bind(problem.clients).denominator
-        with closing(problem.executor), operation_threads(cohort * problem.dimension, products):
-            resolved = self.resolved(problem)
-            divided = problem.ranks.size > 1
-            if divided and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:
-                raise ConfigError(
-                    f"{self.algorithm.name} takes its step size from the records of all clients where there is no "
-                    f"bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
-                )
-            bound = resolved.algorithm.row_bound(problem)
-            shortened = share_beyond(problem.data, bound)
-            if bound is not None:  # records are scored as they are trained on
-                problem = replace(problem, data=problem.data.bounded(bound))
-            data, validation = held_out(problem.data, self.finetune)
-            problem = replace(problem, data=data)
-            panel = Panel.draw(problem, self.evaluate_clients)
-            if validation is not None and panel.drawn:
-                validation = validation.subset(panel.clients.tolist())
-            if self.finetune is not None:
-                self.finetune.check(problem)  # before anything is charged
-            self._check_baselines(problem)
-            try_metrics(problem, self.further_metrics)
-            result = resolved._follow(problem, panel, folder, resume, coins, ranks)
-            if self.finetune is not None:
-                result = finetuned(result, panel.problem, self.finetune, validation, self.privacy, self.further_metrics)
-        result = replace(
-            result,
-            chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),
-            bound=bound,
-            shortened=shortened,
-            terms=Terms(
-                self.algorithm, self.loss, self.finetune, tuple(self.metrics), self.seed, self.dtype, self.trainable
-            ),
-        )
-        if folder is not None:
-            ranks.share(lambda: folder.write_run(result, problem, self.model))
-        return result
-
-    def _check_baselines(self, problem: Problem) -> None:
-        """Refuse a baseline that cannot train this model before the run begins, not after it."""
-        for name, baseline in named_baselines(self.baselines, self.algorithm).items():
-            if isinstance(baseline, LocalFit) or isinstance(self.schedule, AsynchronousSchedule):
-                continue
-            try:
-                baseline.plan(problem, self.schedule.bind(problem.clients))
-            except ConfigError as error:
-                raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
-
-    def _follow(
-        self,
-        problem: Problem,
-        panel: Panel,
-        folder: RunFolder | None,
-        resume: bool,
-        coins: NoiseSource | None = None,
-        ranks: Ranks = ALONE,
-    ) -> Result:
-        """The run of a trainer whose automatic settings are resolved."""
-        repeated = self.repeated
-        if folder is not None:
-            ranks.share(folder.make)
-        if resume and folder is not None:
-            ranks.share(folder.check_ledger)
-        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
-        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
-        with closing(channel):  # also after an interruption: steps that never began return to the budget
-            step, history, tally, checkpoint = 0, [], torch.zeros(2, 2, dtype=torch.int64), None
-            if resume and folder is not None:
-                checkpoint = ranks.share(lambda: self._checkpoint(folder, mark))
-            state = self.start(problem)
-            if checkpoint is not None:
-                assert folder is not None
-                step, history = checkpoint.step, checkpoint.history
-                tally = checkpoint.channel.pop(TALLY, tally)
-                tally[0] *= int(ranks.first)  # of all ranks together
-                state.public = {name: tensor.to(problem.initial.device) for name, tensor in checkpoint.public.items()}
-                with ranks.agree():
-                    state.private.load(folder.clients, checkpoint.clients)
-                channel.restore(checkpoint.channel)
-            channel.start(step)  # also when no round is left to draw
-            if coins is None:
-                if ranks.first:
-                    self._announce(channel)
-                problem = replace(problem, tally=Tally(*tally[0].tolist()))
-            callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks] if ranks.first else []
-            with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks, panel, ranks)
-                run.seen = Tally(*tally[1].tolist())
-                state, step, stopped = run.advance(state, step)
-                result = run.finish(state, step, stopped)
-                end.append(result)
-        return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(channel.account.ledger)))
-
-    @staticmethod
-    def _checkpoint(folder: RunFolder, mark: str) -> Checkpoint | None:
-        return Checkpoint.read(folder.checkpoint, fingerprint=mark) if folder.checkpoint.exists() else None
-
-    def start(self, problem: Problem) -> State:
-        """The state before the first event, of all repetitions."""
-        return self.algorithm.init(problem, self.repeated.count)
-
-    def loop(self, *parts: Any) -> Loop:
-        """The loop of a run, from the fields of :class:`Loop`."""
-        return Loop(*parts)
-
-    def open(
-        self,
-        problem: Problem,
-        mark: str,
-        ledger: Path | None = None,
-        resume: bool = False,
-        replay: Recording | None = None,
-        coins: NoiseSource | None = None,
-        **options: Any,
-    ) -> tuple[Channel, Source]:
-        """The channel and the events of a run; ``options`` are those of :func:`~fedmtl.privacy.open_channel`."""
-        repeated = self.repeated
-        kept: dict[str, Any] = options | {
-            "seed": self.seed,
-            "fingerprint": mark,
-            "ledger_path": ledger if repeated.count == 1 else None,  # simulations are in memory
-            "resume": resume,
-            "replay": replay,
-            "every": self.eval_every,
-        }
-        if repeated.count > 1:
-            kept["replicates"] = repeated.count
-        if self.checkpoint_every is not None:
-            kept["cuts"] = (self.checkpoint_every,)
-        privacy = repeated.privacies(self.privacy)
-        return open_run(self.algorithm, problem, self.schedule, privacy, source=coins, **kept)
-
-    def _announce(self, channel: Channel) -> None:
-        signal = channel.snr()
-        if signal is not None:
-            level = logging.WARNING if signal.warning else logging.INFO
-            logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
-
-    def _settings(self, module: nn.Module | None) -> dict[str, Any]:
-        """What a table of runs shows of the settings, and what tells its runs apart."""
-        settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
-        settings |= {"data_fingerprint": self.data.fingerprint()}
-        if self.privacy is not None:
-            settings |= {"clip_norm": self.privacy.initial_norm}
-        if self.repeated.count > 1:
-            settings |= {"repetitions": self.replicates}
-        for name in ("lam", "mu", "delta", "server_lr"):
-            if name in vars(self.algorithm):
-                settings["update" if name == "delta" else name] = vars(self.algorithm)[name]
-        return settings | {"configuration": self._configuration(module)}
-
-    def _configuration(self, module: nn.Module | None) -> dict[str, Any]:
-        """All settings that tell one experiment from another, as far as they are known without the data."""
-        names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype")
-        given = {name: describe(getattr(self, name)) for name in (*names, "early_stopping")}
-        assert module is not None  # which only results that were loaded can lack
-        size = sum(parameter.numel() for parameter in module.parameters())
-        return given | {"model": {"class": type(module).__name__, "parameters": size, "layers": repr(module)}}
-
-
-@contextmanager
-def _notified(callbacks: Sequence[Callback], name: str, rounds: int, step: int) -> Iterator[list[Result]]:
-    """Call on_start now and on_end at the end, also after an interruption; the body appends its result."""
-    result: list[Result] = []
-    try:
-        for callback in callbacks:
-            callback.on_start(name, rounds, step)
-        yield result
-    finally:
-        for callback in callbacks:
-            callback.on_end(result[0] if result else None)
+        return fitted(self, resume, Ranks.of_launch() if ranks is None else ranks, LocalEngine())

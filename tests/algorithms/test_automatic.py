@@ -51,10 +51,9 @@ def trainer(data: FederatedDataset, algorithm: object, **settings) -> Trainer:
 
 def resolved(run: Trainer):
     from fedmtl.trainer.problem import build_problem
-    from fedmtl.trainer.sources import bind_schedule
 
     problem = build_problem(run.data, run.model, run.loss, run.execution, run.rounds, 0, "cpu", "float64")
-    return run.resolved(replace(problem, rounds=bind_schedule(run.schedule, problem).steps)).algorithm
+    return run.resolved(replace(problem, rounds=run.bound.steps)).algorithm
 
 
 def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():

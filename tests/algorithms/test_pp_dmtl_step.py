@@ -29,7 +29,7 @@ def problem(seed: int = 0, *, kind: str = "classification", rounds: int = EVENTS
 
 
 def resolved(algorithm: PPDMTL, work, privacy=None) -> PPDMTL:
-    return algorithm.resolve_auto(work, bind_schedule(SLOW, work), privacy)
+    return algorithm.resolve_auto(work, bind_schedule(SLOW, work.data), privacy)
 
 
 def test_it_is_a_function_of_public_things_alone() -> None:
@@ -49,7 +49,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
     smooth = 0.25 if loss == "logistic" else 2.0
     assert found.delay >= 1
     assert (found.delay + 1) * found.a2 * smooth <= 2 * (1 + 1e-9)
-    block = bind_schedule(SLOW, work).events(3, 0, EVENTS, replicates=1)
+    block = bind_schedule(SLOW, work.data).events(3, 0, EVENTS, replicates=1)
     worst = replace(algorithm, a2=None, delay=largest_delay(block.client))
     ends = []
     for one in (found, worst):

@@ -94,7 +94,7 @@ from fedmtl.schedules import RandomLatency
 from fedmtl.stacked import Layout
 from fedmtl.trainer import folder
 from fedmtl.trainer.audit.suite import audit_trainer
-from fedmtl.trainer.loop import Loop
+from fedmtl.trainer.run import Run
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
 
@@ -2059,7 +2059,7 @@ MUTANTS = [
     Mutant("a note of the rows", _note_of_the_rows, PUBLISHED, ("poisson", *RECORDS, *CLOCK)),
     Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
     Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
-    Mutant("a run ends by its rows", _set(Loop, "stops", _ends_by_the_rows), PUBLISHED),
+    Mutant("a run ends by its rows", _set(Run, "stops", _ends_by_the_rows), PUBLISHED),
     Mutant(
         "sums without noise in public",
         _set(Channel, "_noised_sum", _sum_on_the_grid),

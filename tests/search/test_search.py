@@ -38,7 +38,8 @@ from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SecureSource, SeededSource, draw_repetitions
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
-from fedmtl.trainer.trainer import Trainer
+from fedmtl.trainer.engine import LocalEngine
+from fedmtl.trainer.run import single_run
 from tests.helpers import ragged_classification, regression
 
 from ..trainer.ledgers import charges
@@ -161,11 +162,11 @@ def drawn_by(monkeypatch, seeds: range, mean: float, shape: float) -> list[list[
     plan = searching(candidates=candidates(*names), mean=mean, shape=shape).plan()
     drawn: list[list[str]] = []
 
-    def run(trainer, *_):
+    def run(trainer, *_, **__):
         drawn[-1].append(f"lam={trainer.algorithm.lam:g}")
         return run_of([0.5] * CLIENTS)
 
-    monkeypatch.setattr(Trainer, "_run", run)
+    monkeypatch.setattr("fedmtl.search.search.single_run", run)
     monkeypatch.setattr(_Search, "_result", lambda *_: None)
     for seed in seeds:
         drawn.append([])
@@ -305,7 +306,7 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     search = _Search(settings, settings.plan(), None)
     own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA)
     assert run.seed == search.seed
-    alone = replace(run, privacy=own)._run(None, False, SeededSource(search.seed, index + 1))
+    alone = single_run(replace(run, privacy=own), None, False, engine=LocalEngine(SeededSource(search.seed, index + 1)))
     assert torch.equal(alone.personal, found.best.personal)
     assert found.best.personal_accuracy == alone.personal_accuracy
 
@@ -634,8 +635,10 @@ def test_what_costs_nothing_may_differ():
 
 
 def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, tmp_path):
-    whole = Trainer._run
-    monkeypatch.setattr(Trainer, "_run", lambda self, *place: replace(whole(self, *place), epsilon=math.inf))
+    monkeypatch.setattr(
+        "fedmtl.search.search.single_run",
+        lambda *place, **engine: replace(single_run(*place, **engine), epsilon=math.inf),
+    )
     with pytest.raises(PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"):
         searching(folder=tmp_path / "run").fit()
     assert not (tmp_path / "run/public").exists()

@@ -185,9 +185,8 @@ def test_an_owner_that_never_wakes_keeps_its_budget():
 
 def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
-    problem = build_problem(run.data, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
-    events = bind_schedule(run.schedule, problem).events(0, 0, 9)
+    events = run.bound.events(0, 0, 9)
     turned = DATA.subset([4, 3, 2, 1, 0])
     again = build_problem(turned, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
-    mirrored = bind_schedule(run.schedule, again).events(0, 0, 9)
+    mirrored = bind_schedule(run.schedule, again.data).events(0, 0, 9)
     assert torch.equal(4 - mirrored.client, events.client)

@@ -32,7 +32,7 @@ from fedmtl.algorithms.base import Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.privacy.clip import not_finite
-from fedmtl.trainer.loop import Loop
+from fedmtl.trainer.run import Run
 from fedmtl.trainer.verify import verify
 
 HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
@@ -124,9 +124,9 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run(monkeypatch: pytest.
     found = trainer(data=data(clients=12, still=2), algorithm=FedAvg(local=HOT)).fit()  # 10 of 12
     assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
     counts = Tally()
-    monkeypatch.setattr(Loop, "tally", lambda self: counts)
-    loop = Loop.__new__(Loop)
-    loop.trainer, loop.source = trainer(), SimpleNamespace(stop=6)  # type: ignore[assignment]
+    monkeypatch.setattr(Run, "tally", lambda self: counts)
+    loop = Run.__new__(Run)
+    loop.settings, loop.source = trainer(), SimpleNamespace(stop=6)  # type: ignore[assignment]
     counts.trained = counts.diverged = 4  # too few to judge by
     assert not loop.hopeless(1)
     counts.trained = counts.diverged = 5

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fedmtl.trainer.engine as engine
 import fedmtl.trainer.evaluation as evaluation
-import fedmtl.trainer.loop as loop
 from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.stacked import Layout
@@ -135,7 +135,7 @@ def test_the_models_that_are_returned_are_those_that_are_scored(evaluate):
 
 
 def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
-    monkeypatch.setattr(loop, "evaluate_personal", None)
+    monkeypatch.setattr(engine, "evaluate_personal", None)
     result = trainer(algorithm=FedAvg(local=SOLVER), rounds=1).fit()
     assert result.by_client == result.shared_by_client
 

@@ -11,7 +11,7 @@ import torch
 
 from fedmtl import AsyncLearner, Callback, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import load_synthetic_tasks
-from fedmtl.trainer.loop import held_interruption
+from fedmtl.trainer.run import held_interruption
 
 from .ledgers import charges
 from .settings import trainer

@@ -36,7 +36,6 @@ from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import evaluate_models
-from fedmtl.trainer.sources import bind_schedule
 
 TASKS, ANSWERS, SEED = 4, 5, 3
 EPSILONS, RUNS = (2.0, math.inf), 3
@@ -110,7 +109,7 @@ def test_every_replicate_is_a_run_of_its_own(case):
     run = trainer(case)
     algorithm, found = run.algorithm, run.fit().replicates
     problem = build_problem(DATA, run.model, run.loss, run.execution, 1000, SEED, "cpu", "float64")
-    bound = bind_schedule(run.schedule, problem)
+    bound = run.bound
     problem = replace(problem, rounds=bound.steps)
     for m, numbers in enumerate(found):
         privacy = replace(run.privacy, epsilon=EPSILONS[m // RUNS])

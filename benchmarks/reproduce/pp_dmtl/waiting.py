@@ -41,7 +41,7 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     scale = [FACTOR] * stragglers + [1.0] * (TASKS - stragglers)
     schedule = SERVERS[server](latency=RandomLatency("uniform", {"scale": SLOWEST}), events=EVENTS, scale=scale)
     problem = replace(own.problem, seed=seed)
-    bound = bind_schedule(schedule, problem)
+    bound = bind_schedule(schedule, problem.data)
     algorithm = PublishedPPDMTL(
         row_norm=1.0, lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, smoothness=own.curvature, a2="auto",
         start="single_task",

@@ -31,8 +31,8 @@ from ...privacy.audit.findings import exact, skipped
 from ...privacy.channel import Recording
 from ...privacy.noise.sources import NoiseSource
 from ...random import derive_key
-from ...schedules import AsynchronousSchedule, Block, BoundSchedule
-from ..sources import Activations, bind_schedule, releases_of
+from ...schedules import BoundSchedule
+from ..sources import releases_of, windows
 from ..trainer import Trainer
 from .independence import independence, public_shape
 from .local_steps import drawn_records
@@ -84,14 +84,8 @@ def setup_of(trainer: Trainer) -> Setup | None:
     """Return how a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None:
         return None
-    problem, schedule = trainer.problem(device="cpu"), trainer.schedule
+    problem, bound = trainer.problem(device="cpu"), trainer.bound
     with closing(problem.executor):
-        bound: BoundSampler | BoundSchedule
-        if isinstance(schedule, AsynchronousSchedule):
-            bound = bind_schedule(schedule, problem)
-            problem = replace(problem, rounds=min(trainer.rounds, bound.steps))
-        else:
-            bound = schedule.bind(problem.clients)
         return Setup(
             privacy=trainer.privacy,
             plans=releases_of(trainer.algorithm, problem, bound),
@@ -104,14 +98,11 @@ def setup_of(trainer: Trainer) -> Setup | None:
 
 def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
     """Return the public schedule of the run's own activations, in its own blocks."""
-    cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
+    cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
     def blocks(channel: Channel, seed: int) -> Iterator[tuple[int, Tensor]]:
-        def table(start: int, end: int) -> Block:
-            return bound.events(seed, start, end, replicates=channel.replicates)
-
-        source = Activations(channel, stop, trainer.eval_every, table, cuts)
-        return ((block.first, block.client) for block in source.blocks(0))
+        for first, end in windows(0, stop, cuts):
+            yield first, bound.events(seed, first, end, replicates=channel.replicates).client
 
     return Clocks(bound.describe(), blocks)
 
@@ -290,8 +281,6 @@ def _resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
     the numbers of a record is appended to ``read``."""
     problem = trainer.problem(device="cpu")
     with closing(problem.executor):
-        if isinstance(trainer.schedule, AsynchronousSchedule):
-            problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
         if read is not None:
             problem = replace(problem, data=_watched(problem.data, read))
             read.clear()  # of what a data set looks at when it is made

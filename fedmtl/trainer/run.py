@@ -1,0 +1,539 @@
+"""The one loop of a run: blocks are charged and computed, and the state is evaluated and saved."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..algorithms.base import Algorithm, Problem, State, Tally
+from ..algorithms.local import Local
+from ..algorithms.local_fit import LocalFit
+from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
+from ..local import operation_threads
+from ..privacy import BoundSampler, Channel, FullParticipation
+from ..ranks import ALONE, Ranks
+from .baselines import named_baselines
+from .callbacks import Callback, ProgressBar
+from .checkpoint import Checkpoint
+from .engine import Engine, LocalEngine, Measured
+from .evaluation import Panel, constant_loss, metric_name, try_metrics
+from .finetuning import finetuned, held_out
+from .folder import RunFolder
+from .new_clients import Terms
+from .problem import describe, fingerprint, share_beyond
+from .replicates import OUTSIDE, chosen
+from .result import Result
+from .sources import Source
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger("fedmtl")
+_CHECKPOINT_SECONDS = 20.0
+_HISTORY_SECONDS = 1.0
+_FIRST_ROUNDS = 3
+_HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds, and fewer of them say nothing
+
+
+def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Result:
+    """Return the result of a run with those of its baselines; see :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
+
+    Args:
+        settings: of the run.
+        resume: whether to continue the run in the folder.
+        ranks: the processes that compute the run.
+        engine: where its clients compute.
+    """
+    if not isinstance(ranks, Ranks):
+        raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
+    folder = None if settings.folder is None else RunFolder(Path(settings.folder))
+    with ranks.agree():
+        _check_ranks(settings, ranks)
+        if folder is None and resume:
+            raise ResumeError("There is nothing to resume without a folder.")
+        if folder is not None and ranks.first and folder.started and not resume:
+            raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
+    result = single_run(settings, folder, resume, ranks, engine)
+    if result.lost and settings.noiseless:
+        raise TrainingError(result.lost)
+    comparison = {}
+    for name, algorithm in named_baselines(settings.baselines, settings.algorithm).items():
+        place = None if folder is None else folder.baseline(name)
+        started = ranks.share(lambda place=place: place is not None and place.started)  # type: ignore[misc]
+        baseline = single_run(_as_baseline(settings, algorithm), place, started, ranks)
+        if baseline.lost:
+            logger.warning("the baseline is left out: %s", baseline.lost)
+        else:
+            comparison[name] = baseline
+    result = replace(result, baselines=comparison)
+
+    def write() -> None:
+        if folder is not None:
+            folder.write_result(result, table_settings(settings, result.module), settings.data)
+            folder.write_lists()
+
+    ranks.share(write)
+    return result
+
+
+def _check_ranks(settings: Trainer, ranks: Ranks) -> None:
+    """Refuse what needs a single process.
+
+    Raises:
+        ConfigError: a run whose clients act one at a time, or one with several replicates.
+    """
+    if ranks.size == 1:
+        return
+    single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
+    if settings.repeated.count > 1:
+        raise ConfigError(f"A run with {settings.repeated.count} replicates {single}.")
+    if settings.algorithm.one_at_a_time:
+        raise ConfigError(
+            f"{settings.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
+            f"{single}."
+        )
+
+
+def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
+    """Return the settings of a baseline. Of one that releases nothing no model decides on an early stop; and where each
+    client fits its data once, there are no schedule, privacy and budgets."""
+    changes: dict[str, Any] = {"algorithm": algorithm, "baselines": (), "callbacks": ()}
+    if isinstance(algorithm, Local | LocalFit):
+        changes |= {"early_stopping": None, "finetune": None}
+    if isinstance(algorithm, LocalFit):
+        changes |= {"schedule": FullParticipation(), "privacy": None, "epsilons": None, "rounds": 1, "eval_every": None}
+    return replace(settings, **changes)
+
+
+def single_run(
+    settings: Trainer, folder: RunFolder | None, resume: bool, ranks: Ranks = ALONE, engine: Engine | None = None
+) -> Result:
+    """Return the result of one run, without baselines.
+
+    Args:
+        settings: of the run.
+        folder: where it is saved; None for nowhere.
+        resume: continue the run there.
+        ranks: the processes that compute it.
+        engine: where its clients compute; None for this process and its ranks.
+    """
+    with ranks.agree():
+        problem = settings.problem(ranks=ranks)
+    cohort, products = 1.0, math.inf
+    if isinstance(settings.bound, BoundSampler):
+        cohort = settings.bound.denominator
+    else:
+        products = problem.clients * problem.dimension
+    with closing(problem.executor), operation_threads(cohort * problem.dimension, products):
+        resolved = settings.resolved(problem)
+        algorithm = resolved.algorithm
+        bound = algorithm.row_bound(problem)
+        if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
+            raise ConfigError(
+                f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
+                f"rows; over several ranks give one, as algorithm.row_norm=1.0."
+            )
+        shortened = share_beyond(problem.data, bound)
+        if bound is not None:  # records are scored as they are trained on
+            problem = replace(problem, data=problem.data.bounded(bound))
+        data, validation = held_out(problem.data, settings.finetune)
+        problem = replace(problem, data=data)
+        panel = Panel.draw(problem, settings.evaluate_clients)
+        if validation is not None and panel.drawn:
+            validation = validation.subset(panel.clients.tolist())
+        if settings.finetune is not None:
+            settings.finetune.check(problem)  # before anything is charged
+        _check_baselines(settings, problem)
+        try_metrics(problem, settings.further_metrics)
+        result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks)(resume)
+        if settings.finetune is not None:
+            further = settings.further_metrics
+            result = finetuned(result, panel.problem, settings.finetune, validation, settings.privacy, further)
+    result = replace(
+        result,
+        chosen=chosen(settings.algorithm, algorithm, settings.repeated),
+        bound=bound,
+        shortened=shortened,
+        terms=Terms.of(settings),
+    )
+    if folder is not None:
+        ranks.share(lambda: folder.write_run(result, problem, settings.model))
+    return result
+
+
+def _check_baselines(settings: Trainer, problem: Problem) -> None:
+    """Refuse a baseline that cannot train this model before the run begins, not after it."""
+    for name, baseline in named_baselines(settings.baselines, settings.algorithm).items():
+        if isinstance(baseline, LocalFit) or settings.algorithm.one_at_a_time:
+            continue
+        try:
+            baseline.plan(problem, settings.bound)
+        except ConfigError as error:
+            raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
+
+
+@dataclass
+class Run:
+    """One run, or M replicates that are computed as one.
+
+    Attributes:
+        settings: with what the algorithm chose itself.
+        problem: the data and the model.
+        panel: the clients that are evaluated.
+        engine: where clients compute.
+        folder: where the run is saved; None for nowhere.
+        ranks: the processes that compute it.
+        algorithm, fingerprint: of the run.
+        channel, source: its releases and its blocks; open while it runs.
+        history: rows of the evaluations so far.
+    """
+
+    settings: Trainer
+    problem: Problem
+    panel: Panel
+    engine: Engine
+    folder: RunFolder | None
+    ranks: Ranks
+    algorithm: Algorithm = field(init=False)
+    fingerprint: str = field(init=False)
+    channel: Channel = field(init=False)
+    source: Source = field(init=False)
+    history: list[dict[str, Any]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.algorithm = settings.algorithm
+        self.fingerprint = fingerprint(
+            self.problem,
+            settings.algorithm,
+            settings.privacy,
+            settings.schedule,
+            settings.repeated,
+            self.engine.coins,
+        )
+        self.callbacks: list[Callback] = []
+        self.evaluated = Tally()  # local trainings at the last evaluation
+        self.warned = 0  # diverged local trainings at the last warning
+        self.written = -math.inf  # when metrics.csv was
+
+    @property
+    def ledger(self) -> Path | None:
+        """Return where charges are written."""
+        return None if self.folder is None else self.folder.ledger
+
+    def __call__(self, resume: bool) -> Result:
+        """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
+        folder, ranks, first = self.folder, self.ranks, self.ranks.first
+        if folder is not None:
+            ranks.share(folder.make)
+            if resume:
+                ranks.share(folder.check_ledger)
+        self.channel, self.source = self.engine.open(self, resume)
+        with closing(self.channel):  # also after an interruption
+            state, step, tally = self.engine.init(self), 0, Tally()
+            if resume and folder is not None:
+                checkpoint = ranks.share(lambda: folder.read_checkpoint(self.fingerprint))
+                if checkpoint is not None:
+                    step, tally = checkpoint.step, checkpoint.tally
+                    self._restore(checkpoint, state, folder)
+            self.channel.start(step)  # also when no round is left to draw
+            if self.engine.counts:
+                self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
+                self.warned = tally.diverged if first else 0
+            if first and self.engine.coins is None:
+                self._announce()
+            self.callbacks = [*([ProgressBar()] if self.settings.progress else []), *self.settings.callbacks]
+            self.callbacks *= int(first)
+            self.began = time.monotonic() - (self.history[-1]["time"] if self.history else 0.0)
+            self.saved = time.monotonic()
+            with self._notified(step) as end:
+                with held_interruption() as interrupted:
+                    state, step, stopped = self._advance(state, step, interrupted)
+                if ranks.share(interrupted):
+                    raise KeyboardInterrupt
+                result = self._finish(state, step, stopped)
+                end.append(result)
+        ledger = self.channel.account.ledger  # has its last line
+        return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
+
+    def _restore(self, checkpoint: Checkpoint, state: State, folder: RunFolder) -> None:
+        """Continue from a checkpoint."""
+        self.history, self.evaluated = checkpoint.history, checkpoint.evaluated
+        device = self.problem.initial.device
+        state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
+        with self.ranks.agree():
+            state.private.load(folder.clients, checkpoint.clients)
+        self.channel.restore(checkpoint.channel)
+
+    def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
+        """Compute the blocks from ``step`` on; return the state, the number of steps done, and why they ended.
+
+        An interruption from the keyboard ends the run after a block, with a checkpoint: a secure run continues without
+        paying twice for what was released.
+        """
+        if stopped := self._stopped(step):  # before the resume
+            return state, step, stopped
+        try:
+            for block in self.source.blocks(step):
+                self.source.begin(block)  # charged on the disk before any data are read
+                state, step = self.engine.step(self, state, block), block.step + 1
+                self._warn_first(step)
+                for callback in self.callbacks:
+                    callback.on_event(block, state)
+                hopeless = self.hopeless(step)
+                if not hopeless and step % self.source.every == 0 and step < self.source.stop:
+                    self.evaluate(state, step)
+                if stopped := "diverged" if hopeless else self._stopped(step):
+                    break
+                ends, due = self.ranks.share(lambda at=step: (interrupted(), self._due(at)))  # type: ignore[misc]
+                if ends:
+                    break
+                if due:
+                    self.checkpoint(state, step)
+        except BudgetExhausted as spent:
+            logger.info("%s", spent)
+            stopped = "budget"
+        self.checkpoint(state, step)
+        return state, step, stopped or "rounds"
+
+    def _stopped(self, step: int) -> str:
+        """Return why the run ends after ``step``, and charge the steps that it leaves out; empty where it does not."""
+        if self.stops(step):
+            self.channel.charge_remaining(step)
+            return "early"
+        return "diverged" if self.hopeless(step) else ""
+
+    def stops(self, step: int) -> bool:
+        """Return whether the rule of early stopping ends the run, by the rows of the history up to this step."""
+        rule = self.settings.early_stopping
+        if rule is None or not self.history or not self.history[-1]["round"] == step < self.source.stop:
+            return False
+        return rule.stops(self.history)
+
+    def hopeless(self, step: int) -> bool:
+        """Return whether nearly all local trainings of the first rounds diverged, of a run without noise that has
+        rounds left: how long a private one is says nothing about the data."""
+        if not (0 < step <= _FIRST_ROUNDS and step < self.source.stop and self.settings.noiseless):
+            return False
+        tally = self.tally()
+        return tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
+
+    def _due(self, step: int) -> bool:
+        """Return whether a checkpoint is due."""
+        every = self.settings.checkpoint_every
+        return step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
+
+    def evaluate(self, state: State, step: int) -> Measured:
+        """Append what was measured to the history: a row, or one for each budget where there are replicates."""
+        measured = self.engine.measure(self, state)
+        before = 0
+        while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
+            before = self.history.pop().get("diverged_trainings", 0)
+        when = self.ranks.share(lambda: time.monotonic() - self.began)
+        counts = self._diverged(step, measured, before)
+        for row in measured.rows:
+            self.history.append({"round": step, "time": when} | row | counts)
+            for callback in self.callbacks:
+                callback.on_evaluate(self.history[-1])
+        if self.folder is not None and self.ranks.first and time.monotonic() - self.written > _HISTORY_SECONDS:
+            self.folder.write_history(self.history)
+            self.written = time.monotonic()
+        return measured
+
+    def tally(self) -> Tally | None:
+        """Return the local trainings of all ranks; None where they are not counted."""
+        mine = self.problem.tally
+        if mine is None:
+            return None
+        each = self.ranks.gather((mine.trained, mine.diverged))
+        return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
+
+    def _warn_first(self, step: int) -> None:
+        """Warn at once when local training diverges for the first time, and not only at the next evaluation."""
+        tally = self.problem.tally
+        if tally is not None and tally.diverged and not self.warned and self.ranks.first:
+            self.warned = tally.diverged
+            logger.warning(
+                "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
+                "sent, and are not kept; a smaller learning rate may help",
+                self.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
+            )  # fmt: skip
+
+    def _diverged(self, step: int, measured: Measured, before: int) -> dict[str, int]:
+        """Count, and warn of, the local trainings that diverged since the last evaluation (beside ``before`` of this
+        round), and the clients whose models have no finite loss; empty without any."""
+        tally, counts = self.tally(), {}
+        if tally is None or measured.personal is None:
+            return {}
+        lost, trained = before + tally.diverged - self.evaluated.diverged, tally.trained - self.evaluated.trained
+        losses = measured.personal.loss[self.panel.problem.data.test.counts > 0]
+        diverged = int((~torch.isfinite(losses)).sum())
+        where = f"{self.algorithm.name}, {self.step_name} {step}"
+        if lost:
+            counts["diverged_trainings"] = lost
+            if tally.diverged > self.warned and self.ranks.first:
+                logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
+            self.warned = tally.diverged
+        if diverged:
+            counts["diverged_clients"] = diverged
+            if self.ranks.first:
+                text = "%s: the loss of %d of %d clients' own models is not finite"
+                logger.warning(text, where, diverged, losses.shape[-1])
+        self.evaluated = tally
+        return counts
+
+    @property
+    def step_name(self) -> str:
+        return "activation" if self.algorithm.one_at_a_time else "round"
+
+    def checkpoint(self, state: State, step: int) -> None:
+        """Write a checkpoint: each rank writes the rows of its clients, then the first one the rest."""
+        folder = self.folder
+        if folder is None:
+            return
+        tally = self.tally() or Tally()
+        with self.ranks.agree():
+            own = state.private.save(folder.clients, step)  # is on the disk before the checkpoint is
+        files = {file: length for each in self.ranks.gather(own) for file, length in each.items()}
+
+        def write() -> None:
+            Checkpoint(
+                step=step,
+                public=dict(state.public),
+                clients=files,
+                history=self.history,
+                fingerprint=self.fingerprint,
+                channel=self.channel.state(),
+                ledger=self.channel.sync(),
+                tally=tally,
+                evaluated=self.evaluated,
+            ).write(folder.checkpoint)
+
+        self.ranks.share(write)
+        state.private.commit(folder.clients, files)
+        self.saved = time.monotonic()
+
+    def _finish(self, state: State, step: int, stopped: str) -> Result:
+        """Return the result after the last step."""
+        problem, panel = self.problem, self.panel
+        measured, tally = self.evaluate(state, step), self.tally()
+        report, epsilon, released = self.ranks.share(
+            lambda: (self.channel.report, self.channel.epsilon, dict(self.channel.on_grid))
+        )
+        personal, parts = self.engine.models(self, state)
+        if (count := self.settings.repeated.count) > 1:
+            report = replace(report, outside=(OUTSIDE.format(count=count), *report.outside))
+        metric = metric_name(problem)
+        nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
+        return Result(
+            algorithm=self.algorithm.name,
+            epsilon=epsilon,
+            privacy=self.engine.report(self, report),
+            history=self.history,
+            personal=personal,
+            parts=parts,
+            shared=self.algorithm.shared(state),
+            ids=problem.data.ids,
+            by_client=nothing if measured.personal is None else measured.personal.by_client(panel.problem),
+            shared_by_client=None if measured.shared is None else measured.shared.by_client(panel.problem),
+            final=self.history[-1],
+            stopped=stopped,
+            metric=metric,
+            data_name=problem.data.name,
+            module=problem.module,
+            folder=None if self.folder is None else self.folder.root,
+            replicates=measured.runs,
+            released=released,
+            asked=self.settings.asked_metrics,
+            trained=tally is None or not 0 < tally.trained == tally.diverged,
+            untrained=self._untrained(state),
+            step=self.step_name,
+            evaluated=panel.ids,
+            tested=panel.population,
+            constant=constant_loss(panel.problem),
+        )
+
+    def _untrained(self, state: State) -> tuple[str, ...]:
+        """Return the ids of the evaluated clients that keep the model they started from: all their local trainings
+        diverged."""
+        store, clients = state.private, self.panel.clients
+        if not {"seen", "trained"} <= set(store.fields):
+            return ()
+        lost = self.problem.spread(lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients)
+        return tuple(self.problem.data.ids[client] for client in clients[lost.cpu()].tolist())
+
+    def _announce(self) -> None:
+        signal = self.channel.snr()
+        if signal is not None:
+            level = logging.WARNING if signal.warning else logging.INFO
+            logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
+
+    @contextmanager
+    def _notified(self, step: int) -> Iterator[list[Result]]:
+        """Call on_start now and on_end at the end, also after an interruption; the body appends its result."""
+        result: list[Result] = []
+        try:
+            for callback in self.callbacks:
+                callback.on_start(self.algorithm.name, self.source.stop, step)
+            yield result
+        finally:
+            for callback in self.callbacks:
+                callback.on_end(result[0] if result else None)
+
+
+@contextmanager
+def held_interruption() -> Iterator[Callable[[], bool]]:
+    """Hold back the first SIGINT until the event that is being computed is over; a second one interrupts at once.
+
+    Only where SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay as they are.
+
+    Yields:
+        A function that says whether one came. Whoever asks raises KeyboardInterrupt when it is safe.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any]:
+    """Return what a table of runs shows of the settings, and what tells its runs apart."""
+    values: dict[str, Any] = {"seed": settings.seed, "planned_rounds": settings.rounds, "data": settings.data.name}
+    values |= {"data_fingerprint": settings.data.fingerprint()}
+    if settings.privacy is not None:
+        values |= {"clip_norm": settings.privacy.initial_norm}
+    if settings.repeated.count > 1:
+        values |= {"repetitions": settings.replicates}
+    for name in ("lam", "mu", "delta", "server_lr"):
+        if name in vars(settings.algorithm):
+            values["update" if name == "delta" else name] = vars(settings.algorithm)[name]
+    names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype", "early_stopping")
+    configuration = {name: describe(getattr(settings, name)) for name in names}
+    assert module is not None  # which only results that were loaded can lack
+    size = sum(parameter.numel() for parameter in module.parameters())
+    configuration["model"] = {"class": type(module).__name__, "parameters": size, "layers": repr(module)}
+    return values | {"configuration": configuration}
