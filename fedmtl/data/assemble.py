@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
+from ..random import derive_key, keyed_bits
 from . import checks, rows
+from .examples import Examples
+from .split import client_keys
 from .transforms import Packed
 
+Pair = tuple[Tensor, Tensor]
+"""The x (examples, ...), dense or sparse CSR, and the y (examples, ...) of a client."""
 _MOST_CLASSES = 1 << 20  # that labels are taken for, if their number is not given
 
 
@@ -118,54 +124,132 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
     return torch.stack([row.to(kind) for row in made])
 
 
-def pack_inputs(
-    clients: Mapping[str, Any], name: str, packed: Packed | None = None
-) -> tuple[Mapping[str, Any], Packed | None]:
-    """Return clients whose x is a mapping of several inputs with one row of numbers an example instead.
+def read_clients(
+    clients: Mapping[Any, Any], name: str, *, like: Mapping[str, Pair] | None = None, packed: Packed | None = None
+) -> tuple[dict[str, Pair], Packed | None]:
+    """Return the x and y of each client by its id, as tensors that agree in all but their lengths.
+
+    Where x is a mapping of several inputs, x becomes one row of numbers an example, float32 (examples, D).
 
     Args:
-        clients: one (x, y) pair a client, x (examples, ...) or a mapping of names to such.
+        clients: a pair (x, y) or a torch Dataset for each client.
         name: for messages.
-        packed: what the inputs must be; None takes it from the first client.
+        like: the training examples of the clients where these are their test examples, of which there may be none.
+        packed: the inputs of ``like``, if it has several.
 
     Returns:
-        The pairs with x float32 (examples, D), and the inputs in a row; the clients as they are and None where x is no
-        mapping.
+        The pairs, and the inputs in a row or None.
 
     Raises:
-        DataError: inputs that differ between clients, of different lengths, or a whole number of 2^24 or more.
+        DataError: no client, or values that are malformed or do not agree.
     """
-    found = {}
-    for client, value in clients.items():
+    pairs: dict[str, Pair] = {}
+    for client, value in checks.by_id(clients, name).items():
         where = f"{name}: client {client!r}"
-        pair = as_pair(value, where)
-        if not isinstance(pair[0], Mapping):
-            if packed is not None:
-                raise DataError(f"{where}, field 'x' is no mapping; accepted: one of {_names(packed)}.")
-            return clients, None
-        inputs = {str(key): as_tensor(part, where, f"x[{key}]") for key, part in pair[0].items()}
-        shapes = tuple(
-            (key, tuple(part.shape[1:]), "real" if part.is_floating_point() else "integer")
-            for key, part in inputs.items()
-        )
-        packed = packed or Packed(shapes)
-        if {key: (shape, kind) for key, shape, kind in shapes} != {k: (s, kind) for k, s, kind in packed.inputs}:
-            raise DataError(f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: {_names(packed)}.")
-        lengths = {key: len(part) for key, part in inputs.items()}
-        if len(set(lengths.values())) != 1:
-            raise DataError(f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree.")
-        for key, part in inputs.items():
-            if not part.is_floating_point() and len(part) and int(part.abs().max()) >= 1 << 24:
+        x, y = as_pair(value, where)
+        if isinstance(x, Mapping) and (packed is not None or not pairs):
+            x, packed = _packed_row(x, packed, where)
+        elif packed is not None:
+            raise DataError(f"{where}, field 'x' is no mapping; accepted: one of {_names(packed)}.")
+        x, y = as_tensor(x, where, "x"), as_tensor(y, where, "y")
+        checks.check_lengths(x, y, where)
+        if len(y) == 0 and like is None:
+            raise DataError(f"{where} has no examples; every client needs at least 1.")
+        first, pair = next(iter((like or pairs).items()), (client, (x, y)))
+        for field, part, other in zip("xy", (x, y), pair, strict=True):
+            if part.shape[1:] != other.shape[1:] or part.layout != other.layout:
                 raise DataError(
-                    f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; accepted: smaller ones."
+                    f"{where}, field {field!r} has examples of shape {tuple(part.shape[1:])}; "
+                    f"client {first!r} has {tuple(other.shape[1:])}, and all clients must agree."
                 )
-        row = [inputs[key].float().reshape(len(inputs[key]), math.prod(shape)) for key, shape, _ in packed.inputs]
-        found[client] = torch.cat(row, 1), pair[1]
-    return found, packed
+            if part.dtype != other.dtype:
+                raise DataError(
+                    f"{where}, field {field!r} has dtype {part.dtype}; client {first!r} has "
+                    f"{other.dtype}, and all clients must agree."
+                )
+        pairs[client] = x, y
+    checks.check_ids(tuple(pairs), name)
+    return pairs, packed
+
+
+def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tuple[Tensor, Packed]:
+    """Return several inputs (examples, ...) as one row of numbers an example, and what they are, ``packed`` if given.
+
+    Raises:
+        DataError: inputs unlike ``packed`` or of different lengths, or a whole number of 2^24 or more.
+    """
+    inputs = {str(key): as_tensor(part, where, f"x[{key}]") for key, part in x.items()}
+    shapes = tuple(
+        (key, tuple(part.shape[1:]), "real" if part.is_floating_point() else "integer") for key, part in inputs.items()
+    )
+    packed = packed or Packed(shapes)
+    if sorted(shapes) != sorted(packed.inputs):
+        raise DataError(f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: {_names(packed)}.")
+    lengths = {key: len(part) for key, part in inputs.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree.")
+    for key, part in inputs.items():
+        if not part.is_floating_point() and len(part) and int(part.abs().max()) >= 1 << 24:
+            raise DataError(f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; accepted: smaller ones.")
+    row = [inputs[key].float().reshape(len(inputs[key]), math.prod(shape)) for key, shape, _ in packed.inputs]
+    return torch.cat(row, 1), packed
 
 
 def _names(packed: Packed) -> str:
     return ", ".join(f"{name} {shape} ({kind})" for name, shape, kind in packed.inputs)
+
+
+def choose(
+    train: Mapping[str, tuple[Any, Any]],
+    test: Mapping[str, tuple[Any, Any]],
+    where: str,
+    *,
+    min_examples: int,
+    draw: int | None,
+    seed: int,
+    test_fraction: float | None = None,
+) -> list[str]:
+    """Return the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws keyed by (seed, id).
+
+    Logs how many others there are. Clients with test examples only are left out, unless ``test_fraction`` divides the
+    examples of both sides anew.
+
+    Raises:
+        DataError: no client has so many.
+        ConfigError: fewer than ``draw`` have.
+    """
+    counts: Counter[str] = Counter()
+    for side in (train, test):
+        counts.update({client: len(y) for client, (_, y) in side.items()})
+    large = [client for client, count in counts.items() if count >= min_examples]
+    ids = [client for client in large if client in train or test_fraction is not None]
+    if not ids:
+        raise DataError(f"{where}: no client has {min_examples} or more examples (min_examples).")
+    checks.say_left_out(len(counts) - len(large), where, f"fewer than {min_examples} examples (min_examples)")
+    checks.say_left_out(len(large) - len(ids), where, "test examples only (test_fraction=0.2 divides theirs anew)")
+    if draw is None:
+        return ids
+    if draw > len(ids):
+        raise ConfigError(f"{where}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
+    bits = keyed_bits(derive_key(seed, "clients"), client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
+    return [ids[place] for place in bits.argsort(stable=True)[:draw].sort().values.tolist()]
+
+
+def pool(train: Mapping[str, Pair], test: Mapping[str, Pair]) -> dict[str, Pair]:
+    """Return the examples of both sides by client, those for training first."""
+    both = dict(train)
+    for client, pair in test.items():
+        if client in both:
+            pair = rows.join([both[client][0], pair[0]]), torch.cat([both[client][1], pair[1]])
+        both[client] = pair
+    return both
+
+
+def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
+    """Return the examples of the clients ``ids``, of whom some may be missing in ``pairs``."""
+    there = [pairs[client] for client in ids if client in pairs]
+    counts = torch.tensor([len(pairs[client][1]) if client in pairs else 0 for client in ids], dtype=torch.int64)
+    return Examples(rows.join([x for x, _ in there]), torch.cat([y for _, y in there]), rows.offsets_of(counts))
 
 
 def group_rows(
@@ -182,26 +266,26 @@ def group_rows(
     Raises:
         DataError: a missing column, columns of different lengths, an empty client, or rows that do not agree.
     """
-    known = getattr(table, "column_names", None)
-    if known is None and hasattr(table, "columns") and hasattr(table, "iloc"):
-        known = list(table.columns)
+    names = getattr(table, "column_names", None)
+    if names is None and hasattr(table, "columns") and hasattr(table, "iloc"):
+        names = list(table.columns)
         for name in dict.fromkeys((client, target, *features)):
-            if known.count(name) > 1:
+            if names.count(name) > 1:
                 raise DataError(f"{where}: column {name!r} occurs twice; names of columns must differ.")
-        table = {name: table[name].tolist() for name in dict.fromkeys((client, target, *features)) if name in known}
-    if known is None or not hasattr(table, "__getitem__"):
+        table = {name: table[name].tolist() for name in dict.fromkeys((client, target, *features)) if name in names}
+    if names is None or not hasattr(table, "__getitem__"):
         raise DataError(
             f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
         )
     if not features:
         raise DataError(f"{where}: features names no column; at least one is needed.")
     for column in (client, target, *features):
-        if column not in known:
-            raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, known))}.")
+        if column not in names:
+            raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, names))}.")
     for column in features:
         if column in (client, target):
             raise DataError(f"{where}: features names {column!r}, which is the client or target column; leave it out.")
-    places = _places(table[client], f"{where}: row", f"column {client!r}")
+    places = rows_by_client(table[client], f"{where}: row", f"column {client!r}")
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
     columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
@@ -215,10 +299,10 @@ def group_rows(
                 "must hold one number a row."
             )
     x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
-    return {name: (x[rows], columns[target][rows]) for name, rows in places.items()}
+    return {name: (x[index], columns[target][index]) for name, index in places.items()}
 
 
-def _places(clients: Iterable[Any], where: str, field: str) -> dict[str, list[int]]:
+def rows_by_client(clients: Iterable[Any], where: str, field: str) -> dict[str, np.ndarray]:
     """Return the rows of each client by its id, in the order in which they first occur.
 
     Raises:
@@ -226,50 +310,22 @@ def _places(clients: Iterable[Any], where: str, field: str) -> dict[str, list[in
     """
     import pandas as pd
 
-    places: dict[str, list[int]] = {}
-    texts: dict[str, bool] = {}
-    for row, name in enumerate(clients):
-        if pd.api.types.is_scalar(name) and (pd.isna(name) or name == ""):
-            raise DataError(f"{where} {row}, {field} is empty; every row must name its client.")
-        if texts.setdefault(str(name), isinstance(name, str)) != isinstance(name, str):
-            raise DataError(
-                f"{where} {row}, {field} holds the client {str(name)!r} as a number and as a text; give all as texts."
-            )
-        places.setdefault(str(name), []).append(row)
-    return places
-
-
-def stack_clients(
-    clients: Mapping[str, Any], name: str, *, empty: bool = False
-) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """Turn one (x, y) pair a client into flat x (N, ...), y (N, ...), offsets (n + 1,) and ids; ``empty`` accepts
-    clients without examples."""
-    ids = tuple(clients)
-    checks.check_ids(ids, name)
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for client, pair in clients.items():
-        where = f"{name}: client {client!r}"
-        x, y = (as_tensor(part, where, field) for part, field in zip(as_pair(pair, where), "xy", strict=True))
-        checks.check_lengths(x, y, where)
-        if len(y) == 0 and not empty:
-            raise DataError(f"{where} has no examples; every client needs at least 1.")
-        for field, value, first in (("x", x, xs[:1] or [x]), ("y", y, ys[:1] or [y])):
-            reference = first[0]
-            if value.shape[1:] != reference.shape[1:] or value.layout != reference.layout:
-                raise DataError(
-                    f"{where}, field {field!r} has examples of shape {tuple(value.shape[1:])}; "
-                    f"client {ids[0]!r} has {tuple(reference.shape[1:])}, and all clients must agree."
-                )
-            if value.dtype != reference.dtype:
-                raise DataError(
-                    f"{where}, field {field!r} has dtype {value.dtype}; client {ids[0]!r} has "
-                    f"{reference.dtype}, and all clients must agree."
-                )
-        xs.append(x)
-        ys.append(y)
-    counts = torch.tensor([len(y) for y in ys], dtype=torch.int64)
-    return rows.join(xs), torch.cat(ys), rows.offsets_of(counts), ids
+    names = pd.Series(list(clients), dtype=object)
+    if names.empty:
+        return {}
+    absent = (names.isna() | (names == "")).to_numpy(dtype=bool)
+    if absent.any():
+        raise DataError(f"{where} {absent.argmax()}, {field} is empty; every row must name its client.")
+    number, ids = pd.factorize(names.map(str))
+    text = names.map(lambda name: isinstance(name, str)).to_numpy(dtype=bool)
+    first = np.unique(number, return_index=True)[1]
+    mixed = text != text[first][number]
+    if mixed.any():
+        row = int(mixed.argmax())
+        raise DataError(
+            f"{where} {row}, {field} holds the client {str(names[row])!r} as a number and as a text; give all as texts."
+        )
+    return rows.by_number(number, ids)
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:

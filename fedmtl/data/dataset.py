@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import id_of, positive_int
+from .._check import given, id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
-from .assemble import as_targets, group_rows, infer_classes, pack_inputs, stack_clients
+from .assemble import Pair, as_targets, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
 from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
@@ -185,25 +185,30 @@ class FederatedDataset:
         clients: Mapping[str, Any] | Mapping[int, Any],
         *,
         test: Mapping[str, Any] | Mapping[int, Any] | None = None,
-        test_fraction: float = 0.2,
+        test_fraction: float | None = None,
         seed: int = 0,
+        min_examples: int = 1,
+        draw: int | None = None,
         classes: Classes = "infer",
         transform: Transform | None = None,
         domain: Domain | None = None,
         name: str = "data",
+        source: str | None = None,
     ) -> FederatedDataset:
         """Return a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a torch Dataset.
 
         Args:
             clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
-                of one example; only for training if ``test`` is given. An id that is a whole number is kept as a text,
+                of one example; only for training if ``test`` is used. An id that is a whole number is kept as a text,
                 7 as ``"7"``. Where x is a mapping from names to tensors or arrays (examples, ...), every client has
                 these inputs, and the model takes them by name.
-            test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
-                examples.
-            test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example, and the only
-                example of a client is for training.
-            seed: of the split, which is keyed by the client's id.
+            test: each client's test examples, where it has any. Clients without training examples are left out.
+            test_fraction: share of each client's examples held out for test, above 0 and below 1, those of ``test``
+                included; each side keeps at least 1 example, and the only example of a client is for training. None
+                uses ``test``, and holds out 0.2 without it.
+            seed: of the split and of the draw of clients, both keyed by the client's id.
+            min_examples: clients with fewer examples, for training and test together, are left out.
+            draw: number of clients, drawn at random from the others; None takes all.
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
                 inferred comes from the records, and a run with noise refuses it.
@@ -211,54 +216,37 @@ class FederatedDataset:
                 [0, 1], whose bounds are then the domain, and is :class:`Cast` otherwise.
             domain: public bounds that every example keeps.
             name: for messages and reports.
+            source: names the data in messages about clients that are left out; None for ``name``.
 
         Raises:
-            DataError: malformed data.
-            ConfigError: an impossible ``test_fraction``.
+            DataError: malformed data, or no client with ``min_examples``.
+            ConfigError: an impossible setting, or more clients than there are.
         """
-        clients, packed = pack_inputs(checks.by_id(clients, name), name)
-        test = None if test is None else checks.by_id(test, f"{name} (test)")
-        if packed is not None:
-            transform = packed if transform is None else transform
-            test = None if test is None else pack_inputs(test, f"{name} (test)", packed)[0]
-        x, y, offsets, ids = stack_clients(clients, name)
-        if test is None:
-            return cls.from_flat(
-                x,
-                y,
-                offsets,
-                ids,
-                test_fraction=test_fraction,
-                seed=seed,
-                classes=classes,
-                transform=transform,
-                domain=domain,
-                name=name,
-            )
-        for client in test:
-            if client not in clients:
-                raise DataError(f"{name}: client {client!r} is in test only; it needs training examples, too.")
-        if not test:
-            raise DataError(f"{name}: test names no clients; at least one client needs test examples.")
-        transform, domain = _scaled(x, transform, domain)
-        own = {client: test[client] for client in ids if client in test}
-        test_x, test_y, offsets_there, _ = stack_clients(own, f"{name} (test)", empty=True)
-        test_counts = torch.zeros(len(ids), dtype=torch.int64)
-        test_counts[[client in test for client in ids]] = offsets_there.diff()
-        test_offsets = rows.offsets_of(test_counts)
-        inferred = ("classes",) if classes == "infer" else ()
-        if classes == "infer":
-            both = torch.cat([offsets, offsets[-1] + test_offsets[1:]])
-            classes = infer_classes(torch.cat([y, test_y]), both, (*ids, *ids), name)
-        return cls(
-            Examples(x, as_targets(y, classes, offsets, ids, f"{name} (train)"), offsets),
-            Examples(test_x, as_targets(test_y, classes, test_offsets, ids, f"{name} (test)"), test_offsets),
-            tuple(ids),
-            transform,
-            classes,
-            name,
+        positive_int("data", min_examples=min_examples, **given(clients=draw))
+        if test_fraction is not None:
+            checks.check_fraction(test_fraction)
+        train, packed = read_clients(clients, name)
+        held: Mapping[str, Pair] = {}
+        if test is not None:
+            if not test:
+                raise DataError(f"{name}: test names no clients; at least one client needs test examples.")
+            held, _ = read_clients(test, f"{name} (test)", like=train, packed=packed)
+        if test_fraction is not None:
+            train, held = pool(train, held), {}
+        ids = choose(train, held, source or name, min_examples=min_examples, draw=draw, seed=seed)
+        whole = stack(train, ids)
+        return cls.from_flat(
+            whole.x,
+            whole.y,
+            whole.offsets,
+            ids,
+            test=stack(held, ids) if held else None,
+            test_fraction=0.2 if test_fraction is None else test_fraction,
+            seed=seed,
+            classes=classes,
+            transform=packed if transform is None else transform,
             domain=domain,
-            inferred=inferred,
+            name=name,
         )
 
     @classmethod
@@ -270,13 +258,8 @@ class FederatedDataset:
         target: str,
         features: str | Sequence[str],
         test: Any = None,
-        test_fraction: float = 0.2,
-        seed: int = 0,
-        min_examples: int = 1,
-        classes: Classes = "infer",
-        transform: Transform | None = None,
-        domain: Domain | None = None,
         name: str = "data",
+        **options: Any,
     ) -> FederatedDataset:
         """Return a dataset from a table of columns with a row an example, such as one of Hugging Face's ``datasets``.
 
@@ -287,32 +270,17 @@ class FederatedDataset:
             target: the column to predict: whole labels, real numbers, or lists of them of one length.
             features: the column to predict from, with numbers, arrays or images (Pillow) of one shape, or several
                 columns of numbers, which become one feature each.
-            test: a table of test rows with the same columns; None holds out ``test_fraction`` of each client's rows.
-            test_fraction, seed, classes, transform, domain, name: as in :meth:`from_tensors`.
-            min_examples: clients with fewer rows, of both tables together, are left out.
+            test: a table of test rows with the same columns.
+            name: for messages and reports.
+            options: as in :meth:`from_tensors`.
 
         Raises:
             DataError: a missing column, or malformed rows, named by row and column.
         """
-        positive_int("from_columns", min_examples=min_examples)
         columns = (features,) if isinstance(features, str) else tuple(features)
         train = group_rows(table, client, target, columns, name)
-        held = {} if test is None else group_rows(test, client, target, columns, f"{name} (test)")
-        kept = [one for one in train if len(train[one][1]) + (len(held[one][1]) if one in held else 0) >= min_examples]
-        if not kept:
-            raise DataError(f"{name}: no client has {min_examples} or more examples (min_examples).")
-        checks.say_left_out(len(train) - len(kept), name, f"fewer than {min_examples} examples (min_examples)")
-        checks.say_left_out(len(held.keys() - train.keys()), f"{name} (test)", "test examples only")
-        return cls.from_tensors(
-            {one: train[one] for one in kept},
-            test=None if test is None else {one: held[one] for one in kept if one in held},
-            test_fraction=test_fraction,
-            seed=seed,
-            classes=classes,
-            transform=transform,
-            domain=domain,
-            name=name,
-        )
+        held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)")
+        return cls.from_tensors(train, test=held, name=name, **options)
 
     @classmethod
     def from_flat(
@@ -322,6 +290,7 @@ class FederatedDataset:
         offsets: Tensor,
         ids: Sequence[str],
         *,
+        test: Examples | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         classes: Classes = "infer",
@@ -329,26 +298,38 @@ class FederatedDataset:
         domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """Return a dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
+        """Return a dataset from flat tensors; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
-        Arguments and errors are those of :meth:`from_tensors` and :class:`Examples`.
+        Args:
+            x, y, offsets: as in :class:`Examples`.
+            ids: of the clients.
+            test: the test examples of the same clients; None holds out ``test_fraction`` of each client's examples.
+            test_fraction, seed, classes, transform, domain, name: as in :meth:`from_tensors`.
         """
         ids = tuple(map(id_of, ids))
         checks.check_ids(ids, name)
-        if len(offsets) != len(ids) + 1:
-            raise DataError(f"{name}: examples of {len(offsets) - 1} clients, but {len(ids)} ids.")
         whole = Examples(x, y, offsets)
+        sides = {name: whole} if test is None else {f"{name} (train)": whole, f"{name} (test)": test}
+        for part in sides.values():
+            if len(part.offsets) != len(ids) + 1:
+                raise DataError(f"{name}: examples of {len(part.offsets) - 1} clients, but {len(ids)} ids.")
         if (whole.counts == 0).any():
             client = ids[int((whole.counts == 0).nonzero()[0])]
             raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 1.")
         inferred = ("classes",) if classes == "infer" else ()
         if classes == "infer":
-            classes = infer_classes(y, offsets, ids, name)
-        y = as_targets(y, classes, offsets, ids, name)
-        checks.check_finite(x, offsets, ids, name, "x")
-        train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
+            counts = torch.cat([part.counts for part in sides.values()])
+            both = torch.cat([part.y for part in sides.values()])
+            classes = infer_classes(both, rows.offsets_of(counts), ids * len(sides), name)
         transform, domain = _scaled(x, transform, domain)
-        return cls(train, test, ids, transform, classes, name, domain=domain, inferred=inferred, verify=False)
+        for where, part in sides.items():
+            checks.check_finite(part.x, part.offsets, ids, where, "x")
+            y = as_targets(part.y, classes, part.offsets, ids, where)
+            sides[where] = Examples(part.x, y, part.offsets)
+        train, *held = sides.values()
+        if not held:
+            train, *held = cut(train.x, train.y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
+        return cls(train, held[0], ids, transform, classes, name, domain=domain, inferred=inferred, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
         """Return the same clients, each re-split over its training and test examples together."""

@@ -17,7 +17,7 @@ from ..random import keyed_generator
 from .assemble import as_tensor
 from .checks import by_id, check_lengths
 from .dataset import Classes, FederatedDataset
-from .rows import offsets_of, select
+from .rows import by_number, select
 from .transforms import Transform
 
 Parts = dict[str, np.ndarray]
@@ -58,7 +58,7 @@ def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples
             bounds = np.rint(np.cumsum(shares)[:-1] * len(group)).astype(np.int64)
             client[generator.permutation(group)] = np.searchsorted(bounds, np.arange(len(group)), side="right")
         if np.bincount(client, minlength=clients).min() >= min_examples:
-            return _deal(client, clients)
+            return by_number(client, [f"client-{i}" for i in range(clients)])
     raise ConfigError(
         f"dirichlet: in {_ATTEMPTS} draws with alpha {alpha} some of the {clients:,} clients had fewer than "
         f"{min_examples} examples; raise alpha, or ask for fewer clients or a lower min_examples."
@@ -94,7 +94,7 @@ def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> P
     client = np.empty(len(labels), dtype=np.int64)
     for shard, part in zip(dealt_to, np.array_split(order, total), strict=True):
         client[part] = shard
-    return _deal(client, clients)
+    return by_number(client, [f"client-{i}" for i in range(clients)])
 
 
 def by_classes(y: Any, clients: int, classes_per_client: int, seed: int = 0, *, classes: int) -> Parts:
@@ -149,7 +149,7 @@ def by_column(values: Any) -> Parts:
     if column.ndim != 1 or not len(column):
         raise DataError(f"by_column: values have shape {column.shape}; they must be one value an example.")
     ids, client = np.unique(column.astype(str), return_inverse=True)
-    return dict(zip(map(str, ids), _deal(client, len(ids)).values(), strict=True))
+    return by_number(client, ids)
 
 
 def from_partition(
@@ -181,31 +181,22 @@ def from_partition(
     parts = by_id(parts, name)
     features, targets = as_tensor(x, name, "x"), as_tensor(y, name, "y")
     check_lengths(features, targets, name)
-    index = [torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in parts.values()]
-    if not index:
+    if not parts:
         raise DataError(f"{name}: parts names no clients; at least one is needed.")
-    used = torch.zeros(len(targets), dtype=torch.bool)
-    for client, part in zip(parts, index, strict=True):
-        if len(part) and not (int(part.min()) >= 0 and int(part.max()) < len(targets)):
+    used, clients = torch.zeros(len(targets), dtype=torch.bool), {}
+    for client, part in parts.items():
+        index = torch.as_tensor(np.asarray(part, dtype=np.int64))
+        if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(targets)):
             raise DataError(
                 f"{name}: the part of client {client!r} has a row outside 0..{len(targets) - 1}; "
                 "rows must be numbers of examples."
             )
-        if used[part].any() or len(part.unique()) != len(part):
+        if used[index].any() or len(index.unique()) != len(index):
             raise DataError(f"{name}: the part of client {client!r} has a row that is used twice; accepted: once.")
-        used[part] = True
-    rows = torch.cat(index)
-    counts = torch.tensor([len(part) for part in index], dtype=torch.int64)
-    return FederatedDataset.from_flat(
-        select(features, rows),
-        targets[rows],
-        offsets_of(counts),
-        tuple(parts),
-        test_fraction=test_fraction,
-        seed=seed,
-        classes=classes,
-        transform=transform,
-        name=name,
+        used[index] = True
+        clients[client] = select(features, index), targets[index]
+    return FederatedDataset.from_tensors(
+        clients, test_fraction=test_fraction, seed=seed, classes=classes, transform=transform, name=name
     )
 
 
@@ -214,9 +205,3 @@ def _labels(y: Any, where: str) -> np.ndarray:
     if labels.ndim != 1 or not len(labels):
         raise DataError(f"{where}: y has shape {labels.shape}; it must be one label an example.")
     return labels
-
-
-def _deal(client: np.ndarray, clients: int) -> Parts:
-    order = np.argsort(client, kind="stable")
-    bounds = np.cumsum(np.bincount(client, minlength=clients))[:-1]
-    return {f"client-{i}": part for i, part in enumerate(np.split(order, bounds))}

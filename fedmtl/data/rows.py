@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +48,13 @@ def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 def offsets_of(counts: Tensor) -> Tensor:
     """Turn counts (n,) into offsets (n + 1,): row i of the result begins client i."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def by_number(number: np.ndarray, ids: Iterable[Any]) -> dict[str, np.ndarray]:
+    """Return ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's place in ``ids``."""
+    names = list(map(str, ids))
+    bounds = np.cumsum(np.bincount(number, minlength=len(ids)))[:-1]
+    return dict(zip(names, np.split(np.argsort(number, kind="stable"), bounds), strict=True))
 
 
 def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

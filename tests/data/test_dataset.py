@@ -328,10 +328,6 @@ BAD = {
         bad(test={"b": (X[:0], Y[:0])}, classes=3),
         r"no client has test examples; at least one client needs",
     ),
-    "test only": (
-        bad(test=dict.fromkeys("abc", (X, Y))),
-        r"client 'c' is in test only; it needs training examples",
-    ),
     "test label": (
         bad(test={"a": (X, Y), "b": (X, Y + 7)}, classes=3),
         r"\(test\): client 'b', example 0, field 'y' holds the label 7.*0\.\.2",
@@ -344,6 +340,18 @@ def test_bad_input_has_a_clear_error(case):
     options, message = BAD[case]
     with pytest.raises(DataError, match=rf"^wards.*{message}"):
         FederatedDataset.from_tensors(name="wards", **options)
+
+
+def test_a_client_with_test_examples_only_is_left_out_unless_the_examples_are_divided_anew(caplog):
+    rows, test = {"a": (X, Y)}, dict.fromkeys("abc", (X + 1, Y))
+    data = FederatedDataset.from_tensors(rows, test=test)
+    assert (data.ids, data.train.counts.tolist(), data.test.counts.tolist()) == (("a",), [4], [4])
+    assert [line[:54] for line in caplog.messages] == ["data: clients left out: 2, with test examples only (te"]
+    anew = FederatedDataset.from_tensors(rows, test=test, test_fraction=0.25)
+    assert (anew.ids, anew.train.counts.tolist(), anew.test.counts.tolist()) == (("a", "b", "c"), [6, 3, 3], [2, 1, 1])
+    assert rows_of(anew, 0) == sorted(
+        (*x, int(y)) for x, y in zip([*X.tolist(), *(X + 1).tolist()], [*Y, *Y], strict=True)
+    )
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5, float("nan"), "half", True])

@@ -101,7 +101,7 @@ def test_shapes_targets_and_small_clients(tmp_path):
         read_leaf(path, shape=(5,))
     with pytest.raises(DataError, match="no client has 9 or more examples"):
         read_leaf(path, min_examples=9)
-    with pytest.raises(ConfigError, match=r"read_leaf.min_examples is 0"):
+    with pytest.raises(ConfigError, match=r"data.min_examples is 0"):
         read_leaf(path, min_examples=0)
     with pytest.raises(ConfigError, match="test_fraction is 2"):
         read_leaf(path, test_fraction=2)
@@ -250,7 +250,9 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
     assert (read_leaf(tmp_path).test.counts > 0).tolist() == [True, False, True]
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
-    with pytest.raises(DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"\(test\): client 'a', field 'x' has examples of shape \(3,\); client 'a' has \(2,\)"
+    ):
         read_leaf(tmp_path)
 
 
@@ -348,6 +350,10 @@ def test_femnist_refuses_other_images(tmp_path, change, message):
     path = put(tmp_path / "f.json", leaf(users))
     with pytest.raises(DataError, match=message):
         read_femnist(path)
+
+
+def test_settings_that_no_writer_fits_are_refused(tmp_path):
+    path = put(tmp_path / "f.json", leaf(femnist_users()))
     with pytest.raises(ConfigError, match="test_fraction is 0"):
         read_femnist(path, test_fraction=0)
     with pytest.raises(DataError, match="no client has 99 or more examples"):

@@ -173,7 +173,7 @@ def test_unreadable_files_are_named(tmp_path):
         ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: None, 'client'"),
         ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
         ({"unit_rows": 2}, r"read_school\.unit_rows is 2"),
-        ({"min_examples": 0}, r"read_school\.min_examples is 0"),
+        ({"min_examples": 0}, r"data\.min_examples is 0"),
         ({"test_fraction": 1.0}, r"test_fraction is 1\.0"),
     ],
 )
@@ -181,5 +181,5 @@ def test_impossible_settings_are_refused(tmp_path, options, message):
     file = write(tmp_path / "s.mat", *schools())
     with pytest.raises(ConfigError, match=message):
         read_school(file, **options)
-    with pytest.raises(DataError, match="no school has 30 or more pupils"):
+    with pytest.raises(DataError, match="no client has 30 or more examples"):
         read_school(file, min_examples=30)

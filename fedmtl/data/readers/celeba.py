@@ -17,13 +17,13 @@ import numpy as np
 
 from ..._check import one_of
 from ...errors import ConfigError, DataError
+from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine, MappedImages, Transform
 from .images import cached_images
-from .leaf import numbers, read_sides
-from .sides import Pair, check_choice, chosen, dataset_of, merged
+from .leaf import Pair, numbers, read_sides
 
 IMAGES = "img_align_celeba"
 ATTRIBUTES, IDENTITIES, PARTITION = "list_attr_celeba.txt", "identity_CelebA.txt", "list_eval_partition.txt"
@@ -73,7 +73,6 @@ def read_celeba(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    check_choice("read_celeba", test_fraction, min_examples, clients)
     one_of("read_celeba", ("all", *_PARTS), part=part)
     pixels = _size(size)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
@@ -87,9 +86,9 @@ def read_celeba(
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
     if clients is not None:  # the others' images need not be decoded
-        pooled = merged(*sides, str(root))
-        trained = sides[0] if sides[1] and test_fraction is None else pooled
-        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed, trained=trained)
+        kept = choose(
+            *sides, str(root), min_examples=min_examples, draw=clients, seed=seed, test_fraction=test_fraction
+        )
         sides = [{client: side[client] for client in kept if client in side} for side in sides]
     names = sorted({str(name) for side in sides for x, _ in side.values() for name in x})
     place = {name: number for number, name in enumerate(names)}
@@ -108,11 +107,11 @@ def read_celeba(
         return (index if array is None else array[index]), pair[1]
 
     train, test = ({client: numbered(pair) for client, pair in side.items()} for side in sides)
-    return dataset_of(
+    return FederatedDataset.from_tensors(
         train,
-        test,
-        str(root),
+        test=test or None,
         name="celeba",
+        source=str(root),
         classes=2,
         test_fraction=test_fraction,
         seed=seed,

@@ -25,8 +25,7 @@ from ..transforms import Affine
 from .columns import Table
 from .h5 import Fields, read_h5
 from .images import decode, shown
-from .leaf import numbers, read_sides
-from .sides import Pair, check_choice, dataset_of
+from .leaf import Pair, numbers, read_sides
 
 SHAPE = (1, 28, 28)
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -66,19 +65,18 @@ def read_femnist(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    check_choice("read_femnist", test_fraction, min_examples, clients)
     one_of("read_femnist", ("white", "black"), background=background)
-    parts = _read(root, background, progress)
-    return dataset_of(
-        parts[0],
-        parts[1],
-        str(root),
+    train, test = _read(root, background, progress)
+    return FederatedDataset.from_tensors(
+        train,
+        test=test or None,
         name="femnist",
+        source=str(root),
         classes=len(CHARACTERS),
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
-        clients=clients,
+        draw=clients,
         transform=Affine(scale=1 / 255),
         domain=pixel_domain(SHAPE),
     )

@@ -21,8 +21,8 @@ from ...errors import DataError
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..transforms import Integers, Transform
-from .sides import Pair, check_choice, dataset_of
 
+Pair = tuple[np.ndarray, np.ndarray]
 Stored = TypeVar("Stored")
 Store = Callable[[list[Any], list[Any], str], Stored]
 """(a client's x and y as in the file, of the same length; where it stands) -> what is kept of it."""
@@ -64,18 +64,17 @@ def read_leaf(
         ConfigError: an impossible setting.
     """
     root = Path(path)
-    check_choice("read_leaf", test_fraction, min_examples, None)
     train, test = read_sides(root, _as_integers if integers else _as_float)
     kind = target_kind([*train.values(), *test.values()])
 
     def tensors(side: dict[str, Pair]) -> dict[str, Pair]:
         return {client: _paired(pair, shape, kind, f"{root}: client {client!r}") for client, pair in side.items()}
 
-    return dataset_of(
+    return FederatedDataset.from_tensors(
         tensors(train),
-        tensors(test),
-        str(root),
+        test=tensors(test) or None,
         name=root.name if name is None else name,
+        source=str(root),
         classes=classes,
         test_fraction=test_fraction,
         seed=seed,

@@ -12,9 +12,8 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 from torch import Tensor
 
-from ..._check import one_of, positive_int
+from ..._check import one_of
 from ...errors import DataError
-from ..checks import check_fraction, say_left_out
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
@@ -78,14 +77,8 @@ def read_school(
     one_of("read_school", (None, "client"), standardize=standardize)
     one_of("read_school", ("score", "unit", "centred"), targets=targets)
     one_of("read_school", (False, True), unit_rows=unit_rows)
-    positive_int("read_school", min_examples=min_examples)
-    check_fraction(test_fraction)
     file = Path(root) / FILE if Path(root).is_dir() else Path(root)
-    schools = _schools(file)
-    clients = {name: pair for name, pair in schools.items() if len(pair[1]) >= min_examples}
-    if not clients:
-        raise DataError(f"{file}: no school has {min_examples} or more pupils (min_examples).")
-    say_left_out(len(schools) - len(clients), str(file), f"fewer than {min_examples} pupils (min_examples)")
+    clients = _schools(file)
     if targets != "score":
         low, high = SCORES
         clients = {name: (x, (y - low) / (high - low)) for name, (x, y) in clients.items()}
@@ -93,8 +86,10 @@ def read_school(
         {name: (x.astype(np.float32), y.astype(np.float32)) for name, (x, y) in clients.items()},
         test_fraction=test_fraction,
         seed=seed,
+        min_examples=min_examples,
         classes=None,
         name="school",
+        source=str(file),
     )
     data = data if standardize is None else standardized(data)
     data = centred(data) if targets == "centred" else data

@@ -21,12 +21,12 @@ import scipy.sparse
 
 from ..._check import given, positive_int
 from ...errors import DataError
+from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
 from .h5 import Fields, read_h5
 from .leaf import read_sides
-from .sides import Pair, check_choice, chosen, dataset_of
 
 TOKEN_COUNTS, TAG_COUNTS = "stackoverflow.word_count", "stackoverflow.tag_count"
 _PARTS = ("stackoverflow_train.h5", "stackoverflow_test.h5")
@@ -74,16 +74,18 @@ def read_stackoverflow(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    check_choice("read_stackoverflow", test_fraction, min_examples, clients)
     positive_int("read_stackoverflow", tokens=tokens, tags=tags, **given(max_examples=max_examples))
     sides = [_first(side, max_examples) for side in _read(root, progress)]
     if clients is not None:  # the others' texts need not be coded
-        pooled: dict[str, Pair] = {}
-        for side in sides:
-            for client, (_, y) in side.items():
-                pooled[client] = None, np.zeros(len(y) + len(pooled.get(client, ((), ()))[1]))
-        trained = sides[0] if sides[1] and test_fraction is None else pooled
-        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed, trained=trained)
+        kept = choose(
+            sides[0],
+            sides[1],
+            str(root),
+            min_examples=min_examples,
+            draw=clients,
+            seed=seed,
+            test_fraction=test_fraction,
+        )
         sides = [{client: side[client] for client in kept if client in side} for side in sides]
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
@@ -92,11 +94,11 @@ def read_stackoverflow(
         {client: (_bag(xs, words[0], tokens), _labels(ys, labels[0], tags)) for client, (xs, ys) in side.items()}
         for side in sides
     ]
-    data = dataset_of(
+    data = FederatedDataset.from_tensors(
         coded[0],
-        coded[1],
-        str(root),
+        test=coded[1] or None,
         name="stackoverflow",
+        source=str(root),
         classes=2,
         test_fraction=test_fraction,
         seed=seed,

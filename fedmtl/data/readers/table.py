@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from ..._check import positive_int
 from ...errors import ConfigError, DataError
-from ..checks import check_fraction, say_left_out
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
-from ..rows import offsets_of
+from ..rows import by_number
 from ..transforms import Integers, Transform
 from .columns import Table, codes
 
@@ -71,8 +68,6 @@ def read_table(
         DataError: an unreadable file, a missing column, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
-    positive_int("read_table", min_examples=min_examples)
-    check_fraction(test_fraction)
     given = dict.fromkeys(one_hot) | dict(categories or {})
     table = Table.of(path, (client, *given, *(() if labels is None else (target,))), name)
     file = table.file
@@ -93,31 +88,21 @@ def read_table(
         raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
     client_of = _texts(table, client, "the name of a client")
     table = replace(table, client_of=client_of)
-    ids, number, counts = np.unique(client_of, return_inverse=True, return_counts=True)
-    large_enough = counts >= min_examples
-    if not large_enough.any():
-        raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
-    say_left_out(int((~large_enough).sum()), str(file), f"fewer than {min_examples} examples (min_examples)")
-    order = np.argsort(number, kind="stable")
-    order = order[large_enough[number[order]]]
     parts = [
         _coded(table, column, given[column]) if column in given else _feature(table, column) for column in features
     ]
     for column, part in zip(features, parts, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
         table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
-    x = np.concatenate(parts, axis=1)[order]
-    y = _target(table, target, labels)[order]
-    if labels is not None:
-        classes = len(labels)
-    data = FederatedDataset.from_flat(
-        torch.from_numpy(x.astype(np.int64) if integers else x),
-        torch.from_numpy(y),
-        offsets_of(torch.from_numpy(counts[large_enough].astype(np.int64))),
-        [str(i) for i in ids[large_enough]],
+    x = np.concatenate(parts, axis=1).astype(np.int64 if integers else np.float32)
+    y = _target(table, target, labels)
+    ids, number = np.unique(client_of, return_inverse=True)
+    data = FederatedDataset.from_tensors(
+        {client: (x[index], y[index]) for client, index in by_number(number, ids).items()},
         test_fraction=test_fraction,
         seed=seed,
-        classes=classes,
+        min_examples=min_examples,
+        classes=classes if labels is None else len(labels),
         transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
