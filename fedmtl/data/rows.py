@@ -53,7 +53,7 @@ def offsets_of(counts: Tensor) -> Tensor:
 def by_number(number: np.ndarray, ids: Iterable[Any]) -> dict[str, np.ndarray]:
     """Return ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's place in ``ids``."""
     names = list(map(str, ids))
-    bounds = np.cumsum(np.bincount(number, minlength=len(ids)))[:-1]
+    bounds = np.cumsum(np.bincount(number, minlength=len(names)))[:-1]
     return dict(zip(names, np.split(np.argsort(number, kind="stable"), bounds), strict=True))
 
 
