@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,18 +71,13 @@ def client_app(trainer: Trainer, records: ReadRecords, *, folder: str | Path = "
             content = act(nodes[name], message.content)
         except Exception as error:  # its text may speak of the records, and would travel to the server
             named = isinstance(error, FedmtlError)
-            logger.error("this client has no answer, and counts as zeros: %s", error, exc_info=not named)
+            logger.error("this client has no answer, and adds nothing to the sums: %s", error, exc_info=not named)
             content = RecordDict()
         return FlowerMessage(content, reply_to=message)
 
-    def serve(kind: str, act: Act) -> None:
+    for kind, act in {NAME: Node.hello, ROUND: Node.train, RECEIVE: Node.receive, FINISH: Node.finish}.items():
         category, action = kind.split(".")
-        getattr(app, category)(action)(lambda message, context: answer(message, context, act))
-
-    serve(NAME, lambda node, content: pack({"name": node.name}))
-    serve(ROUND, Node.train)
-    serve(RECEIVE, Node.receive)
-    serve(FINISH, Node.finish)
+        getattr(app, category)(action)(partial(answer, act=act))
     return app
 
 
@@ -104,13 +100,46 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The last answer of a client in a run, as it stands on the node's disk.
+
+    Attributes:
+        before: rounds of the server that had ended when a row of the client last counted, before this answer.
+        after: the same where this answer counts.
+        asked: a digest of the question.
+        parts: tensors by name: of the client before the round (``"before"``), after it (``"after"``), and after it has
+            received the new public state (``"received"``, empty until then); the rows that were sent (``"rows"``).
+    """
+
+    before: int
+    after: int
+    asked: str
+    parts: Mapping[str, Own]
+
+    @classmethod
+    def read(cls, path: Path, device: torch.device) -> Answer:
+        """Read it from a file."""
+        tensors, notes = read_tensors(path)
+        parts: dict[str, Own] = {name: {} for name in ("before", "after", "received", "rows")}
+        for key, value in tensors.items():
+            part, _, name = key.partition(".")
+            parts[part][name] = value.to(device)
+        return cls(int(notes["before"]), int(notes["after"]), notes["asked"], parts)
+
+    def write(self, path: Path) -> None:
+        """Write all of it in one file, or nothing."""
+        tensors = {f"{part}.{name}": one.clone() for part, own in self.parts.items() for name, one in own.items()}
+        write_tensors(path, tensors, {"before": str(self.before), "after": str(self.after), "asked": self.asked})
+
+
 class Node:
     """One client: it answers the messages of a server.
 
-    Its state of a run is that before and that after the last round that it took part in. A message says which of its
-    rounds counted last, so that a round whose reply was lost, came too late, or is repeated by a server that was
-    interrupted, leaves no trace. A round of a run is answered once: where it is repeated with the same values the node
-    gives the answer that it has kept, and with others none.
+    Its state of a run is that before and that after its last answer. A message says which of its rounds counted last,
+    so that a round whose reply was lost, came too late, or is repeated by a server that was interrupted, leaves no
+    trace. A round of a run is answered once: where it is repeated with the same values the node repeats its answer, and
+    with others there is none.
 
     Args:
         trainer: the settings.
@@ -145,53 +174,50 @@ class Node:
 
     # Messages
 
+    def hello(self, content: RecordDict) -> RecordDict:
+        """Return the client's name."""
+        return pack({"name": self.name})
+
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
-        before, step = self._state(content), int(facts_of(content)["round"])
+        own, step = self._state(content), int(facts_of(content)["round"])
         self._round(content, step)  # what is no clip norm is refused before anything is charged
-        rows, kept = self._kept(content, step) or self._answered(content, step, before)
-        pending = type(self.algorithm).receive is not Algorithm.receive
-        self._write(content, before, before | kept, step + 1, pending)
-        return pack({}, rows=rows)
+        answer = self._repeated(content, step)
+        if answer is None:
+            with self.account.answer(step, _digest(content, own)) as channel:
+                answer = self._answered(content, step, own, channel)
+        return pack({}, rows=answer.parts["rows"])
 
-    def _answered(self, content: RecordDict, step: int, before: Own) -> tuple[dict[str, Tensor], Own]:
-        """Return the rows of a round and what the client keeps of it, charged before and on the disk after."""
-        with self.account.answer(step, _digest(content, before)) as channel:
-            round, public = self._round(content, step, channel), self._public(content)
-            found, kept = self.algorithm.client(self.problem, public, before, ONE, round)
-            rows = {name: self._sent(name, row, step) for name, row in found.items()}
-            tensors = {f"row.{name}": row for name, row in rows.items()}
-            tensors |= {f"kept.{name}": value.clone() for name, value in kept.items()}
-            notes = {"round": str(step), "asked": _digest(content)}
-            write_tensors(self._path(content, "answer.safetensors"), tensors, notes)
-        return rows, dict(kept)
+    def _answered(self, content: RecordDict, step: int, own: Own, channel: Channel) -> Answer:
+        """Return a new answer, which is on the disk then."""
+        round, public = self._round(content, step, channel), self._public(content)
+        found, changed = self.algorithm.client(self.problem, public, own, ONE, round)
+        rows = {name: self._sent(name, row, step) for name, row in found.items()}
+        parts = {"before": own, "after": {**own, **changed}, "rows": rows}
+        answer = Answer(int(facts_of(content)["counted"]), step + 1, _digest(content), parts)
+        answer.write(self._path(content))
+        return answer
 
-    def _kept(self, content: RecordDict, step: int) -> tuple[dict[str, Tensor], Own] | None:
-        """Return the answer to a round that was answered before; None where it was not.
+    def _repeated(self, content: RecordDict, step: int) -> Answer | None:
+        """Return the answer to a round that was answered before, which is received anew; None where it was not.
 
         Raises:
             ConfigError: there is no such round.
             ResumeError: the round was asked with other values, or later ones were answered.
         """
-        path = self._path(content, "answer.safetensors")
+        answer = self._last(content)
         if not 0 <= step < self.problem.rounds:
             raise ConfigError(f"the server asks for round {step + 1}, and the settings have {self.problem.rounds}.")
-        if not path.exists():
+        if answer is None or step >= answer.after:
             return None
-        tensors, notes = read_tensors(path)
-        last = int(notes["round"])
-        if step > last:
-            return None
-        if step < last or notes["asked"] != _digest(content):
+        if step + 1 < answer.after or answer.asked != _digest(content):
             raise ResumeError(
-                f"the server asks for round {step + 1} again, with other values or after round {last + 1}; a round of "
-                f"a run is answered once ({path})."
+                f"the server asks for round {step + 1} again, with other values or after round {answer.after}; a round "
+                f"of a run is answered once ({self._path(content)})."
             )
-        rows, kept = (
-            {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-            for part in ("row.", "kept.")
-        )
-        return rows, {name: value.to(self.problem.initial.device) for name, value in kept.items()}
+        answer = replace(answer, parts={**answer.parts, "received": {}})
+        answer.write(self._path(content))
+        return answer
 
     def receive(self, content: RecordDict) -> RecordDict:
         """Keep what the new public state at the end of a round makes of the client's own."""
@@ -270,6 +296,11 @@ class Node:
             raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
         return self.folder / run / file
 
+    def _last(self, content: RecordDict) -> Answer | None:
+        """Return the last answer in the run of a message; None without one."""
+        path = self._path(content)
+        return Answer.read(path, self.problem.initial.device) if path.exists() else None
+
     def _state(self, content: RecordDict) -> Own:
         """Return what the client keeps, as of the last of its rounds that counted.
 
@@ -277,41 +308,29 @@ class Node:
             ConfigError: the server has other settings.
             ResumeError: it speaks of a round of which there is nothing here.
         """
-        facts, path = facts_of(content), self._path(content)
+        facts, path, answer = facts_of(content), self._path(content), self._last(content)
         other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
         if other:
             raise ConfigError(f"the server has other settings than this node: {', '.join(sorted(other))}.")
         counted = int(facts["counted"])
-        if not path.exists():
+        if answer is None:
             if counted:
                 logger.warning("%s: %s is missing, so this client begins anew", self.name, path)
             return self.first.private.gather_all(ONE)
-        tensors, notes = read_tensors(path)
-        rounds = {part: int(notes[part]) for part in ("before", "after")}
-        part = "after" if rounds["after"] == counted else "before"
-        if rounds[part] != counted:
+        if counted not in (answer.before, answer.after):
             raise ResumeError(
-                f"{path} has the states after {rounds['before']} and {rounds['after']} rounds, but the server counts "
+                f"{path} has the states after {answer.before} and {answer.after} rounds, but the server counts "
                 f"{counted}; one of the two was rolled back."
             )
-        fields = self.first.private.fields
-        own = {name: tensors[f"{part}.{name}"].to(self.problem.initial.device) for name in fields}
-        if part == "after" and notes["pending"] == "yes":
-            round, public = self._round(content, counted - 1), self._public(content)
-            own = own | dict(self.algorithm.receive(self.problem, public, own, ONE, round))
-            before = {name: tensors[f"before.{name}"] for name in fields}
-            self._write(content, before, own, counted, False, of=rounds["before"])
-        return own
-
-    def _write(
-        self, content: RecordDict, before: Own, after: Own, rounds: int, pending: bool, of: int | None = None
-    ) -> None:
-        """Write both states in one file, or none."""
-        tensors = {f"before.{name}": value.clone() for name, value in before.items()}
-        tensors |= {f"after.{name}": value for name, value in after.items()}
-        notes = {"before": facts_of(content)["counted"] if of is None else of, "after": rounds}
-        text = {name: str(value) for name, value in notes.items()} | {"pending": "yes" if pending else "no"}
-        write_tensors(self._path(content), tensors, text)
+        if counted != answer.after:
+            return answer.parts["before"]
+        own, received = answer.parts["after"], answer.parts["received"]
+        if received or type(self.algorithm).receive is Algorithm.receive:
+            return received or own
+        round, public = self._round(content, counted - 1), self._public(content)
+        received = {**own, **self.algorithm.receive(self.problem, public, own, ONE, round)}
+        replace(answer, parts={**answer.parts, "received": received}).write(path)
+        return received
 
 
 def _digest(content: RecordDict, own: Own | None = None) -> str:

@@ -49,7 +49,7 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
     Args:
         trainer: the settings, with a :func:`~fedmtl.flower.population` as data and a folder, which the app's
             configuration may override by ``folder``.
-        patience: seconds that a round waits for replies; what comes later counts as zeros.
+        patience: seconds that a round waits for replies; what comes later is left out of the sum.
         gather: seconds that the run waits at its start for all clients to be connected; those that are have
             ``patience`` to say their names.
         hello: seconds that it waits later for the name of a node that is new, once; a name that comes later counts from
@@ -158,7 +158,7 @@ class Nodes:
             time.sleep(min(1.0, rest))
         if len(self._nodes) < len(self.names):
             sizes = len(self._nodes), len(self.names)
-            logger.warning("%d of %d clients are connected; the others count as zeros", *sizes)
+            logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
 
     def connected(self) -> Mapping[str, int]:
         """Return the nodes by client. A node that is new is asked for its name; one that bears the name of another that
@@ -296,7 +296,7 @@ class NodeEngine:
                 return checked_rows(reply, self.sizes)
             except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
                 why = str(error)
-        logger.warning("round %d: client %r counts as zeros: %s", step + 1, client, why)
+        logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, why)
         return None
 
     def measure(self, run: Run, state: State) -> Measured:

@@ -399,7 +399,7 @@ BROKEN = {
         (RunFolder, "ledger"),
         property(lambda self: self.private / f"{secrets.token_hex(4)}.jsonl"),
     ),
-    "answers are not kept": ((Node, "_kept"), lambda self, content, step: None),
+    "answers are not repeated": ((Node, "_repeated"), lambda self, content, step: None),
     "all questions are the same": ((node_module, "_digest"), lambda content: ""),
 }
 

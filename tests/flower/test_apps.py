@@ -499,7 +499,7 @@ def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, caplog) -> Non
     with caplog.at_level(logging.WARNING, "fedmtl"):
         run(server, grid)
     assert any("the server has other settings than this node: algorithm" in one.getMessage() for one in caplog.records)
-    assert sum("counts as zeros: it has no rows" in one.getMessage() for one in caplog.records) == 2 * CLIENTS
+    assert sum("is left out of the sum: it has no rows" in one.getMessage() for one in caplog.records) == 2 * CLIENTS
 
 
 def test_a_node_that_was_rolled_back_has_no_answer_and_one_that_lost_its_folder_begins_anew(
