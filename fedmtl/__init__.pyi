@@ -10,7 +10,6 @@ from .algorithms import PPSGD as PPSGD
 from .algorithms import AsyncLearner as AsyncLearner
 from .algorithms import ClusteredPMTL as ClusteredPMTL
 from .algorithms import Ditto as Ditto
-from .algorithms import DomainBound as DomainBound
 from .algorithms import FedAvg as FedAvg
 from .algorithms import FedPer as FedPer
 from .algorithms import FedProx as FedProx

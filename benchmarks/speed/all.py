@@ -29,7 +29,7 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         "rounds": [*rounds, *flower, *chosen, "--out", str(given.out)],
         "rounds-busy": [*rounds, "--busy", "2", "--workloads", "W2", "W2-fedprox", "--out", str(given.out / "busy")],
         "frozen": ["frozen.py", "--rounds", "7"],
-        "asynchronous": ["asynchronous.py", "--workloads", "learner", "statistics", "--runs", "1", "100", *single],
+        "asynchronous": ["asynchronous.py", "--workloads", "learner", "--runs", "1", "100", *single],
         "tasks": ["asynchronous.py", "--workloads", "tasks", "--runs", "1", "100", "--events", "200", *single],
         "mp_mtl": ["mp_mtl.py"],
         "p2p": ["p2p.py"],

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
 from fedmtl.algorithms.base import Algorithm, Problem
-from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import operation_threads
 from fedmtl.privacy import ScaledRows, SeededSource
@@ -131,15 +131,13 @@ class Workload:
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def learner(records: int, bound: str = "clip") -> Workload:
+def learner(records: int) -> Workload:
     """10 owners of so many records in 10 dimensions, squared loss."""
     rng, owners, p = np.random.default_rng(0), 10, 10
-    x = rng.standard_normal((owners, records, p)) * (1.0 if bound == "clip" else 0.02)
+    x = rng.standard_normal((owners, records, p))
     y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
     data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)}, classes=None)
-    domain = None if bound == "clip" else DomainBound(x_l1=1.0, y=1.0)
-    algorithm = AsyncLearner(kappa=20.0, horizon=1000, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
-    clip = 5.0 if algorithm.xi is None else algorithm.xi
+    algorithm, clip = AsyncLearner(kappa=20.0, horizon=1000, theta_max=2.0), 5.0
     problem = problem_of(data, 10**6)
     rows = list(algorithm.data(problem).x)
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
@@ -147,12 +145,11 @@ def learner(records: int, bound: str = "clip") -> Workload:
 
     loop = central_learner(
         arrays, targets, a=algorithm.effective_step(owners, 1000), reg=algorithm.reg,
-        top=algorithm.theta_max, clip=clip, clipped=bound == "clip",
+        top=algorithm.theta_max, clip=clip,
     )  # fmt: skip
 
     return Workload(
-        title=f"asynchronous learner, {owners} owners x {records} records x {p}, squared loss, "
-        + ("every record clipped" if bound == "clip" else "sufficient statistics"),
+        title=f"asynchronous learner, {owners} owners x {records} records x {p}, squared loss",
         problem=problem,
         algorithm=algorithm,
         budgets=tuple(
@@ -302,7 +299,6 @@ def main() -> None:
     workloads = {
         "learner": lambda: learner(90),
         "records": lambda: learner(900),
-        "statistics": lambda: learner(900, "domain"),
         "tasks": tasks,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])

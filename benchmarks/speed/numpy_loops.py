@@ -40,34 +40,25 @@ def l2_laplace(rng: np.random.Generator, scales: Array, size: int) -> Noise:
     return draw
 
 
-def central_learner(
-    x: Sequence[Array], y: Sequence[Array], *, a: float, reg: float, top: float, clip: float, clipped: bool = True
-) -> Loop:
+def central_learner(x: Sequence[Array], y: Sequence[Array], *, a: float, reg: float, top: float, clip: float) -> Loop:
     """Farokhi et al., Algorithm 1 with (5), (6), (7'), squared loss: a loop that gives the central model theta_L (p,).
 
     Args:
         x, y: records of every owner, (n_i, p) and (n_i,).
         a, reg, top: step, g = reg ||theta||^2, and the largest abs(theta).
         clip: bound on the L1 norm of a record's gradient.
-        clipped: whether records are clipped; else the domain gives the bound, and sums over records serve.
     """
     owners, total = len(x), sum(len(rows) for rows in x)
     limits = [clip / np.abs(rows).sum(1) for rows in x]  # of the factor of a row
-    second = [2 * rows.T @ rows / len(rows) for rows in x]
-    first = [2 * rows.T @ target / len(rows) for rows, target in zip(x, y, strict=True)]
     share = [a * owners * len(rows) / total for rows in x]
 
     def run(who: Sequence[int], noise: Noise) -> Array:
         central, own = np.zeros(x[0].shape[1]), np.zeros((owners, x[0].shape[1]))
         for event, i in enumerate(who):
             point = (central + own[i]) / 2
-            if clipped:
-                factor = 2 * (x[i] @ point - y[i])
-                np.minimum(np.maximum(factor, -limits[i], out=factor), limits[i], out=factor)
-                mean = factor @ x[i] / len(factor)
-            else:
-                mean = second[i] @ point - first[i]
-            mean += noise(event, i)
+            factor = 2 * (x[i] @ point - y[i])
+            np.minimum(np.maximum(factor, -limits[i], out=factor), limits[i], out=factor)
+            mean = factor @ x[i] / len(factor) + noise(event, i)
             moved = point * (1 - a * reg) - share[i] * mean
             own[i] = np.minimum(np.maximum(moved, -top), top)
             moved = point * (1 - a * reg)

@@ -4,14 +4,12 @@ from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
 from .async_learner.one_answer import Moments, PublicStart
-from .async_learner.simulated import simulate
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
 from .finetune import Finetune
-from .linear.data import DomainBound
 from .local import Local
 from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
@@ -42,7 +40,6 @@ __all__ = [
     "ClusteredPMTL",
     "CostOfPrivacy",
     "Ditto",
-    "DomainBound",
     "FedAvg",
     "FedPer",
     "FedProx",
@@ -69,6 +66,5 @@ __all__ = [
     "largest_delay",
     "personal_fields",
     "personal_models",
-    "simulate",
     "starting_models",
 ]

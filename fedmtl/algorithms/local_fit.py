@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .._check import one_of, positive
-from ..data import RowBound
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Block
 from .base import Problem, State
-from .linear.data import DomainBound, LinearAlgorithm, probe_linear
+from .linear.data import LinearAlgorithm
 from .linear.evidence import own_ridges
 from .linear.solve import minimize
 from .linear.stack import TaskStack
@@ -28,12 +27,11 @@ class LocalFit(LinearAlgorithm):
         loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
         ridge: above 0.
         own_ridge: every client scales the ridge to its own records: :func:`~.linear.evidence.own_ridges`.
-        row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
+        row_norm: features are scaled down to this norm, also where the models are used; ``"auto"``: to the bound
             that the data state; None: they are not.
         target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
             they are not, up to 2^40.
-        domain: public bounds on whole records, enforced in place of ``row_norm`` and ``target``; ``"auto"``: those that
-            the data state; None: no others.
+        norm: of the features, ``"l2"`` or ``"l1"``.
         theta_max: bound on ||w||_inf, above 0; infinite: none.
     """
 
@@ -42,33 +40,19 @@ class LocalFit(LinearAlgorithm):
     own_ridge: bool = False
     row_norm: float | Literal["auto"] | None = None
     target: float | Literal["auto"] | None = None
-    domain: DomainBound | Literal["auto"] | None = None
+    norm: Literal["l1", "l2"] = "l2"
     theta_max: float = math.inf
 
     name = "local"
+    needs_row_bound = False
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
+        one_of(self, ("l1", "l2"), norm=self.norm)
         positive(self, ridge=self.ridge)
         if self.theta_max != math.inf:
             positive(self, theta_max=self.theta_max)
         self.check_bounds()
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> LocalFit:
-        """Resolve as the base class does, whatever the privacy: nothing is released, no step size rests on a bound."""
-        if self.domain is None:
-            return super().resolve_auto(problem, schedule, None)
-        return replace(self, domain=DomainBound.stated(problem, "LocalFit.domain")) if self.domain == "auto" else self
-
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """Return the bound on features of ``domain``; without one that of the base class."""
-        if not isinstance(self.domain, DomainBound):
-            return super().row_bound(problem)
-        return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
-
-    def target_bound(self, problem: Problem) -> float | None:
-        """Return the bound on targets of ``domain``; without one that of the base class."""
-        return self.domain.y if isinstance(self.domain, DomainBound) else super().target_bound(problem)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()

@@ -97,6 +97,7 @@ class PrivatePrior(LinearAlgorithm):
     target: float | Literal["auto"] | None = "auto"
 
     name = "private_prior"
+    needs_row_bound = False
     supports_replicates = True
     all_at_once = True
 
@@ -112,9 +113,8 @@ class PrivatePrior(LinearAlgorithm):
         self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
-        """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy; no step rests on
-        a bound."""
-        found = super().resolve_auto(problem, schedule, None)
+        """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy."""
+        found = super().resolve_auto(problem, schedule, privacy)
         return replace(found, scale=clip_of(privacy)) if found.scale == "auto" else found
 
     # What it releases
@@ -257,7 +257,9 @@ class PrivatePrior(LinearAlgorithm):
 
     def local_baseline(self) -> LocalFit:
         """Return the fit of a task alone."""
-        return LocalFit(loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, **self.given_bounds)
+        return LocalFit(
+            loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, row_norm=self.row_norm, target=self.target
+        )
 
     # Inside
 

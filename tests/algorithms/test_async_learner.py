@@ -13,9 +13,9 @@ from sklearn.linear_model import Ridge
 
 from fedmtl import models
 from fedmtl.algorithms.async_learner import AsyncLearner, PublishedAsyncLearner
-from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
+from fedmtl.errors import BudgetExhausted, ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy, SeededSource
 from tests.algorithms.harness import block_of, noise_of, open_activations
 
@@ -123,14 +123,13 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
 
 
 @pytest.mark.parametrize("replicates", [1, 3])
-@pytest.mark.parametrize("settings", [{}, {"bound": "domain"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"row_norm": 3.0, "target": 1.5}], ids=str)
 def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: dict, replicates: int) -> None:
-    domain = DomainBound(4.0, y=1.5) if "bound" in settings else None
-    learner = AsyncLearner(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, domain=domain, **settings)
-    work, clip = problem(), 2.0 if domain is None else learner.xi * 1.001
+    learner = AsyncLearner(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, **settings)
+    work, clip = problem(), 2.0
     privacy = RecordPrivacy(clip_norm=clip, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
     clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 4, (replicates, 40)))
-    noise = noise_of(replace(learner, bound="clip"), work, clients, privacy, caps=np.full(4, 40), seed=0)
+    noise = noise_of(learner, work, clients, privacy, caps=np.full(4, 40), seed=0)
     state, channel = run(learner, work, clients, privacy, cuts=(9, 30))
     rows, sizes = learner.data(work), []
     for r in range(replicates):
@@ -206,31 +205,6 @@ def test_the_two_equations_agree_for_two_owners() -> None:
     assert not torch.allclose(*ends, rtol=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("replicates", [1, 3])
-def test_an_analytic_bound_gives_the_run_that_clips_at_it(loss: str, replicates: int) -> None:
-    work, domain = problem(loss), DomainBound(4.0, y=1.5 if loss == "squared" else 1.0)
-    clients = torch.from_numpy(np.random.default_rng(1).integers(0, 4, (replicates, 40)))
-    ends = []
-    for bound in ("domain", "clip"):
-        learner = AsyncLearner(loss=loss, reg=0.05, theta_max=0.6, step_size=0.05, bound=bound, domain=domain)
-        privacy = RecordPrivacy(clip_norm=learner.xi * 1.001, noise_multiplier=0.1, mechanism="laplace", delta=0.0)
-        ends.append(run(learner, work, clients, privacy)[0].public["theta_l"])
-    assert torch.allclose(*ends, rtol=1e-9, atol=1e-12)
-    x = torch.cat(learner.data(work).x)
-    assert float(x.abs().sum(1).max()) <= 4.0
-    with pytest.raises(PrivacyError, match="Xi = "):
-        run(AsyncLearner(loss=loss, theta_max=0.6, bound="domain", domain=domain), work, clients)
-
-
-def test_statistics_serve_runs_without_a_clip() -> None:
-    work, clients = problem(), torch.from_numpy(np.random.default_rng(1).integers(0, 4, (2, 40)))
-    learner = AsyncLearner(reg=0.05, step_size=0.05)
-    wide = RecordPrivacy(clip_norm=1e9, epsilon=np.inf, mechanism="laplace")
-    records = run(learner, work, clients, wide)[0].public["theta_l"]
-    assert torch.allclose(run(learner, work, clients, None)[0].public["theta_l"], records, rtol=1e-10)
-
-
 def test_the_models_are_functions_of_releases_alone() -> None:
     work, other = problem(seed=0), problem(seed=9)
     learner = AsyncLearner(reg=0.05, step_size=0.1)
@@ -296,8 +270,8 @@ def test_bad_settings_are_refused_by_name() -> None:
         ({"cap": 0}, "cap"),
         ({"cap": "horizon"}, "cap is 'horizon'"),
         ({"loss": "huber"}, "'squared', 'hinge', 'logistic'"),
-        ({"bound": "none"}, "'clip', 'domain'"),
-        ({"bound": "domain"}, "needs domain"),
+        ({"row_norm": 0.0}, "row_norm is 0"),
+        ({"loss": "hinge", "target": 1.0}, "target is 1.0, which bounds targets of the squared loss"),
         ({"batch_rate": 0.0}, "batch_rate"),
         ({"batch_rate": 1.5}, r"batch_rate is 1\.5; the share of records must be in"),
     ):
@@ -305,4 +279,3 @@ def test_bad_settings_are_refused_by_name() -> None:
             AsyncLearner(**wrong)
     with pytest.raises(DataError, match="two classes"):
         AsyncLearner(loss="hinge").init(work)
-    assert AsyncLearner().xi is None

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
-from fedmtl.algorithms import cost_of_privacy
-from fedmtl.algorithms.async_learner.simulated import KAPPAS, simulate
-from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.algorithms import Problem, cost_of_privacy
+from fedmtl.algorithms.activations import simulated_objectives
+from fedmtl.algorithms.async_learner.step_size import KAPPAS
 from fedmtl.data import Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
+from tests.algorithms.harness import GivenCaps, block_of, problem_of, run_activations
 
 COUNTS, P = (30, 50, 40), 4
 
@@ -70,12 +71,12 @@ def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():
 
 
 def test_private_records_do_not_enter():
-    learner = AsyncLearner(kappa="auto", domain="auto")
+    learner = AsyncLearner(kappa="auto", row_norm="auto", target="auto")
     first, second = (resolved(trainer(dataset(seed), learner)) for seed in (1, 2))
     assert first == second
-    assert first.domain == DomainBound(x_l1=float(P), y=1.3)
+    assert (first.row_norm, first.target) == (float(P), 1.3)
     bias = resolved(trainer(dataset(), learner, model=models.linear_regression(bias=True)))
-    assert bias.domain == DomainBound(x_l1=P + 1.0, y=1.3)
+    assert (bias.row_norm, bias.target) == (float(P), 1.3)
 
 
 def test_kappa_is_chosen_for_secure_noise_and_for_budgets_by_name_too():
@@ -84,15 +85,6 @@ def test_kappa_is_chosen_for_secure_noise_and_for_budgets_by_name_too():
     chosen = resolved(trainer(dataset(), learner, privacy=privacy))
     for changed in (replace(privacy, source="secure"), replace(privacy, epsilon={"a": 1.0, "b": 1.0, "c": 1.0})):
         assert resolved(trainer(dataset(), learner, privacy=changed)) == chosen
-
-
-def test_a_bound_of_the_domain_in_place_of_the_clip():
-    algorithm = AsyncLearner(bound="domain", domain="auto", theta_max=1.0)
-    xi = 2 * (P + 1.3) * P  # 2 (theta_max X + Y) X
-    privacy = RecordPrivacy(clip_norm=xi, epsilon=5.0, mechanism="laplace", delta=0.0)
-    run = trainer(dataset(), algorithm, privacy=privacy)
-    assert resolved(run).xi == pytest.approx(xi)
-    assert run.fit().epsilon == pytest.approx(5.0)
 
 
 def test_rows_of_pp_dmtl_are_within_the_stated_bound():
@@ -109,7 +101,7 @@ def test_rows_of_pp_dmtl_are_within_the_stated_bound():
     ("algorithm", "left_out", "said"),
     [
         (AsyncLearner(kappa="auto"), "public", r"kappa is 'auto', but data has no public rows"),
-        (AsyncLearner(domain="auto"), "domain", r"domain is 'auto', but data states no public bounds"),
+        (PPDMTL(loss="squared"), "domain", r"row_norm is 'auto', but the data state no public bounds"),
     ],
 )
 def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, said):
@@ -117,28 +109,46 @@ def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, sai
         trainer(dataset(**{left_out: False}), algorithm).fit()
 
 
+def problem() -> Problem:
+    return problem_of(dataset(), rounds=40)
+
+
 def test_unresolved_settings_are_not_computed_with():
-    data = LinearData((torch.ones(2, 1).double(),), (torch.ones(2).double(),), bias=False)
-    clients = torch.zeros(1, 2, dtype=torch.int64)
-    for learner in (AsyncLearner(kappa="auto"), AsyncLearner(domain="auto")):
-        with pytest.raises(ConfigError, match="is 'auto', which a Trainer fills in"):
-            simulate(learner, data, None, clients)
+    with pytest.raises(ConfigError, match="is 'auto', which a Trainer fills in"):
+        AsyncLearner(kappa="auto").init(problem())
     with pytest.raises(ConfigError, match="kappa has 2 values for 1 replicates"):
-        simulate(AsyncLearner(kappa=(1.0, 2.0)), data, None, clients)
+        AsyncLearner(kappa=(1.0, 2.0)).init(problem())
     with pytest.raises(ConfigError, match=r"kappa is 0"):
         AsyncLearner(kappa=(1.0, 0))
 
 
 def test_replicates_with_steps_of_their_own_are_runs_of_their_own():
-    rng = np.random.default_rng(5)
-    x, y = (torch.from_numpy(part).double() for part in rows(3, sum(COUNTS)))
-    data = LinearData(x.split(COUNTS), y.split(COUNTS), bias=False)
-    clients = torch.from_numpy(rng.integers(-1, 3, (3, 40)))
+    clients = torch.from_numpy(np.random.default_rng(5).integers(-1, 3, (3, 40)))
     kappas = (1.0, 5.0, 20.0)
-    together = simulate(AsyncLearner(kappa=kappas), data, None, clients)
+    several = run_activations(AsyncLearner(kappa=kappas), problem(), clients)[0].public["theta_l"]
     for r, kappa in enumerate(kappas):
-        alone = simulate(AsyncLearner(kappa=kappa), data, None, clients[r : r + 1])
-        assert torch.allclose(together[r], alone[0], rtol=1e-12, atol=1e-15)
+        single = run_activations(AsyncLearner(kappa=kappa), problem(), clients[r : r + 1])[0].public["theta_l"]
+        assert torch.allclose(several[r], single[0], rtol=1e-12, atol=1e-15)
+
+
+def test_simulated_runs_end_where_the_budget_does():
+    """A fixed noise and a budget: fewer answers than the schedule has."""
+    work, clients = problem(), torch.arange(12)[None] % 3
+    privacy = RecordPrivacy(clip_norm=5.0, epsilon=3.0, noise_multiplier=3.0, delta=1e-5)
+    found = simulated_objectives(
+        AsyncLearner(kappa=5.0), work, GivenCaps(np.full(3, 9)), block_of(clients.expand(2, -1)), privacy, seed=0
+    )
+    assert found.shape == (2, 2)
+    assert torch.isfinite(found).all()
+    caps, strict = GivenCaps(np.array([1, 9, 9])), replace(privacy, noise_multiplier=None, epsilon=1.0)
+    clients = torch.tensor([[0, 1, 0, 1, 2], [2, 1, 1, 0, 2]])  # the first repetition ends before its second 0
+    ended = torch.tensor([[0, 1, -1, -1, -1], [2, 1, 1, 0, 2]])
+    short, expected = (
+        simulated_objectives(AsyncLearner(), work, caps, block_of(each), strict, seed=0, parts=2)
+        for each in (clients, ended)
+    )
+    assert torch.equal(short, expected)
+    assert not work.prepared
 
 
 def test_runs_a_forecast_and_whether_it_is_worth_it():

@@ -15,8 +15,8 @@ from torch import nn
 
 from fedmtl import models
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss, prepared, probe_linear
-from fedmtl.data import FederatedDataset
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss, prepared, probe_linear
+from fedmtl.data import FederatedDataset, RowBound
 from fedmtl.errors import ConfigError, DataError, ModelError
 
 from .harness import problem_of
@@ -43,7 +43,6 @@ def test_predictions_of_the_model_are_products_with_the_rows(bias: bool) -> None
         x, y = problem.data.gather("train", own, dtype=torch.float64)
         assert torch.allclose(model(x).reshape(-1), rows.x[k] @ theta, rtol=1e-12)
         assert torch.equal(rows.y[k], y)
-    assert LinearData.of(problem) is rows, "made once"
 
 
 def test_other_examples_are_read_like_the_data() -> None:
@@ -52,9 +51,9 @@ def test_other_examples_are_read_like_the_data() -> None:
         problem = problem_of(
             data, model=models.linear_regression(), loss="mse" if classes is None else "binary_cross_entropy"
         )
-        rows, again = LinearData.of(problem), LinearData.of_examples(problem, data.train)
+        rows, again = LinearData.of(problem), LinearData.of(problem, data.train)
         assert all(torch.equal(a, b) for a, b in zip(rows.x + rows.y, again.x + again.y, strict=True))
-        part = LinearData.of_examples(problem, data.train.take_clients(torch.tensor([1])))
+        part = LinearData.of(problem, data.train.take_clients(torch.tensor([1])))
         assert torch.equal(part.x[0], rows.x[1])
         assert torch.equal(part.y[0], rows.y[1])
 
@@ -126,34 +125,13 @@ def test_logistic_losses_do_not_overflow() -> None:
     assert loss.scale(big, one, one[0]).flatten().tolist() == [-1.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_xi_bounds_every_gradient_of_the_domain_and_is_reached(name: str, bias: bool) -> None:
-    rng, theta_max = np.random.default_rng(2), 0.7
-    domain, loss = DomainBound(2.5, y=1.0 if name != "squared" else 3.0), LinearLoss(name)
-    x = torch.from_numpy(rng.standard_cauchy((400, 3)) * 3)
-    y = torch.from_numpy(rng.choice([-1.0, 1.0], 400) if name != "squared" else rng.normal(size=400) * 9)
-    x = torch.cat([x, torch.ones(400, 1, dtype=torch.float64)], 1) if bias else x
-    rows = domain.bounded(LinearData((x,), (y,), bias))
-    theta = torch.from_numpy(rng.choice([-theta_max, theta_max], (50, x.shape[1])))
-    norms = loss.scale(theta, rows.x[0], rows.y[0]).abs() * rows.x[0].abs().sum(1)
-    assert float(norms.max()) <= domain.xi(loss, theta_max)
-    assert float(norms.max()) > 0.9 * domain.xi(loss, theta_max)
-    assert float(rows.x[0].abs().sum(1).max()) <= 2.5
-    assert not bias or bool((rows.x[0][:, -1] == 1).all())
-
-
 def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:
     x = torch.tensor([[0.5, -0.25], [4.0, 4.0], [math.inf, 0.0], [0.1, 0.1]], dtype=torch.float64)
     y = torch.tensor([0.5, 9.0, 1.0, math.nan], dtype=torch.float64)
-    rows = DomainBound(1.0, y=2.0).bounded(LinearData((x,), (y,), False))
+    rows = LinearData((x,), (y,), False).bounded(RowBound(1.0, "l1"), 2.0)
     expected = torch.tensor([[0.5, -0.25], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     assert torch.allclose(rows.x[0], expected, rtol=1e-11)
     assert rows.y[0].tolist() == [0.5, 2.0, 0.0, 0.0]
-    with pytest.raises(ConfigError, match="above 1"):
-        DomainBound(1.0).bounded(LinearData((x,), (y,), True))
-    with pytest.raises(ConfigError, match="x_l1"):
-        DomainBound(0.0)
 
 
 def test_smoothness_bounds_the_curvature() -> None:

@@ -21,7 +21,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.linear.data import DomainBound, LinearLoss
+from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, load_synthetic_tasks
 from fedmtl.errors import ConfigError
@@ -100,8 +100,8 @@ def test_a_run_at_one_of_several_budgets_has_its_baseline(tmp_path):
 def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, theta_max):
     problem = "regression" if loss == "squared" else "classification"
     data = load_synthetic_tasks(**SIZES, problem=problem)
-    domain = DomainBound(1.5, 0.5 if loss == "squared" else 1.0)
-    algorithm = AsyncLearner(loss=loss, reg=0.1, theta_max=theta_max, domain=domain)
+    target = 0.5 if loss == "squared" else None
+    algorithm = AsyncLearner(loss=loss, reg=0.1, theta_max=theta_max, row_norm=0.5, target=target)
     result = learner(algorithm=algorithm, data=data, privacy=None)
     found = result.baselines["local"]
     assert found.bound == result.bound
@@ -126,15 +126,17 @@ def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, th
 def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
     data = load_synthetic_tasks(**SIZES, problem="regression")
     stated = replace(data, domain=Domain(l1=0.5, l2=0.5, target=0.4))
-    auto = learner(data=stated, algorithm=AsyncLearner(reg=1, domain="auto"), privacy=None).baselines["local"]
-    given = learner(data=data, algorithm=AsyncLearner(reg=1, domain=DomainBound(1.5, 0.4)), privacy=None)
+    auto = learner(data=stated, algorithm=AsyncLearner(reg=1, row_norm="auto", target="auto"), privacy=None).baselines[
+        "local"
+    ]
+    given = learner(data=data, algorithm=AsyncLearner(reg=1, row_norm=0.5, target=0.4), privacy=None)
     assert torch.equal(auto.personal, given.baselines["local"].personal)
     assert auto.bound == given.bound
 
 
 def test_who_has_which_baselines():
     assert AsyncLearner(loss="logistic", reg=0.1).local_baseline() == LocalFit(
-        loss="logistic", ridge=0.2, theta_max=10.0
+        loss="logistic", ridge=0.2, theta_max=10.0, norm="l1"
     )
     assert AsyncLearner(loss="hinge").local_baseline() is None
     assert PMTL().local_baseline() is None

@@ -16,8 +16,6 @@ from fedmtl import models
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
-from fedmtl.algorithms.async_learner.simulated import simulate
-from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordGradients, RecordPrivacy
@@ -125,30 +123,27 @@ def test_public_start_is_the_posterior_mean(loss: str, who: list[int]) -> None:
 
 def test_limits_of_the_budget() -> None:
     """No information leaves the public fit; all of it gives the fit of all rows."""
-    learner, known = PublicStart(reg=1e-9), rows("squared")[1]
-    public = LinearData((torch.from_numpy(known[0]),), (torch.from_numpy(known[1]),), False)
-    rng = np.random.default_rng(4)
-    data = LinearData(  # the public features, with targets of their own
-        (public.x[0], torch.cat([public.x[0]] * 2)),
-        tuple(torch.from_numpy(np.tile(known[0] @ [0.2, 0.1, 0.9], k) + rng.normal(size=k * PUBLIC)) for k in (1, 2)),
-        False,
-    )
-    x, y = np.tile(known[0], (4, 1)), np.concatenate([known[1], *(part.numpy() for part in data.y)])
-    found = simulate(learner, data, None, torch.tensor([[1, 0]]), public=public)
-    np.testing.assert_allclose(found[0].numpy(), np.linalg.lstsq(x, y, rcond=None)[0], rtol=1e-6)
+    known, rng = rows("squared")[1], np.random.default_rng(4)
+    free = Examples(*(torch.from_numpy(part) for part in known), torch.tensor([0, PUBLIC]))
+    x = np.tile(known[0], (3, 1))  # the public features, with targets of their own
+    y = np.tile(known[0] @ [0.2, 0.1, 0.9], 3) + rng.normal(size=3 * PUBLIC)
+    own = Examples(torch.from_numpy(x), torch.from_numpy(y), torch.tensor([0, PUBLIC, 3 * PUBLIC]))
+    data = FederatedDataset(own, own, ("a", "b"), public=free)
+    work = problem_of(data, model=models.linear_regression(bias=False), loss="mse", rounds=2)
+
+    def found(learner: OneAnswer, privacy: RecordPrivacy | None) -> np.ndarray:
+        return run_activations(learner, work, [[1, 0]], privacy)[0].public["theta_l"][0].numpy()
+
+    learner = PublicStart(reg=1e-9)
+    every = np.concatenate([known[0], x]), np.concatenate([known[1], y])
+    np.testing.assert_allclose(found(learner, None), np.linalg.lstsq(*every, rcond=None)[0], rtol=1e-6)
     start = np.linalg.lstsq(*known, rcond=None)[0]
     for epsilon, tolerance in ((1e-2, 1e-2), (1e-6, 1e-6)):
         privacy = RecordPrivacy(clip_norm=4.0, epsilon=epsilon, mechanism="laplace", delta=0)
-        found = simulate(learner, data, privacy, torch.tensor([[1, 0]]), public=public)
-        np.testing.assert_allclose(found[0].numpy(), start, rtol=tolerance, atol=tolerance)
-    moments = Moments(reg=0.01)
-    found = simulate(moments, data, None, torch.tensor([[1, 0]]))
-    x, y = (torch.cat(part).numpy() for part in (data.x, data.y))
-    np.testing.assert_allclose(
-        found[0].numpy(), np.linalg.solve(x.T @ x + 0.01 * len(y) * np.eye(P), x.T @ y), rtol=1e-8
-    )
-    privacy = RecordPrivacy(clip_norm=4.0, epsilon=1e-6, mechanism="laplace", delta=0)
-    assert float(simulate(moments, data, privacy, torch.tensor([[1, 0]])).abs().max()) < 1.0
+        np.testing.assert_allclose(found(learner, privacy), start, rtol=tolerance, atol=tolerance)
+    ridge = np.linalg.solve(x.T @ x + 0.01 * len(y) * np.eye(P), x.T @ y)
+    np.testing.assert_allclose(found(Moments(reg=0.01), None), ridge, rtol=1e-8)
+    assert float(np.abs(found(Moments(reg=0.01), privacy)).max()) < 1.0
 
 
 def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
@@ -232,18 +227,9 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer]
         assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
     channel.begin(0, ONCE)
     for owner in ONCE[0].tolist():
-        channel.release_gradients(learner.asked(learner.data(work), learner.init(work).public, clipped=True))
+        channel.release_gradients(learner.gradients(work, learner.init(work).public))
         std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
         assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
-
-
-def test_the_domain_in_place_of_the_clip() -> None:
-    domain = DomainBound(x_l1=4.0, y=2.0)
-    learner = PublicStart(bound="domain", domain=domain, theta_max=2.0)
-    clip = PublicStart(domain=domain, theta_max=2.0)
-    privacy = RecordPrivacy(clip_norm=learner.xi, epsilon=50.0, mechanism="laplace", delta=0)
-    one, other = (run_activations(each, problem(), ONCE, privacy)[0].public["theta_l"] for each in (learner, clip))
-    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_private_rows_reach_nothing_but_the_answers() -> None:
@@ -264,7 +250,6 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
     ("make", "said"),
     [
         (lambda: PublicStart(loss="hinge"), r"PublicStart.loss is 'hinge'; accepted: 'squared'"),  # type: ignore[arg-type]
-        (lambda: PublicStart(bound="domain"), r"PublicStart.bound='domain' needs domain"),
         (lambda: AsyncLearner(kappa="best"), r"kappa is 'best'; it must be a finite number above 0, or 'auto'"),  # type: ignore[arg-type]
         (
             lambda: AsyncLearner(step_size=0.1, kappa=3.0),

@@ -11,7 +11,6 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Moments, PeerToPeer, PublicStart, models
 from fedmtl.algorithms import Algorithm, Released, Round, State
 from fedmtl.algorithms.async_learner import PublishedAsyncLearner
-from fedmtl.algorithms.linear.data import DomainBound
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
@@ -38,9 +37,7 @@ ALGORITHMS = {
     "p2p, three releases": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=3),
 }
 REGRESSION = {
-    "async_learner, statistics": AsyncLearner(
-        reg=0.01, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0), theta_max=0.3
-    ),
+    "async_learner, bounded rows": AsyncLearner(reg=0.01, row_norm=2.0, target=1.0, theta_max=0.3),
     "async_learner, moments": Moments(reg=0.01),
     "pp_dmtl, squared": PPDMTL(row_norm=1.0, loss="squared", lam=0.02, a1=0.1),
 }

@@ -11,7 +11,7 @@ import pytest
 
 import fedmtl
 from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, models
-from fedmtl.algorithms import Algorithm, DomainBound, LocalFit, ServerOptimizer
+from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.graphs import Complete, Ring
@@ -31,12 +31,11 @@ NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings 
 }
 SERVER = {"server_lr": 0.5, "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}), "local": SOLVER}
 BOUNDS = {"row_norm": 0.5, "target": 0.1}
-DOMAIN = DomainBound(x_l1=0.5)
 OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "APFL": SERVER | {"alpha": 0.2, "adaptive": True},
-    "AsyncLearner": {
+    "AsyncLearner": BOUNDS | {
         "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5, "cap": 1,
-        "bound": "domain", "domain": DOMAIN, "batch_rate": 0.5,
+        "batch_rate": 0.5,
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
     "Ditto": SERVER | {"lam": 0.2},
@@ -54,7 +53,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "MPMTLayers": {
         "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
     },
-    "Moments": {"reg": 0.1, "theta_max": 1e-3, "cap": 1, "domain": DOMAIN},
+    "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3, "cap": 1},
     "PFedMe": SERVER | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
@@ -76,9 +75,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "edge": 1e6,
         "floor": 1.0, "scale": 0.5,
     },
-    "PublicStart": {
-        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1, "bound": "domain", "domain": DOMAIN,
-    },
+    "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
@@ -138,7 +135,6 @@ def test_every_setting_has_an_effect_or_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "context"),
     [
-        ("AsyncLearner", "bound", {"domain": DOMAIN}),
         ("FedRep", "head_local", {}),
         ("MPMTL", "own_lam", {"own_penalty": "l1"}),
         ("MPMTL", "curator_delta", {"curator_epsilon": 3.0}),

@@ -17,16 +17,16 @@ from collaboration import (
 )
 from hinge import Hinges, minimize_hinge
 from scipy import optimize
+from simulate import simulate
 from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 from weighted import Weighted
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.simulated import simulate
-from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy
-from tests.algorithms.test_cost_of_privacy import owners
+from tests.cost_of_privacy.test_simulate import owners
 
 
 def records(loss: str, n: int = 120, p: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,12 +119,12 @@ def test_slopes_are_those_of_power_laws() -> None:
         log_log_slope([1, 2], [1, 2])
 
 
-DOMAIN = DomainBound(3.0, y=3.0)
+LIMIT = 2 * (5.0 * 3.0 + 3.0) * 3.0  # of every gradient: rows and targets are within 3, the model within 5
 
 
 def mean_psi(data: LinearData, epsilon: float, kappa: float = 3.0) -> float:
-    learner = AsyncLearner(reg=1e-3, theta_max=5.0, kappa=kappa, bound="domain", domain=DOMAIN)
-    privacy = RecordPrivacy(clip_norm=learner.xi, epsilon=epsilon, delta=0.0, mechanism="laplace")
+    learner = AsyncLearner(reg=1e-3, theta_max=5.0, kappa=kappa, row_norm=3.0, target=3.0)
+    privacy = RecordPrivacy(clip_norm=LIMIT, epsilon=epsilon, delta=0.0, mechanism="laplace")
     rng = np.random.default_rng(0)
     ticks = np.repeat(np.arange(len(data.x)), 8)
     clients = torch.from_numpy(np.stack([rng.permutation(ticks) for _ in range(300)]))

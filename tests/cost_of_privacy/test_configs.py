@@ -27,7 +27,7 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     (config,) = check(["experiment=cost_of_privacy_svm", "data.root=x"], extra=CONFIGS)
     made = settings(config)
     algorithm, data = made["algorithm"], config["data"]
-    assert (algorithm.bound, algorithm.domain, algorithm.loss) == ("domain", "auto", "hinge")
+    assert (algorithm.row_norm, algorithm.loss) == ("auto", "hinge")
     assert made["privacy"].clip_norm == data["l1"] + 1 == 13.0
     assert (data["intercept"], data["labels"]) == (True, "class")
 

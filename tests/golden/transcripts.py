@@ -71,8 +71,7 @@ RUNS = {
         "schedule.per_client=1 privacy.mechanism=l2_laplace privacy.delta=0 privacy.epsilon=40"
     ),
     "async_learner, sufficient statistics": (
-        f"{_STEPS} data.problem=regression algorithm.bound=domain "
-        "algorithm.domain={_target_:fedmtl.DomainBound,x_l1:3.0,y:2.0} privacy.clip_norm=300 "
+        f"{_STEPS} data.problem=regression algorithm.row_norm=2.0 algorithm.target=2.0 privacy.clip_norm=300 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",

@@ -36,9 +36,8 @@ from fedmtl import (
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.async_learner import one_answer
-from fedmtl.algorithms.async_learner.one_answer import OneAnswer
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.pp_dmtl import simulated
@@ -156,6 +155,15 @@ class Featured(AsyncLearner):
         return (replace(plan, allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()]),)
 
 
+class Bounded(AsyncLearner):
+    """With gradients that the domain bounds, so that nothing is clipped."""
+
+    def gradients(self, problem, public):
+        """Means over all records."""
+        rows, arrays = super().gradients(problem, public), self.data(problem).arrays
+        return BoundedMeans(lambda client, *of: rows.factors(client, *of) @ arrays[client][0] / len(arrays[client][0]))
+
+
 _CLOCKS = PoissonClocks(per_client=USES)
 _LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=USES)
 ONE_AT_A_TIME = {
@@ -170,7 +178,7 @@ FURTHER: dict[str, tuple[Any, Any]] = {
     "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
     "silent past the cap": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=2, confidence_power=2.0), _CLOCKS),
     "bounded": (
-        AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
+        Bounded(reg=1e-3, theta_max=3.0, row_norm=2.0, target=1.0),
         _CLOCKS,
     ),
     "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
@@ -1618,22 +1626,23 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _weighed_by_their_records(self, problem, public, clip):
     """Owners count by the sizes of their private rows."""
     sizes = torch.stack([x.abs().sum() for x in LinearData.of(problem).x])
-    self.solve(public, sizes, self.prior(self._public(problem), clip), clip)
+    return one_answer.PublicPrior.of(self, self.public_rows(problem), clip).solve(public, sizes)
 
 
-_solve, _silent_steps, _message = OneAnswer._solve, PeerToPeer._data_gradients, one_answer.moments_message
+_ridge, _silent_steps, _moments = Moments.model, PeerToPeer._data_gradients, Moments.gradients
 
 
 def _ridge_of_raw_moments(self, problem, public, clip):
     x, _ = LinearData.of(problem).pooled()
-    _solve(replace(self, reg=self.reg + float(torch.linalg.eigvalsh(x.T @ x / len(x))[0])), problem, public, clip)
+    least = float(torch.linalg.eigvalsh(x.T @ x / len(x))[0])
+    return _ridge(replace(self, reg=self.reg + least), problem, public, clip)
 
 
-def _moments_of_the_next_too(data):
-    own = _message(data).gradients
+def _moments_of_the_next_too(self, problem, public):
+    own, n = _moments(self, problem, public).gradients, problem.clients
 
     def both(client, which, where):
-        return own(client, which, where) + 1e-3 * own((client + 1) % len(data.x), which, where).mean(1, keepdim=True)
+        return own(client, which, where) + 1e-3 * own((client + 1) % n, which, where).mean(1, keepdim=True)
 
     return RecordGradients(both)
 
@@ -2081,19 +2090,19 @@ MUTANTS = [
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant(
         "public start of private rows",
-        _set(PublicStart, "_public", lambda self, problem: LinearData.of(problem)),
+        _set(PublicStart, "public_rows", lambda self, problem: LinearData.of(problem)),
         TRANSCRIPT,
         CLOCK,
         ("public start",),
     ),
     Mutant(
         "owners weighed by their records",
-        _set(OneAnswer, "_solve", _weighed_by_their_records),
+        _set(PublicStart, "model", _weighed_by_their_records),
         TRANSCRIPT,
         CLOCK,
         _ONCE,
     ),
-    Mutant("ridge of raw moments", _set(Moments, "_solve", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
+    Mutant("ridge of raw moments", _set(Moments, "model", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
     Mutant(
         "silent agents along raw gradients",
         _silent_along_raw_gradients,
@@ -2141,7 +2150,7 @@ MUTANTS = [
     ),
     Mutant(
         "moments of the next owner too",
-        _set(one_answer, "moments_message", _moments_of_the_next_too),
+        _set(Moments, "gradients", _moments_of_the_next_too),
         INDEPENDENCE,
         CLOCK,
         ("moments",),

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from fedmtl import AsyncLearner
-from fedmtl.algorithms.linear.data import DomainBound
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL
 from fedmtl.graphs import Ring
@@ -73,7 +72,7 @@ def test_settings_of_other_kinds_pass() -> None:
     base = trainer_of("async_learner", "clocks, laplace")
     budgets = {name: 1.0 + k for k, name in enumerate(base.data.ids)}
     loose = replace(CLOCKED["clocks, laplace"], clip_norm=40.0)
-    domain = AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0))
+    domain = AsyncLearner(reg=1e-3, theta_max=3.0, row_norm=2.0, target=1.0)
     for run in (
         replace(base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=budgets)),
         replace(base, privacy=replace(CLOCKED["clocks, gaussian"], noise_multiplier=9.0)),

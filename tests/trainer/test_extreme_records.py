@@ -16,7 +16,6 @@ from fedmtl import (
     PPDMTL,
     AsyncLearner,
     ClientPrivacy,
-    DomainBound,
     FedAvg,
     FullParticipation,
     Moments,
@@ -51,8 +50,8 @@ LINEAR = {
     "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1), RECORD),
     "async, clip": (lambda loss: AsyncLearner(loss=loss), RECORD),
     "async, moments": (lambda loss: Moments(), RECORD),
-    "async, domain": (
-        lambda loss: AsyncLearner(loss=loss, bound="domain", domain=DomainBound(1.0, 1.0), theta_max=1.0),
+    "async, bounded rows": (
+        lambda loss: AsyncLearner(loss=loss, row_norm=1.0, theta_max=1.0),
         RecordPrivacy(clip_norm=4.0, epsilon=5.0, delta=1e-5),
     ),
 }

@@ -14,7 +14,6 @@ from fedmtl import (
     PPDMTL,
     AsyncLearner,
     ClientPrivacy,
-    DomainBound,
     FullParticipation,
     PeerToPeer,
     PoissonClocks,
@@ -85,7 +84,7 @@ def test_without_privacy_and_stated_bound_no_row_is_shortened(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_privacy_a_bound_must_be_stated(name):
-    needed = r"states no public bounds .* algorithm\.row_norm=1\.0 .*Domain\(l1="
+    needed = r"state no public bounds .* algorithm\.row_norm=1\.0 .*Domain\(l1="
     for algorithm in (METHODS[name](), METHODS[name](row_norm="auto")):
         with pytest.raises(ConfigError, match=needed) as e:
             trainer(algorithm, dataset(), protection(name)).fit()
@@ -109,7 +108,7 @@ def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
 def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, private, tmp_path):
     limit, order = 3.5, 1 if name == "async" else 2
     if name == "async":
-        algorithm = AsyncLearner(loss="squared", domain=DomainBound(limit, 20.0), kappa=20.0, reg=1e-6)
+        algorithm = AsyncLearner(loss="squared", row_norm=limit, target=20.0, kappa=20.0, reg=1e-6)
     elif name == "local":
         algorithm = LocalFit(loss="squared", row_norm=limit, ridge=1e-6)
     else:

@@ -13,9 +13,9 @@ import torch
 from collaboration import Collaboration
 from readers.hospital import read_hospital
 from setting import Horizon, Row, budget, clocks, kappa_for, owners_rows, quartiles, references
+from simulate import simulate
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.simulated import simulate
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.schedules import PoissonClocks
 

@@ -26,12 +26,12 @@ from collaboration import Collaboration  # noqa: E402
 from hospitals import stays  # noqa: E402
 from scores import Score, by_client, difference, renew_scores  # noqa: E402
 from setting import CANDIDATES, budget, clocks, first_owners, lending  # noqa: E402
+from simulate import simulate  # noqa: E402
 from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.central import CentralLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.one_answer import Moments, PublicStart  # noqa: E402
-from fedmtl.algorithms.async_learner.simulated import simulate  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
 
 CELLS = {(100, 90): 80, (30, 300): 24, (10, 300): 10}

@@ -42,10 +42,10 @@ from setting import (  # noqa: E402
     references,
     value_rows,
 )
+from simulate import simulate  # noqa: E402
 from sweep import existing  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
-from fedmtl.algorithms.async_learner.simulated import simulate  # noqa: E402
 from fedmtl.schedules import PoissonClocks  # noqa: E402
 
 BAND_EPSILONS, BAND_RUNS = (0.3, 1.0, 10.0), 100

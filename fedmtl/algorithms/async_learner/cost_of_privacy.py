@@ -24,7 +24,7 @@ from torch import Tensor
 from ..._check import one_of
 from ...data import FederatedDataset
 from ...errors import ConfigError
-from ..linear.data import LinearData, LinearLoss
+from ..linear.data import LinearData
 from ..linear.solve import minimize
 from .central import CentralLearner
 
@@ -77,7 +77,7 @@ def cost_of_privacy(
         DataError: targets that do not suit the loss.
     """
     one_of("cost_of_privacy", ("squared", "logistic"), loss=learner.loss)
-    rows, loss = learner.bounded(LinearData.of_data(data, bias=bias)), LinearLoss(learner.loss)
+    rows, loss = learner.bounded(LinearData.of_data(data, bias=bias), data.domain), learner.linear_loss
 
     def minimizer(x: Tensor, y: Tensor) -> np.ndarray:
         return minimize(loss, x.numpy(), y.numpy(), 2 * learner.reg, box=learner.theta_max).theta

@@ -26,11 +26,10 @@ the noised G.
 from __future__ import annotations
 
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,103 +38,60 @@ from torch import Tensor
 from ..._check import one_of
 from ...errors import ConfigError
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordGradients
-from ...privacy.channel import GRADIENT
 from ...privacy.clip import Clip, clip_rows
 from ...privacy.noise.symmetric import smat, svec
 from ...schedules import Block, BoundSchedule
-from ..base import Own, Problem, Released, Round, State
-from ..linear.data import DomainBound, LinearData, LinearLoss, prepared
+from ..activations import Answers
+from ..base import Problem, Released, State
+from ..linear.data import LinearData, prepared
 from ..linear.solve import minimize
-from ..store import ClientStore
 from .central import CentralLearner
-from .gradients import MeanGradients
 
 logger = logging.getLogger("fedmtl")
-Array = np.ndarray
+Array = np.ndarray[Any, Any]
 _LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding
 
 
 class OneAnswer(CentralLearner):
     """A learner whose owners are all asked the same, and answer once or a few times; several answers are averaged."""
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start from what is public."""
-        return State(
-            self.start(self.data(problem), self._public(problem), replicates), ClientStore(problem.clients, {})
-        )
-
-    def start(self, data: LinearData, public: LinearData | None, replicates: int) -> dict[str, Tensor]:
-        """Return the public state of R = ``replicates`` runs before any answer; ``public`` has the public rows.
-
-        It is theta_l (R, p), at theta_0 (p,); and of each owner the sum of its answers (R, n, size), the sum of the
-        variances of their noise and their number (R, n).
-        """
-        theta, r, n = self.first(data, public), replicates, len(data.x)
-        shapes = {"sums": (r, n, self.size(data.dimension)), "variances": (r, n), "answers": (r, n)}
-        empty = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        return {"theta_l": theta.repeat(r, 1), "theta_0": theta.clone(), **empty}
+    @abstractmethod
+    def theta_0(self, problem: Problem) -> Tensor:
+        """Return the model before any answer, (p,)."""
 
     @abstractmethod
-    def first(self, data: LinearData, public: LinearData | None) -> Tensor:
-        """Return theta_0 (p,)."""
+    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
+        """Return the models (R, p) that all answers so far give, under a public clip."""
 
     def size(self, dimension: int) -> int:
         """Return the length of an answer for records of ``dimension`` features."""
         return dimension
 
-    @abstractmethod
-    def asked(self, data: LinearData, public: Mapping[str, Tensor], *, clipped: bool) -> GradientMessage:
-        """Return what all owners answer; ``clipped`` where the channel clips at all."""
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Start from what is public: theta_l (R, p), at theta_0 (p,); and of each owner the sum of its answers
+        (R, n, size), the sum of the variances of their noise and their number (R, n)."""
+        theta, r, n = self.theta_0(problem), replicates, problem.clients
+        shapes = {"sums": (r, n, self.size(len(theta))), "variances": (r, n), "answers": (r, n)}
+        empty = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        public = {"theta_l": theta.repeat(r, 1), "theta_0": theta.clone(), **empty}
+        return State(public, problem.client_store({}))
 
-    def prior(self, public: LinearData | None, clip: Clip | None) -> PublicPrior | None:
-        """Return what the public rows say under this clip; None where they are not used."""
-        return None
-
-    @abstractmethod
-    def solve(self, state: dict[str, Tensor], counts: Tensor, prior: PublicPrior | None, clip: Clip | None) -> None:
-        """Set theta_l (R, p) to what all answers so far say, of owners with ``counts`` (n,) records."""
-
-    def _public(self, problem: Problem) -> LinearData | None:
-        """Return the public rows of the data, where they are used."""
-        return None
-
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, GradientMessage], Own]:
-        return {GRADIENT: self.asked(self.data(problem), public, clipped=round.clips)}, own
+    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+        (runs,) = np.nonzero(answers.clients >= 0)
+        at = torch.from_numpy(runs), torch.from_numpy(answers.clients[runs])
+        public["sums"][at] += torch.from_numpy(answers.values[runs])
+        public["variances"][at] += answers.noise_std()[at[0]] ** 2
+        public["answers"][at] += 1
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        assert released.clients is not None
-        new = {name: value.clone() for name, value in public.items()}
-        add_answers(
-            new, released.clients.numpy(), released.values[GRADIENT].numpy()[None], released.noise_std(GRADIENT)
-        )
-        self._solve(problem, new, released.clip)
-        return new
+        new = super().server(problem, public, released)
+        return new | {"theta_l": self.model(problem, new, released.clip)}
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         """Take all answers of the block, and solve once."""
-        self.check_bound(channel)
-        message = self.asked(self.data(problem), state.public, clipped=channel.bound < math.inf)
-        self.hear(state.public, block.client.numpy().T, channel, message)
-        self._solve(problem, state.public, channel.sums.clip)
+        state = super().step(problem, state, block, channel)
+        state.public["theta_l"] = self.model(problem, state.public, channel.sums.clip)
         return state
-
-    def hear(self, public: dict[str, Tensor], clients: Array, channel: Channel, message: GradientMessage) -> None:
-        """Take the answers to ``message`` of the activations ``clients`` (S, R) that have begun."""
-        for who, answer in zip(clients, channel.answers(message), strict=True):
-            add_answers(public, who, answer, channel.noise_std(GRADIENT))
-
-    def simulated(self, data: LinearData, public: LinearData | None, clients: Tensor, channel: Channel) -> Tensor:
-        state = self.start(data, public, len(clients))
-        channel.begin(0, clients)
-        self.hear(state, clients.numpy().T, channel, self.asked(data, state, clipped=channel.bound < math.inf))
-        self.solve(state, data.counts, self.prior(public, channel.sums.clip), channel.sums.clip)
-        return state["theta_l"]
-
-    def _solve(self, problem: Problem, public: dict[str, Tensor], clip: Clip | None) -> None:
-        prior = prepared(problem, (self, "prior", clip), lambda: self.prior(self._public(problem), clip))
-        self.solve(public, problem.data.train.counts, prior, clip)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +105,8 @@ class PublicStart(OneAnswer):
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
         cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
-        bound: what bounds one record's gradient, ``"clip"`` or ``"domain"``; see :class:`AsyncLearner`.
-        domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
-            the data state.
+        row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
+        target: a public bound on abs(y) of the squared loss, likewise.
 
     Raises:
         ConfigError: an impossible value.
@@ -161,8 +116,8 @@ class PublicStart(OneAnswer):
     reg: float = 1e-5
     theta_max: float = 10.0
     cap: int | None = None
-    bound: Literal["clip", "domain"] = "clip"
-    domain: DomainBound | Literal["auto"] | None = None
+    row_norm: float | Literal["auto"] | None = None
+    target: float | Literal["auto"] | None = None
 
     name = "public_start"
 
@@ -171,34 +126,34 @@ class PublicStart(OneAnswer):
         super().__post_init__()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        rows = sum(map(len, self._public(problem).y))
+        rows = sum(map(len, self.public_rows(problem).y))
         (plan,) = super().plan(problem, schedule)
         return (replace(plan, notes=(f"{rows} public rows, to which the start and the prior are fitted",)),)
 
-    def first(self, data: LinearData, public: LinearData | None) -> Tensor:
-        return torch.zeros(data.dimension, dtype=torch.float64) if public is None else public_fit(self, public)
+    def theta_0(self, problem: Problem) -> Tensor:
+        return prepared(problem, (self, "start"), lambda: self.start(self.public_rows(problem)))
 
-    def asked(self, data: LinearData, public: Mapping[str, Tensor], *, clipped: bool) -> GradientMessage:
+    def start(self, public: LinearData) -> Tensor:
+        """Return theta_0 (p,), the exact minimizer of f on the public rows."""
+        x, y = (part.numpy() for part in public.pooled())
+        return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
+
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
         points = public["theta_0"].expand(len(public["theta_l"]), -1).numpy()
-        gradients = MeanGradients(data, LinearLoss(self.loss))
-        return gradients.message(points, clipped=clipped and self.bound == "clip")
+        return self.data(problem).gradients(self.linear_loss, lambda owners, runs: points[runs], len(points))
 
-    def prior(self, public: LinearData | None, clip: Clip | None) -> PublicPrior | None:
-        assert public is not None
-        return PublicPrior.of(self, public, clip)
+    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
+        prior = prepared(problem, (self, "prior", clip), lambda: PublicPrior.of(self, self.public_rows(problem), clip))
+        return prior.solve(public, problem.data.train.counts)
 
-    def solve(self, state: dict[str, Tensor], counts: Tensor, prior: PublicPrior | None, clip: Clip | None) -> None:
-        assert prior is not None
-        state["theta_l"] = prior.solve(state, counts)
-
-    def _public(self, problem: Problem) -> LinearData:
-        """Return the public rows of the data, within the domain where one is given."""
+    def public_rows(self, problem: Problem) -> LinearData:
+        """Return the public rows of the data, within the bounds."""
         examples = problem.data.public
         if examples is None:
             raise ConfigError(
                 f"PublicStart needs public rows, and {problem.data.name} has none; use Moments, which needs none."
             )
-        return prepared(problem, (self, "public rows"), lambda: self.bounded(LinearData.of_examples(problem, examples)))
+        return self.bounded(LinearData.of(problem, examples), problem.data.domain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +166,8 @@ class Moments(OneAnswer):
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
         cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
-        domain: public bounds on records, enforced on the rows. ``"auto"``: those that the data state.
+        row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
+        target: a public bound on abs(y) of the squared loss, likewise.
 
     Raises:
         ConfigError: an impossible value.
@@ -220,47 +176,57 @@ class Moments(OneAnswer):
     reg: float = 1e-5
     theta_max: float = 10.0
     cap: int | None = None
-    domain: DomainBound | Literal["auto"] | None = None
+    row_norm: float | Literal["auto"] | None = None
+    target: float | Literal["auto"] | None = None
 
     name = "moments"
     loss = "squared"
 
-    def released(self, data: LinearData, ids: tuple[str, ...], caps: Array) -> GradientPlan:
-        return replace(super().released(data, ids, caps), dimension=self.size(data.dimension), x=None)
-
-    def first(self, data: LinearData, public: LinearData | None) -> Tensor:
-        return torch.zeros(data.dimension, dtype=torch.float64)
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        (plan,) = super().plan(problem, schedule)
+        return (replace(plan, dimension=self.size(plan.dimension), x=None),)
 
     def size(self, dimension: int) -> int:
-        return moments_size(dimension)
+        return dimension * (dimension + 1) // 2 + dimension
 
-    def asked(self, data: LinearData, public: Mapping[str, Tensor], *, clipped: bool) -> GradientMessage:
-        return moments_message(data)
+    def theta_0(self, problem: Problem) -> Tensor:
+        return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def solve(self, state: dict[str, Tensor], counts: Tensor, prior: PublicPrior | None, clip: Clip | None) -> None:
-        state["theta_l"] = moments_model(self, state, counts, state["theta_l"].shape[1], clip)
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+        """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips."""
+        data = self.data(problem)
+
+        def moments(owner: int, which: Array, runs: Array) -> Tensor:
+            x, y = data.x[owner], data.y[owner]
+            rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
+            return rows.expand(len(runs), -1, -1)
+
+        return RecordGradients(moments)
+
+    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
+        """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.
+
+        An owner's weight is the inverse of the variance of its answer: of the noise, and at most C^2 / (size n_i) in a
+        coordinate for its records being a sample.
+        """
+        (means, noise, heard), p = means_of(public), len(public["theta_0"])
+        size, counts = means.shape[-1], problem.data.train.counts
+        sampling = (1.0 if clip is None else clip.bound) ** 2 / (size * counts.clamp(min=1))
+        weights = heard / (sampling + noise)
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
+        mean = (weights[:, :, None] * means).sum(1)
+        matrix, vector = smat(mean[:, : size - p]), mean[:, size - p :]
+        edge = ((weights**2 * noise).sum(1) * 2 * p).sqrt()  # diagonal entries have the noise of a coordinate
+        ridge = (edge - torch.linalg.eigvalsh(matrix)[:, 0]).clamp(min=0) * (edge > 0)
+        ridge = torch.where(heard.any(1), ridge + self.reg, 1.0)
+        system = matrix + ridge[:, None, None] * torch.eye(p, dtype=torch.float64)
+        return torch.linalg.solve(system, vector).clamp(-self.theta_max, self.theta_max)
 
 
-def add_answers(state: dict[str, Tensor], who: Array, answer: Array, std: Tensor) -> None:
-    """Add the answers (R, size) of owners ``who`` (R,), -1 for none, whose noise has the deviations ``std`` (R,)."""
-    some = torch.from_numpy(np.flatnonzero(who >= 0))
-    at = some, torch.from_numpy(who)[some]
-    state["sums"][at] += torch.from_numpy(answer)[some]
-    state["variances"][at] += std[some] ** 2
-    state["answers"][at] += 1
-
-
-def means_of(state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def means_of(public: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
-    number = state["answers"].clamp(min=1)
-    return state["sums"] / number[:, :, None], state["variances"] / number**2, state["answers"] > 0
-
-
-def public_fit(settings: CentralLearner, public: LinearData) -> Tensor:
-    """Return theta_0 (p,), the exact minimizer of f on the public rows."""
-    x, y = (part.numpy() for part in public.pooled())
-    fit = minimize(LinearLoss(settings.loss), x, y, 2 * settings.reg, box=settings.theta_max)
-    return torch.from_numpy(fit.theta)
+    number = public["answers"].clamp(min=1)
+    return public["sums"] / number[:, :, None], public["variances"] / number**2, public["answers"] > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,9 +252,9 @@ class PublicPrior:
     theta_max: float
 
     @classmethod
-    def of(cls, settings: CentralLearner, public: LinearData, clip: Clip | None) -> PublicPrior:
+    def of(cls, settings: PublicStart, public: LinearData, clip: Clip | None) -> PublicPrior:
         """Compute them from the public rows and the public clip."""
-        theta, loss = public_fit(settings, public), LinearLoss(settings.loss)
+        theta, loss = settings.start(public), settings.linear_loss
         x, y = public.pooled()
         n, p = x.shape
         factors = loss.scale(theta[None], x, y)[0]
@@ -311,50 +277,11 @@ class PublicPrior:
             inverse @ wide @ inverse / n, settings.theta_max,
         )  # fmt: skip
 
-    def solve(self, state: dict[str, Tensor], counts: Tensor) -> Tensor:
+    def solve(self, public: Mapping[str, Tensor], counts: Tensor) -> Tensor:
         """Return the posterior mean (R, p), of owners with ``counts`` (n,) records."""
-        means, noise, heard = means_of(state)
+        means, noise, heard = means_of(public)
         information = heard[:, :, None] / (self.spread / counts.clamp(min=1)[:, None] + noise[:, :, None])
         push = (information * (self.centre - means @ self.basis)).sum(1)
         toward = self.covariance @ self.slope.T
         system = torch.eye(len(self.theta), dtype=torch.float64) + (toward * information.sum(1)[:, None]) @ self.slope
-        moved = torch.linalg.solve(system, push @ toward.T)
-        return (self.theta + moved).clamp(-self.theta_max, self.theta_max)
-
-
-def moments_size(dimension: int) -> int:
-    """Return the length of (svec(x x'), x y) for rows of ``dimension`` numbers."""
-    return dimension * (dimension + 1) // 2 + dimension
-
-
-def moments_message(data: LinearData) -> GradientMessage:
-    """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips."""
-
-    def moments(client: int, which: Array, where: Array) -> Tensor:
-        x, y = data.x[client], data.y[client]
-        rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
-        return rows.expand(len(where), -1, -1)
-
-    return RecordGradients(moments)
-
-
-def moments_model(
-    settings: CentralLearner, state: dict[str, Tensor], counts: Tensor, dimension: int, clip: Clip | None
-) -> Tensor:
-    """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.
-
-    An owner's weight is the inverse of the variance of its answer: of the noise, and at most C^2 / (size n_i) in a
-    coordinate for its records being a sample.
-    """
-    means, noise, heard = means_of(state)
-    size = means.shape[-1]
-    sampling = (1.0 if clip is None else clip.bound) ** 2 / (size * counts.clamp(min=1))
-    weights = heard / (sampling + noise)
-    weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
-    mean = (weights[:, :, None] * means).sum(1)
-    matrix, vector = smat(mean[:, : size - dimension]), mean[:, size - dimension :]
-    edge = ((weights**2 * noise).sum(1) * 2 * dimension).sqrt()  # diagonal entries have the noise of a coordinate
-    ridge = (edge - torch.linalg.eigvalsh(matrix)[:, 0]).clamp(min=0) * (edge > 0)
-    ridge = torch.where(heard.any(1), ridge + settings.reg, 1.0)
-    system = matrix + ridge[:, None, None] * torch.eye(dimension, dtype=torch.float64)
-    return torch.linalg.solve(system, vector).clamp(-settings.theta_max, settings.theta_max)
+        return (self.theta + torch.linalg.solve(system, push @ toward.T)).clamp(-self.theta_max, self.theta_max)

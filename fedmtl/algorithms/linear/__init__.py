@@ -6,13 +6,12 @@ part beside a shared one, :meth:`TaskStack.fit` for all clients at once. ``Linea
 dataset.
 """
 
-from .data import DomainBound, LinearData, LinearLoss
+from .data import LinearData, LinearLoss
 from .evidence import own_ridges
 from .solve import Minimum, fit_own, minimize
 from .stack import TaskStack
 
 __all__ = [
-    "DomainBound",
     "LinearData",
     "LinearLoss",
     "Minimum",

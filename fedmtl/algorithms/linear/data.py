@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -25,15 +25,17 @@ from ..._check import one_of, positive
 from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
+from ...privacy import ScaledRows, Turns
 from ...stacked import Layout
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
-    from ...data import Examples, FederatedDataset
+    from ...data import Domain, Examples, FederatedDataset
 
 LossName = Literal["squared", "hinge", "logistic"]
 LOSS_NAMES: tuple[LossName, ...] = ("squared", "hinge", "logistic")
 TWO_CLASS_LOSSES: tuple[LossName, ...] = ("hinge", "logistic")
+Array = np.ndarray[Any, Any]
 Built = TypeVar("Built")
 
 
@@ -103,15 +105,6 @@ class LinearLoss:
             return torch.clamp(1 - margins * y, min=0)
         return F.softplus(-margins * y)
 
-    def slope_bound(self, margin: float, y: float = 1.0) -> float:
-        """Return the largest abs(dl/dm) where abs(m) <= ``margin`` and abs(target) <= ``y``.
-
-        Squared: 2 (margin + y); logistic: 1 / (1 + exp(-margin)); hinge: 1.
-        """
-        if self.name == "squared":
-            return 2 * (margin + y)
-        return 1.0 if self.name == "hinge" else 1 / (1 + math.exp(-margin))
-
     def smoothness(self, x_l2: float) -> float:
         """Return the Lipschitz constant of the gradient in the L2 norm for rows ||x||_2 <= ``x_l2``; infinite for the
         hinge."""
@@ -137,64 +130,6 @@ def check_classes(data: FederatedDataset, name: str = "the method") -> None:
             f"{data.name} has {data.classes} classes, and {name} learns linear models of two classes or of "
             f"real targets, such as those of synthetic_tasks. With more, prior_layers and pmtl can be used."
         )
-
-
-@dataclass(frozen=True)
-class DomainBound:
-    """What is known of every record of the domain, and enforced: rows are scaled down, targets cut off.
-
-    Args:
-        x_l1: bound on ||x||_1 of a whole row, with its 1 for the bias, above 0 (above 1 with a bias).
-        y: bound on abs(y), above 0; 1 for two classes.
-    """
-
-    x_l1: float
-    y: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, x_l1=self.x_l1, y=self.y)
-
-    @classmethod
-    def stated(cls, problem: Problem, name: str) -> DomainBound:
-        """Return the bounds that the data state; ``name`` is the setting's, for the message.
-
-        Raises:
-            ConfigError: data that state none.
-        """
-        if (domain := problem.data.domain) is None:
-            raise ConfigError(
-                f"{name} is 'auto', but {problem.data.name} states no public bounds on its records; give a number."
-            )
-        room = domain.l1 + probe_linear(problem.module, problem.data.spec.shape)
-        return cls(x_l1=room, y=domain.target if problem.data.classes is None else 1.0)
-
-    def rows(self, bias: bool) -> RowBound:
-        """Return the bound on a record's features, without the 1 of a bias.
-
-        Raises:
-            ConfigError: no room for features beside the 1 of the bias.
-        """
-        room = self.x_l1 - 1.0 if bias else self.x_l1
-        if room <= 0:
-            raise ConfigError(f"DomainBound.x_l1 is {self.x_l1:g}; with a bias it must be above 1, the bias's own row.")
-        return RowBound(room, "l1")
-
-    def bounded(self, data: LinearData) -> LinearData:
-        """Return the records of ``data`` forced into the domain, as by :meth:`LinearData.bounded`.
-
-        Raises:
-            ConfigError: no room for features beside the 1 of the bias.
-        """
-        return data.bounded(self.rows(data.bias), self.y)
-
-    def xi(self, loss: LinearLoss, theta_max: float) -> float:
-        """Return Xi >= sup ||grad l||_1 over the domain and ||theta||_inf <= theta_max (Farokhi et al., Assumption 2).
-
-        abs(theta . x) <= theta_max ||x||_1, so with X = ``x_l1`` and Y = ``y``: squared 2 (theta_max X + Y) X, hinge
-        X, logistic X / (1 + exp(-theta_max X)). It bounds the L2 norm as well.
-        """
-        positive("DomainBound.xi", theta_max=theta_max)
-        return loss.slope_bound(theta_max * self.x_l1, self.y) * self.x_l1
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,41 +164,23 @@ class LinearData:
         return self.x[0].shape[1]
 
     @classmethod
-    def of(cls, problem: Problem) -> LinearData:
-        """Return the training side of ``problem``; made once for each pair of data and model.
+    def of(cls, problem: Problem, examples: Examples | None = None) -> LinearData:
+        """Return the training side of ``problem``, or other examples in the same coding, such as public ones.
 
         Raises:
             ModelError: the model is not theta . x with theta = [weights..., bias] and one output (a probe on random
                 inputs and parameters; no data are read).
             DataError: more than two classes, or several targets a record.
         """
-
-        def build() -> LinearData:
-            return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
-
-        return prepared(problem, "rows", build)
+        return cls.of_data(problem.data, examples, bias=probe_linear(problem.module, problem.data.spec.shape))
 
     @classmethod
-    def of_data(cls, data: FederatedDataset, *, bias: bool = False) -> LinearData:
-        """Return the training side of ``data`` for a linear model with or without a bias, without a trainer; as
-        :meth:`of`."""
-        index = torch.arange(len(data.train))
-        rows, targets = data.gather("train", index, dtype=torch.float64, device="cpu")
-        return cls._of_rows(data, bias, rows, targets, data.train.counts.tolist())
-
-    @classmethod
-    def of_examples(cls, problem: Problem, examples: Examples) -> LinearData:
-        """Return other examples in the same coding as the data of ``problem``, such as public ones; as :meth:`of`."""
-        index = torch.arange(len(examples))
-        rows = problem.data.transform(take(examples.x, index), torch.float64).cpu()
-        bias = probe_linear(problem.module, problem.data.spec.shape)
-        return cls._of_rows(problem.data, bias, rows, take(examples.y, index).cpu(), examples.counts.tolist())
-
-    @classmethod
-    def _of_rows(
-        cls, data: FederatedDataset, bias: bool, rows: Tensor, targets: Tensor, counts: list[int]
-    ) -> LinearData:
+    def of_data(cls, data: FederatedDataset, examples: Examples | None = None, *, bias: bool = False) -> LinearData:
+        """Return the same for a linear model with or without a bias, without a trainer."""
         check_classes(data)
+        examples = data.train if examples is None else examples
+        index, counts = torch.arange(len(examples)), examples.counts.tolist()
+        rows, targets = data.transform(take(examples.x, index), torch.float64).cpu(), take(examples.y, index).cpu()
         if targets.numel() != len(targets):
             raise DataError(
                 f"{data.name}: targets have shape {tuple(targets.shape[1:])}; one number a record is needed."
@@ -292,6 +209,25 @@ class LinearData:
         features = torch.where(valid[:, None], features if rows is None else rows(features), 0.0)
         y, counts = torch.where(valid, y.clamp(-target, target), 0.0), self.counts.tolist()
         return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
+
+    def gradients(self, loss: LinearLoss, models: Callable[[Any, Array], Array], runs: int = 1) -> ScaledRows:
+        """Return the gradients of the clients' records, for a release, of ``runs`` runs at once.
+
+        Args:
+            loss: of a record.
+            models: (clients, runs (k,)) -> the models (k, p) at which they answer, asked for at every release; the
+                clients are int64 (k,), or one number for all.
+            runs: R.
+        """
+        arrays = self.arrays
+
+        def of_one(client: int, which: Array, where: Array) -> Array:
+            return loss.factors(models(client, where), *arrays[client])
+
+        def of_all(clients: Array, where: Array, turns: Turns) -> Array:
+            return loss.factors_of_all(models(clients, where), [(*arrays[client], times) for client, times in turns])
+
+        return ScaledRows(of_one, of_all if runs > 1 else None)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""
@@ -347,11 +283,15 @@ class LinearAlgorithm(Algorithm):
     """A method for linear models whose records are within public bounds.
 
     Attributes:
-        row_norm: bound on the L2 norm of a record's features; ``"auto"``: the one that the data state; None: no bound.
+        row_norm: bound on the norm of a record's features; ``"auto"``: the one that the data state; None: no bound.
         target: bound on abs(y) of the squared loss; ``"auto"`` and None likewise.
+        norm: of the features, ``"l2"`` or ``"l1"``.
+        needs_row_bound: whether privacy needs a bound on rows, because the step sizes rest on one.
     """
 
     on_host = True
+    norm: Literal["l1", "l2"] = "l2"
+    needs_row_bound: ClassVar[bool] = True
     row_norm: float | Literal["auto"] | None
     target: float | Literal["auto"] | None
 
@@ -376,11 +316,6 @@ class LinearAlgorithm(Algorithm):
                         f"is {self.loss!r}; leave it out."  # type: ignore[attr-defined]
                     )
 
-    @property
-    def given_bounds(self) -> dict[str, Any]:
-        """Return the bounds that are numbers, by name; None for ``"auto"``, which holds for the records as they are."""
-        return {name: None if (value := getattr(self, name)) == "auto" else value for name in ("row_norm", "target")}
-
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
         """Return these settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.
 
@@ -389,44 +324,46 @@ class LinearAlgorithm(Algorithm):
         Raises:
             ConfigError: no bound on rows, with privacy.
         """
-        private = any(one is not None for one in (privacy if isinstance(privacy, Sequence) else [privacy]))
+        budgets = privacy if isinstance(privacy, Sequence) else [privacy]
+        private, domain = self.needs_row_bound and any(one is not None for one in budgets), problem.data.domain
         if private and self.row_norm is None:
             raise ConfigError(
                 f"{type(self).__name__}.row_norm is None, and with privacy the step sizes rest on a public bound on "
                 f"rows; give a number, as algorithm.row_norm=1.0, or 'auto' for the bound that the data state."
             )
-        domain = problem.data.domain
-        stated = domain is not None and math.isfinite(domain.l2)
-        bound = self.row_bound(problem) if private or stated or self.row_norm != "auto" else None
-        chosen: Any = {"row_norm": None if bound is None else bound.bound, "target": self.target_bound(problem)}
+        stated = domain is not None and math.isfinite(getattr(domain, self.norm))
+        optional = self.row_norm == "auto" and not stated and not private
+        rows, target = (replace(self, row_norm=None) if optional else self).bounds(domain)  # type: ignore[type-var]
+        chosen: Any = {"row_norm": rows and rows.bound, "target": target if target < math.inf else None}
         return replace(self, **chosen)  # type: ignore[type-var]
 
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """Return the bound on features, which holds where the models are used too; None for none.
+    def bounds(self, domain: Domain | None) -> tuple[RowBound | None, float]:
+        """Return the bound on features, None for none, and that on abs(y) of the squared loss, infinite for none.
+
+        Args:
+            domain: the bounds that the data state.
 
         Raises:
-            ConfigError: ``"auto"``, and the data state no bound.
+            ConfigError: ``row_norm="auto"``, and the data state no bound.
         """
-        if self.row_norm != "auto":
-            return None if self.row_norm is None else RowBound(float(self.row_norm))
-        domain = problem.data.domain
-        if domain is None or not math.isfinite(domain.l2):
+        stated = (math.inf, math.inf) if domain is None else (getattr(domain, self.norm), domain.target)
+        given = (self.row_norm, None if self.loss in TWO_CLASS_LOSSES else self.target)  # type: ignore[attr-defined]
+        pairs = zip(given, stated, strict=True)
+        rows, target = (
+            auto if value == "auto" else math.inf if value is None else float(value) for value, auto in pairs
+        )
+        if self.row_norm == "auto" and rows == math.inf:
             raise ConfigError(
-                f"{type(self).__name__}.row_norm is 'auto', but {problem.data.name} states no public bounds on its "
-                f"records, and with privacy the step sizes rest on one. Give a number, as algorithm.row_norm=1.0 "
-                f"(features of larger L2 norm are scaled down to it), or state bounds with the data: "
+                f"{type(self).__name__}.row_norm is 'auto', but the data state no public bounds on their records, and "
+                f"with privacy the step sizes rest on one. Give a number, as algorithm.row_norm=1.0 (features of "
+                f"larger norm are scaled down to it), or state bounds with the data: "
                 f"dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
             )
-        return RowBound(domain.l2)
+        return None if rows == math.inf else RowBound(rows, self.norm), target
 
-    def target_bound(self, problem: Problem) -> float | None:
-        """Return the bound on abs(y) of the squared loss; None for none."""
-        if self.loss in TWO_CLASS_LOSSES:  # type: ignore[attr-defined]
-            return None
-        if self.target != "auto":
-            return None if self.target is None else float(self.target)
-        domain = problem.data.domain
-        return domain.target if domain is not None and math.isfinite(domain.target) else None
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """Return the bound on features, which holds where the models are used too; None for none."""
+        return self.bounds(problem.data.domain)[0]
 
     def data(self, problem: Problem) -> LinearData:
         """Return the training records within the bounds; made once for each pair of data and model.
@@ -435,15 +372,19 @@ class LinearAlgorithm(Algorithm):
             ModelError: the model is not linear.
             DataError: targets that do not suit the loss.
         """
-        loss, rows = self.linear_loss, self.row_bound(problem)
-        target = min(self.target_bound(problem) or math.inf, LARGEST_TARGET) if loss.name == "squared" else math.inf
+        domain = problem.data.domain
+        key = "records", self.linear_loss, self.bounds(domain)
+        return prepared(problem, key, lambda: self.bounded(LinearData.of(problem), domain))
 
-        def build() -> LinearData:
-            data = LinearData.of(problem)
-            loss.check_targets(data.y, data.name)
-            return data.bounded(rows, target)
+    def bounded(self, records: LinearData, domain: Domain | None = None) -> LinearData:
+        """Return records within the bounds, of which ``"auto"`` are those of ``domain``.
 
-        return prepared(problem, ("bounded", loss, rows, target), build)
+        Raises:
+            DataError: targets that do not suit the loss.
+        """
+        self.linear_loss.check_targets(records.y, records.name)
+        rows, target = self.bounds(domain)
+        return records.bounded(rows, min(target, LARGEST_TARGET))
 
     def largest_row(self, problem: Problem) -> float:
         """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the

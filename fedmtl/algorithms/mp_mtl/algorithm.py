@@ -285,7 +285,7 @@ class MPMTL(LinearAlgorithm):
 
     def local_baseline(self) -> LocalFit:
         """Return the fit that a local start begins with."""
-        return LocalFit(loss=self.loss, ridge=self._start_ridge, **self.given_bounds)
+        return LocalFit(loss=self.loss, ridge=self._start_ridge, row_norm=self.row_norm, target=self.target)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""

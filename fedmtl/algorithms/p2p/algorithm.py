@@ -158,8 +158,8 @@ class PeerToPeer(LinearAlgorithm):
                 raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
             if self.refine is not None:
                 raise ConfigError("PeerToPeer.refine needs exact local fits, of linear models only.")
-            for name, value in self.given_bounds.items():
-                if value is not None:
+            for name, value in {"row_norm": self.row_norm, "target": self.target}.items():
+                if value not in (None, "auto"):
                     raise ConfigError(
                         f"PeerToPeer.{name} is {value}, which has no effect with loss='model', whose records are taken "
                         f"as they are; leave it out."

@@ -305,7 +305,9 @@ class PPDMTL(LinearAlgorithm):
     def local_baseline(self) -> LocalFit:
         """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
         tau = self.refine_tau or self.tau or 0.01
-        return LocalFit(loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), **self.given_bounds)
+        return LocalFit(
+            loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), row_norm=self.row_norm, target=self.target
+        )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return the objective of equation (2) on the training records, (R,) float64, not private."""
