@@ -51,8 +51,8 @@ def adapt(words: list[str]) -> int:
     config = _config(options)
 
     from ..trainer.folder import RunFolder
-    from ..trainer.new_clients import Terms
-    from ..trainer.new_clients import adapt as make
+    from ..trainer.personalize import Terms
+    from ..trainer.personalize import adapt as make
 
     objects = settings(config)
     if objects["finetune"] is None and _given(options.overrides, "finetune"):

@@ -29,10 +29,10 @@ from ..privacy.quantile import QuantileClip
 from ..trainer import Trainer
 from ..trainer.checkpoint import read_tensors, write_json, write_tensors
 from ..trainer.evaluation import evaluate_rows, metric_name
-from ..trainer.finetuning import finetuned, held_out
 from ..trainer.folder import RunFolder, model_state
+from ..trainer.personalize import finetuned, held_out
 from ..trainer.problem import coded_for, fingerprint
-from ..trainer.result import Result
+from ..trainer.scored import Scored
 from .account import NodeAccount
 from .messages import FINISH, NAME, RECEIVE, ROUND, facts_of, log_as_flower, logger, pack, tensors_of
 from .population import check_records
@@ -229,40 +229,31 @@ class Node:
         own, place = self._state(content), self._path(content).parent
         public = self._public(content)
         row = self.algorithm.personal(self.problem, public, own, ONE)
-        result = self._result(row, self.algorithm.shared(State(public, self.first.private)))
-        state, names = model_state(self.problem, result.personal[0])
+        scored = self._scored(row, self.algorithm.shared(State(public, self.first.private)))
+        state, names = model_state(self.problem, scored.personal[0])
         bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
         write_tensors(place / "model.safetensors", state, names | bound)
-        write_json(place / "scores.json", _scores(result, self.name))
+        write_json(place / "scores.json", _scores(scored, self.name))
         self.account.certify()
         logger.info("%s has its model: %s", self.name, place / "model.safetensors")
         return pack({})
 
-    def _result(self, row: Tensor, shared: Tensor | None) -> Result:
-        """Return the client's own part of a result: its model (1, D), finetuned where the settings say so, and its
-        scores."""
+    def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
+        """Return the client's model (1, D), finetuned where the settings say so, with its scores."""
         trainer, problem, metrics = self.trainer, self.problem, self.trainer.further_metrics
-        found = evaluate_rows(problem, row, ONE, "test", metrics).by_client(problem)
         of_shared = None if shared is None else evaluate_rows(problem, shared[None], ONE, "test", metrics)
-        result = Result(
-            algorithm=self.algorithm.name,
-            epsilon=float("nan"),
-            privacy=self.channel.report,
-            history=[],
+        scored = Scored(
             ids=problem.data.ids,
             personal=row,
-            shared=shared,
-            by_client=found,
-            shared_by_client=None if of_shared is None else of_shared.by_client(problem),
-            final={},
-            stopped="rounds",
+            by_client=evaluate_rows(problem, row, ONE, "test", metrics).by_client(problem),
             metric=metric_name(problem),
-            data_name=problem.data.name,
-            module=None,
+            shared=shared,
+            shared_by_client=None if of_shared is None else of_shared.by_client(problem),
         )
         if trainer.finetune is None:
-            return result
-        return finetuned(result, problem, trainer.finetune, self.validation, trainer.privacy, metrics)
+            return scored
+        about: dict[str, Any] = {"name": self.algorithm.name, "validation": self.validation, "metrics": metrics}
+        return finetuned(scored, problem, trainer.finetune, **about)[0]
 
     def _sent(self, name: str, row: Message, step: int) -> Tensor:
         """Return a row (1, d) as it leaves: clipped, and with noise of its own where the server is to see none
@@ -345,7 +336,7 @@ def _digest(content: RecordDict, own: Own | None = None) -> str:
     return digest.hexdigest()
 
 
-def _scores(result: Result, client: str) -> dict[str, Any]:
+def _scores(result: Scored, client: str) -> dict[str, Any]:
     """Return the scores of a client's final model by metric and, where it was finetuned, those of the others by model,
     with the one that it chose."""
 

@@ -2,7 +2,7 @@
 
 from .callbacks import Callback, ProgressBar
 from .evaluation import evaluate_rows
-from .new_clients import NewClients, personalize
+from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
 from .sources import bind_schedule, open_run

@@ -32,11 +32,11 @@ from ..privacy.chain import read_chain
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
-from .finetuned import Finetuned
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
-from .new_clients import NewClients, Terms
+from .personalize import NewClients, Terms
 from .problem import build_problem, describe, made
+from .scored import Finetuned
 from .targets import named_model, restored
 
 if TYPE_CHECKING:

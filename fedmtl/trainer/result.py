@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,14 @@ from .._rounding import number_text, rounded_up
 from ..algorithms.finetune import Finetune
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
-from ..models import BoundedInputs, ModelFactory
+from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
-from ..stacked import Layout
-from .finetuned import Finetuned
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .new_clients import NewClients, Terms, adapt, place_of
-from .summary import ByClient, Stage, beside, score_lines, spread_of
+from .personalize import NewClients, Terms, adapt
+from .scored import Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,27 +30,20 @@ if TYPE_CHECKING:
 _COLUMNS = 3  # bands beside each other
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data.
+@dataclass(frozen=True, kw_only=True)
+class Result(Scored):
+    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data; for the models and
+    their scores see :class:`~fedmtl.trainer.scored.Scored`.
 
     Attributes:
         algorithm: its name.
         epsilon: spent.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
-        ids: the clients' ids.
-        personal: (n, D), the clients' models; of those in ``evaluated`` alone where some were drawn, (k, D).
-        shared: (D,), the released model, if the algorithm has one.
-        by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
-            for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
-        shared_by_client: the same for the shared model; ``None`` without one.
-        final: the last row of the history.
+        final: the last row of the history; where clients finetuned, with the numbers of the final models.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
             it stopped improving, ``"diverged"`` when a run without noise did so in its first rounds.
-        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         baselines: results of the comparison runs, by name.
-        folder: of the run, if any.
         replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
             ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
             ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
@@ -61,21 +51,13 @@ class Result:
         step: what a round is: ``"round"``, or ``"activation"`` where clients act one at a time.
         released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
-        bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
-            and for every score, and the models of :meth:`model_for` and :meth:`shared_model` do so themselves.
-        shortened: the share of the training and of the test records, by side, that were; not private.
-        finetuned: where the clients finetuned after the run, the scores before and after; ``personal``,
-            ``by_client`` and ``final`` are then those of the finetuned models.
-        asked: the metrics that the trainer was given.
+        shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
-        untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
-            from, since each of their local trainings diverged; they are in no comparison.
         terms: the settings by which new clients make models of their own, see :meth:`adapt`.
         parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
             row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
             that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
             a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
-        evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
         tested: how many clients have something to test on.
         constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it is
             not known, as of a loss of the caller's own.
@@ -85,30 +67,16 @@ class Result:
     epsilon: float
     privacy: PrivacyReport
     history: list[dict[str, Any]]
-    ids: tuple[str, ...]
-    personal: Tensor
-    shared: Tensor | None
-    by_client: ByClient
-    shared_by_client: ByClient | None
     final: dict[str, Any]
     stopped: str
-    metric: str
-    data_name: str
-    module: nn.Module | None
-    folder: Path | None = None
     baselines: Mapping[str, Result] = field(default_factory=dict)
     replicates: list[dict[str, Any]] | None = None
     step: str = "round"
     released: Mapping[str, GridValue] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    bound: RowBound | None = None
     shortened: Mapping[str, float] = field(default_factory=dict)
-    finetuned: Finetuned | None = None
-    asked: tuple[Metric, ...] = ()
     trained: bool = True
-    untrained: tuple[str, ...] = ()
     terms: Terms | None = None
-    evaluated: tuple[str, ...] | None = None
     tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     constant: float | None = None
@@ -158,11 +126,6 @@ class Result:
     def _steps(self) -> str:
         return self.step if self.final["round"] == 1 else f"{self.step}s"
 
-    @property
-    def owners(self) -> tuple[str, ...]:
-        """Whose the rows of ``personal`` are."""
-        return self.ids if self.evaluated is None else self.evaluated
-
     def standard_error(self, metric: Metric) -> float:
         """Return the standard error of the mean of a metric as that of all clients with something to test on; 0 where
         all of them were evaluated, NaN for a single score."""
@@ -200,16 +163,6 @@ class Result:
         else:
             return ""
         return f"{self.algorithm}: training diverged: {what}; a smaller learning rate, or scaled features, may help."
-
-    @property
-    def personal_accuracy(self) -> Mapping[str, float]:
-        """The main metric of each client's own model, by id."""
-        return self.by_client[self.metric]
-
-    @property
-    def shared_accuracy(self) -> Mapping[str, float] | None:
-        """The main metric of the shared model, by id; ``None`` without one."""
-        return None if self.shared_by_client is None else self.shared_by_client[self.metric]
 
     def adapt(
         self,
@@ -253,16 +206,6 @@ class Result:
         scores = {f"{name}{metric}": values for name, found in models.items() for metric, values in found.items()}
         return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
-    def model_for(self, client: str | int) -> nn.Module:
-        """A client's personal model, in evaluation mode.
-
-        Raises:
-            ConfigError: no client of that id.
-        """
-        if self.evaluated is not None and client in self.ids and client not in self.evaluated:
-            raise ConfigError(f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated.")
-        return self._module(self.personal[place_of(client, self.owners)])
-
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
 
@@ -272,16 +215,6 @@ class Result:
         if self.shared is None:
             raise ConfigError(f"{self.algorithm} has no shared model.")
         return self._module(self.shared)
-
-    def _module(self, row: Tensor) -> nn.Module:
-        if self.module is None:
-            raise ConfigError(
-                f"{self.folder} does not say how its model is built, which was none of fedmtl.models; give it: "
-                f"Result.load(folder, model=...)."
-            )
-        module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
-        Layout.of(module).load(module, row)
-        return (module if self.bound is None else BoundedInputs(module, self.bound)).eval()
 
     @property
     def bands(self) -> list[dict[str, Any]]:
@@ -321,11 +254,6 @@ class Result:
             return values | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
         return values | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
-
-    @property
-    def shown(self) -> tuple[Metric, ...]:
-        """The main metric, and those that were asked for."""
-        return (REGISTRY[self.metric], *(one for one in self.asked if one.name != self.metric))
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""

@@ -29,11 +29,10 @@ from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .engine import Engine, LocalEngine, Measured
 from .evaluation import Panel, constant_loss, metric_name, try_metrics
-from .finetuning import finetuned, held_out
 from .folder import RunFolder
-from .new_clients import Terms
+from .personalize import Terms, finetuned, held_out, not_covered
 from .problem import describe, fingerprint, share_beyond
-from .replicates import OUTSIDE, chosen
+from .replicates import OUTSIDE, chosen, numbers_of
 from .result import Result
 from .sources import Source
 
@@ -159,8 +158,20 @@ def single_run(
         try_metrics(problem, settings.further_metrics)
         result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks)(resume)
         if settings.finetune is not None:
-            further = settings.further_metrics
-            result = finetuned(result, panel.problem, settings.finetune, validation, settings.privacy, further)
+            result, measured = finetuned(
+                result,
+                panel.problem,
+                settings.finetune,
+                name=algorithm.name,
+                validation=validation,
+                metrics=settings.further_metrics,
+            )
+            numbers = numbers_of(panel.problem, measured)  # those before keep their names behind trained_
+            before = {f"trained_{name}": result.final[name] for name in numbers if name in result.final}
+            outside = (*result.privacy.outside, *not_covered(settings.privacy))
+            result = replace(
+                result, final=result.final | numbers | before, privacy=replace(result.privacy, outside=outside)
+            )
     result = replace(
         result,
         chosen=chosen(settings.algorithm, algorithm, settings.repeated),

@@ -26,9 +26,9 @@ from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine
-from .finetuning import check_finetune
 from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_declared, check_kinds
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
+from .personalize import check_finetune
 from .problem import build_problem, coded_for, resolve_device
 from .replicates import Replicates
 from .result import Result

@@ -16,7 +16,7 @@ from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDatas
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 from fedmtl.random import id_key
-from fedmtl.trainer.new_clients import place_of
+from fedmtl.trainer.scored import place_of
 
 from .rows import client_rows, rows_of
 

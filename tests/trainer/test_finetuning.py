@@ -31,8 +31,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.report import canvas
 from fedmtl.trainer import Result
 from fedmtl.trainer.audit.independence import independence
-from fedmtl.trainer.finetuning import held_out
 from fedmtl.trainer.metrics import REGISTRY, shares
+from fedmtl.trainer.personalize import held_out
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification
 from tests.trainer.settings import DATA, DELTA, SOLVER, trainer

@@ -1,34 +1,174 @@
-"""Clients that join after a run: personal models from what was released and from their own data."""
+"""Personal models after a run: finetuning of the clients of the run, and new clients that start from its model."""
 
 from __future__ import annotations
 
-import copy
-import difflib
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from .._check import id_of
 from .._rounding import number_text
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune, settled
+from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
+from ..data.examples import cut
 from ..errors import ConfigError
 from ..local import Execution, operation_threads
-from ..stacked import Layout
+from ..privacy import Privacy, RecordPrivacy
 from ..stacked.losses import Loss
-from .evaluation import evaluate_rows, evaluate_shared, metric_name, try_metrics
+from .evaluation import Metrics, evaluate_each, evaluate_shared, metric_name, try_metrics
 from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
 from .problem import build_problem, coded_for
-from .summary import ByClient, Stage, beside, score_lines, spread_of
+from .scored import ByClient, Finetuned, Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+logger = logging.getLogger("fedmtl")
+Models = TypeVar("Models", bound=Scored)
+
+CLIENT_LEVEL = (
+    "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
+    "so they cost no epsilon; it covers them as long as each stays with its client (private/ folder)"
+)
+RECORD_LEVEL = (
+    "the finetuned models: every client trains its own on its records without noise and sends nothing, so nothing is "
+    "charged; whoever else gets one is outside (private/ folder)"
+)
+_HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
+
+
+def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions: int) -> None:
+    """Refuse what cannot be finetuned.
+
+    Raises:
+        ConfigError: an algorithm with a loss of its own, or several repetitions.
+    """
+    if finetune is None:
+        return
+    if not isinstance(finetune, Finetune):
+        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...) or None.")
+    if algorithm.loss is not None:
+        raise ConfigError(
+            f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
+        )
+    if repetitions > 1:
+        raise ConfigError("finetune takes a single run; use finetune=none with replicates or epsilons.")
+
+
+def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[FederatedDataset, FederatedDataset | None]:
+    """The data of the run, and those with the clients' validation records as test side, where they choose.
+
+    The split of a client depends on its own id and number of records alone; one with a single record trains on it.
+    """
+    if finetune is None or not finetune.validation:
+        return data, None
+    train = data.train
+    fit, validation = cut(
+        train.x,
+        train.y,
+        train.offsets,
+        data.ids,
+        test_fraction=finetune.validation,
+        seed=_HOLD_OUT_SEED,
+        where=f"{data.name} (validation)",
+    )
+    return replace(data, train=fit, verify=False), replace(data, train=fit, test=validation, verify=False)
+
+
+def finetuned(
+    trained: Models,
+    problem: Problem,
+    finetune: Finetune,
+    *,
+    name: str,
+    validation: FederatedDataset | None = None,
+    metrics: Sequence[Metric] = (),
+) -> tuple[Models, Metrics]:
+    """Finetune personal models; return them with their scores, and these scores as tensors.
+
+    Args:
+        trained: the models before.
+        problem: the data, with the records that clients train on.
+        finetune: the settings.
+        name: of what is finetuned, for a warning.
+        validation: the data with validation records as test side, where clients choose.
+        metrics: to measure beside the usual ones.
+
+    Raises:
+        ConfigError: ``start="shared"`` and no shared model.
+    """
+    origin, start = finetune.origin(trained.shared, trained.personal)
+    ids, everyone = problem.data.ids, torch.arange(problem.clients)
+    models, scores = {"personal": trained.personal}, {"personal": trained.by_client}
+    if trained.shared is not None and trained.shared_by_client is not None:
+        models = {"shared": trained.shared.expand(problem.clients, -1)} | models
+        scores = {"shared": trained.shared_by_client} | scores
+    reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
+    models["finetuned"], diverging = settled(reached, start)
+    final, chosen = models["finetuned"], dict[str, str]()
+    measured = _measured(problem, final, metrics)
+    scores["finetuned"] = measured.by_client(problem)
+    if validation is not None:
+        local = replace(finetune, kind="vanilla")
+        models["local"] = problem.spread(lambda own: local.train(problem, problem.initial, own), everyone)
+        scores["local"] = _measured(problem, models["local"], metrics).by_client(problem)
+        final, chosen = _chosen(problem, models, validation)
+        measured = _measured(problem, final, metrics)
+    by_client = measured.by_client(problem)
+    lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
+    diverged = tuple(client for client in ids if client in lost)
+    if diverged and problem.ranks.first:
+        text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; a smaller learning rate may help"
+        logger.warning(text, name, len(diverged), len(ids), origin)
+    before = Stage(origin, scores[origin], diverged=trained.untrained if origin == "personal" else ())
+    after = Stage("finetuned", by_client, diverged=diverged)
+    compared = beside(after, before, REGISTRY[trained.metric], final.dtype) or (math.nan,) * 3
+    summary = Finetuned(finetune, origin, trained.metric, scores, chosen, *compared, diverged)
+    return replace(trained, personal=final, by_client=by_client, finetuned=summary), measured
+
+
+def rows_at(models: Tensor, clients: Tensor) -> Tensor:
+    """The models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
+    return models if models.dim() == 1 else models[clients.to(models.device)]
+
+
+def _measured(problem: Problem, models: Tensor, metrics: Sequence[Metric]) -> Metrics:
+    return evaluate_each(problem, lambda own: rows_at(models, own), torch.arange(problem.clients), "test", metrics)
+
+
+def _chosen(
+    problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
+) -> tuple[Tensor, dict[str, str]]:
+    """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
+    everyone, names = torch.arange(problem.clients), ["finetuned", *(n for n in models if n != "finetuned")]
+    judged = replace(problem, data=validation)
+
+    def losses_of(rows: Tensor) -> Tensor:
+        return judged.spread(lambda own: own_losses(judged, rows_at(rows, own), own, "test"), everyone)
+
+    losses = torch.stack([losses_of(models[name]) for name in names])
+    best = losses.nan_to_num(nan=torch.inf).argmin(0)
+    place = best.to(models["finetuned"].device)
+    rows = models["finetuned"].clone()
+    for number, name in enumerate(names):
+        rows[place == number] = models[name][place == number]
+    return rows, {client: names[k] for client, k in zip(problem.data.ids, best.tolist(), strict=True)}
+
+
+def not_covered(privacy: Privacy | None) -> tuple[str, ...]:
+    """Return why nothing is charged for finetuned models, for the report; nothing without privacy."""
+    if privacy is None:
+        return ()
+    return (RECORD_LEVEL,) if isinstance(privacy, RecordPrivacy) else (CLIENT_LEVEL,)
+
 
 NOTHING_SENT = (
     "nothing was sent: these models cost no epsilon. What the clients of the run may lose is bounded by the epsilon of "
@@ -71,9 +211,10 @@ class Terms:
         return Finetune() if self.algorithm.local is None else Finetune(local=self.algorithm.local)
 
 
-@dataclass(frozen=True)
-class NewClients:
-    """Personal models of clients that took no part in a run.
+@dataclass(frozen=True, kw_only=True)
+class NewClients(Scored):
+    """Personal models of clients that took no part in a run, with those of the model they started from as ``shared``;
+    see :class:`~fedmtl.trainer.scored.Scored`.
 
     Attributes:
         ids: of the clients.
@@ -82,48 +223,28 @@ class NewClients:
             from, without the clients for which a metric is not defined; not private.
         metric: the main one, ``"accuracy"``, ``"mse"`` or ``"recall_at_5"``.
         module: the network.
-        finetune: how the models were made.
         asked: the metrics that were asked for.
         data_name: of the data.
-        diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
-            comparison.
+        finetuned: how the models were made, and which trainings diverged.
     """
 
-    ids: tuple[str, ...]
-    personal: Tensor
-    by_client: ByClient
+    finetuned: Finetuned
     shared_by_client: ByClient
-    metric: str
-    module: nn.Module
-    finetune: Finetune
-    asked: tuple[Metric, ...] = ()
-    data_name: str = "data"
-    diverged: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return f"NewClients: {len(self.ids):,} clients of {self.data_name}\n  not private: {metrics}"
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
-        found = {name: list(scores.values()) for name, scores in self.by_client.items()}
-        return {name: sum(values) / len(values) if values else float("nan") for name, values in found.items()}
+    def finetune(self) -> Finetune:
+        """How the models were made."""
+        return self.finetuned.settings
 
     @property
-    def personal_accuracy(self) -> dict[str, float]:
-        """The main metric of each client's own model, by id."""
-        return dict(self.by_client[self.metric])
-
-    @property
-    def shared_accuracy(self) -> dict[str, float]:
-        """The main metric of the model that they started from, by id."""
-        return dict(self.shared_by_client[self.metric])
-
-    @property
-    def shown(self) -> tuple[Metric, ...]:
-        """The main metric, and those that were asked for."""
-        return (REGISTRY[self.metric], *(one for one in self.asked if one.name != self.metric))
+    def diverged(self) -> tuple[str, ...]:
+        """Ids of the clients whose finetuning diverged: they keep the model that they started from, and are in no
+        comparison."""
+        return self.finetuned.diverged
 
     def numbers(self) -> dict[str, object]:
         """The summary's numbers, as plain values."""
@@ -151,29 +272,6 @@ class NewClients:
         scores = score_lines(stages, self.shown, len(self.ids), self.personal.dtype, stages[1])
         lines = [head, "", "not private (computed on the new clients' test data)", *scores]
         return "\n".join([*lines, f"  finetuning: {self.finetune.text()}, from the released model", "", NOTHING_SENT])
-
-    def model_for(self, client: str | int) -> nn.Module:
-        """Return a client's personal model, in evaluation mode.
-
-        Raises:
-            ConfigError: no client of that id.
-        """
-        row = self.personal[place_of(client, self.ids)]
-        module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
-        return Layout.of(module).load(module, row).eval()
-
-
-def place_of(client: str | int, ids: Sequence[str]) -> int:
-    """Return the place of a client; a whole number stands for the text of its id.
-
-    Raises:
-        ConfigError: no client of that id.
-    """
-    if (name := id_of(client)) in ids:
-        return ids.index(name)
-    close = difflib.get_close_matches(str(client), ids[:10_000], n=1)  # of a million it would take minutes
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")
 
 
 def personalize(
@@ -216,30 +314,26 @@ def personalize(
     if finetune.start == "personal" or finetune.validation:
         raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
     asked = resolve_metrics(metrics, data.spec, data.name)
-    further = tuple(one for one in asked if one.name not in usual_metrics(data.spec))
+    further = tuple(metric for metric in asked if metric.name not in usual_metrics(data.spec))
     execution = Execution() if execution is None else execution
     problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         finetune.check(problem)
         try_metrics(problem, further)
-        everyone = torch.arange(problem.clients)
-        models, apart = settled(finetune.reach(problem, problem.initial, everyone), problem.initial)
-        own = evaluate_rows(problem, models, everyone, "test", further)
-        shared = evaluate_shared(problem, problem.initial, "test", further)
-    by_client = own.by_client(problem)
-    lost = {data.ids[place] for place in apart.nonzero()[:, 0].tolist()} | Stage("", by_client).left_out
-    return NewClients(
-        ids=data.ids,
-        personal=models,
-        by_client=by_client,
-        shared_by_client=shared.by_client(problem),
-        metric=metric_name(problem),
-        module=problem.module,
-        finetune=finetune,
-        asked=asked,
-        data_name=data.name,
-        diverged=tuple(name for name in data.ids if name in lost),
-    )
+        scores = evaluate_shared(problem, problem.initial, "test", further).by_client(problem)
+        released = Scored(
+            ids=data.ids,
+            personal=problem.initial.expand(problem.clients, -1),
+            by_client=scores,
+            metric=metric_name(problem),
+            shared=problem.initial,
+            shared_by_client=scores,
+            asked=asked,
+            data_name=data.name,
+            module=problem.module,
+        )
+        tuned, _ = finetuned(released, problem, finetune, name=f"new clients of {data.name}", metrics=further)
+    return NewClients(**vars(tuned))
 
 
 def adapt(

@@ -1,0 +1,304 @@
+"""Models of clients with their scores, and how scores over clients are printed: one small block for a run, its
+baselines and new clients."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite, isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._check import id_of
+from .._rounding import number_text, rounded_up
+from ..algorithms.finetune import Finetune
+from ..data import RowBound
+from ..errors import ConfigError
+from ..models import BoundedInputs
+from ..stacked import Layout
+from .metrics import REGISTRY, Metric, distribution, shares
+
+ByClient = Mapping[str, Mapping[str, float]]
+"""Metric -> client -> number, without the clients for which it is not defined."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What finetuning made of a run, by client id. All of it is computed on private data.
+
+    Attributes:
+        settings: of the finetuning.
+        start: ``"shared"`` or ``"personal"``, the model that every client started from.
+        metric: the main metric.
+        by_client: scores of each client's ``"shared"`` (where there is one), ``"personal"`` and ``"finetuned"`` model,
+            and ``"local"`` where clients chose, each by metric and client.
+        chosen: name of the model that each client chose; empty where they did not choose.
+        better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
+            that finetuning started from; of those whose finetuning did not diverge, NaN without any.
+        diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
+            comparison.
+    """
+
+    settings: Finetune
+    start: str
+    metric: str
+    by_client: Mapping[str, ByClient]
+    chosen: Mapping[str, str]
+    better: float
+    equal: float
+    worse: float
+    diverged: tuple[str, ...] = ()
+
+    @property
+    def scores(self) -> dict[str, Mapping[str, float]]:
+        """The main metric of every model, by client."""
+        return {name: scores[self.metric] for name, scores in self.by_client.items()}
+
+    def numbers(self) -> dict[str, Any]:
+        """Plain values for tables."""
+        found: dict[str, Any] = {
+            "finetune": self.settings.kind,
+            "finetuned_from": self.start,
+            "better": self.better,
+            "equal": self.equal,
+            "worse": self.worse,
+            "finetuning_diverged": len(self.diverged),
+        }
+        names = [name for name in self.scores if any(name == one for one in self.chosen.values())]
+        for name in names:
+            found[f"chose_{name}"] = sum(one == name for one in self.chosen.values()) / len(self.chosen)
+        return found
+
+    def lines(self) -> list[str]:
+        """The lines of the summary."""
+        found = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
+        if not isnan(self.equal):
+            three = percent((self.better, self.equal, self.worse))
+            found.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
+        if self.diverged:
+            found.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
+        if self.chosen:
+            shares = ", ".join(
+                f"{key.removeprefix('chose_')} {share:.0%}"
+                for key, share in self.numbers().items()
+                if key.startswith("chose_")
+            )
+            found.append(f"  chosen by each client on its own validation records: {shares}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Personal models with their scores: of a run, of its baselines, of new clients, of a node. Not private.
+
+    Attributes:
+        ids: of the clients.
+        personal: (n, D), the clients' models; of those in ``evaluated`` alone where some were drawn, (k, D).
+        by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
+            for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
+        shared: (D,), the released model, if there is one.
+        shared_by_client: its scores; ``None`` without one.
+        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
+        asked: the metrics that were asked for.
+        data_name: of the data.
+        module: the network; ``None`` where files do not say how it is built.
+        bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
+            and for every score, and the models of :meth:`model_for` do so themselves.
+        folder: of the run, if any.
+        evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
+        untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
+            from, since each of their local trainings diverged; they are in no comparison.
+        finetuned: where the clients finetuned, the scores before and after; ``personal`` and ``by_client`` are then
+            those of the finetuned models.
+    """
+
+    ids: tuple[str, ...]
+    personal: Tensor
+    by_client: ByClient
+    metric: str
+    shared: Tensor | None = None
+    shared_by_client: ByClient | None = None
+    asked: tuple[Metric, ...] = ()
+    data_name: str = "data"
+    module: nn.Module | None = None
+    bound: RowBound | None = None
+    folder: Path | None = None
+    evaluated: tuple[str, ...] | None = None
+    untrained: tuple[str, ...] = ()
+    finetuned: Finetuned | None = None
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The clients of the rows of ``personal``."""
+        return self.ids if self.evaluated is None else self.evaluated
+
+    @property
+    def shown(self) -> tuple[Metric, ...]:
+        """The main metric, and those that were asked for."""
+        return (REGISTRY[self.metric], *(metric for metric in self.asked if metric.name != self.metric))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
+        columns = {name: list(scores.values()) for name, scores in self.by_client.items()}
+        return {name: sum(values) / len(values) if values else float("nan") for name, values in columns.items()}
+
+    @property
+    def personal_accuracy(self) -> Mapping[str, float]:
+        """The main metric of each client's own model, by id."""
+        return self.by_client[self.metric]
+
+    @property
+    def shared_accuracy(self) -> Mapping[str, float] | None:
+        """The main metric of the shared model, by id; ``None`` without one."""
+        return None if self.shared_by_client is None else self.shared_by_client[self.metric]
+
+    def model_for(self, client: str | int) -> nn.Module:
+        """A client's personal model, in evaluation mode.
+
+        Raises:
+            ConfigError: no client of that id, or one that was not evaluated.
+        """
+        if self.evaluated is not None and client in self.ids and client not in self.evaluated:
+            raise ConfigError(f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated.")
+        return self._module(self.personal[place_of(client, self.owners)])
+
+    def _module(self, row: Tensor) -> nn.Module:
+        if self.module is None:
+            raise ConfigError(
+                f"{self.folder} does not say how its model is built, which was none of fedmtl.models; give it: "
+                f"Result.load(folder, model=...)."
+            )
+        module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
+        Layout.of(module).load(module, row)
+        return (module if self.bound is None else BoundedInputs(module, self.bound)).eval()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Models that are scored, one a client.
+
+    Args:
+        label: what they are.
+        by_client: their scores.
+        epsilon: that they cost; None where it is not said.
+        diverged: ids of clients whose training did, and who have the model that it started from.
+    """
+
+    label: str
+    by_client: ByClient
+    epsilon: float | None = None
+    diverged: Collection[str] = ()
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return the clients that are in no comparison: those that diverged, or have no finite loss."""
+        losses = self.by_client.get("loss", {})
+        return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
+
+
+def place_of(client: str | int, ids: Sequence[str]) -> int:
+    """Return the place of a client; a whole number stands for the text of its id.
+
+    Raises:
+        ConfigError: no client of that id.
+    """
+    if (name := id_of(client)) in ids:
+        return ids.index(name)
+    close = difflib.get_close_matches(str(client), ids[:10_000], n=1)  # of a million it would take minutes
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")
+
+
+def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
+    """Return mean, median, worst tenth and standard deviation over the clients of ``scores``, and their number; NaN
+    and 0 without any."""
+    if not scores:
+        return dict.fromkeys(("mean", "median", "worst_tenth", "spread"), float("nan")) | {"clients": 0}
+    values = torch.tensor(list(scores.values()), dtype=torch.float64)
+    return distribution(values, higher_is_better=metric.higher_is_better) | {"clients": len(values)}
+
+
+def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tuple[float, float, float] | None:
+    """Return the shares of the clients that score better, equal and worse than with other models, of those that have a
+    score with both, and whose training did not diverge; None without such a client.
+
+    Args:
+        own, others: scores.
+        metric: that is compared.
+        dtype: of the models, which decides when two scores are equal.
+    """
+    first, second = (one.by_client.get(metric.name, {}) for one in (own, others))
+    without = own.left_out | others.left_out
+    both = [name for name in first if name in second and name not in without]
+    pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
+    found = shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+    return found if both else None
+
+
+def score_lines(
+    stages: Sequence[Stage],
+    metrics: Sequence[Metric],
+    clients: int,
+    dtype: torch.dtype,
+    reference: Stage | None = None,
+) -> list[str]:
+    """Return the printed tables, one a metric, and what their columns mean.
+
+    Args:
+        stages: rows of a table.
+        metrics: tables.
+        clients: n, of all clients.
+        dtype: of the models.
+        reference: the models to compare with, one a client; None leaves the column out.
+    """
+    lines: list[str] = []
+    name = "" if reference is None else reference.label
+    for metric in metrics:
+        known = [len(stage.by_client.get(metric.name, {})) for stage in stages]
+        rows = [[metric.name, "mean", "median", "tenth", "spread", f"than {name}", "epsilon"]]
+        for stage in stages:
+            scores = stage.by_client.get(metric.name, {})
+            found = spread_of(scores, metric)
+            names = ("mean", "median", "worst_tenth", "spread")
+            cells = [number_text(found[key], found["mean"]) for key in names]
+            itself = reference is None or stage.by_client is reference.by_client
+            compared = None if itself or reference is None else beside(stage, reference, metric, dtype)
+            beyond = "-" if compared is None else percent(compared)
+            epsilon = "-" if stage.epsilon is None else rounded_up(stage.epsilon, 3)
+            rows.append([stage.label, *cells, beyond, epsilon])
+        left_out = [
+            place for place, none in ((5, reference is None), (6, all(one.epsilon is None for one in stages))) if none
+        ]
+        rows = [[cell for place, cell in enumerate(row) if place not in left_out] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for label, *cells in rows:
+            line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+            lines.append(f"  {label:<{widths[0]}}{line}")
+        few = min(known)
+        if few < clients:
+            most = f" to {max(known):,}" if max(known) > few else ""
+            lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
+    tenths = sorted({ceil(len(stage.by_client.get(m.name, {})) / 10) for stage in stages for m in metrics})
+    size = "tenth of" if len(tenths) > 1 else "" if tenths == [1] else f"{tenths[0]:,}"
+    who = "the client" if size == "" else f"the {size} clients"
+    directions = {metric.higher_is_better for metric in metrics}
+    end = "lowest" if directions == {True} else "largest" if directions == {False} else "worst"
+    lines.append(f"  tenth: mean over {who} with the {end} scores")
+    lines.append("  spread: standard deviation")
+    if reference is not None:
+        lines[-1] += f"; than {name}: % of clients better/equal/worse"
+    counts = [(stage.label, len(stage.left_out)) for stage in stages]
+    lost = ", ".join(f"{count:,} of {label}" for label, count in counts if count)
+    lines += [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
+    return lines
+
+
+def percent(values: Sequence[float]) -> str:
+    """Return shares as whole percents: ``71/12/17``."""
+    return "/".join(f"{value:.0%}"[:-1] for value in values)
