@@ -1,6 +1,6 @@
 """Processes that compute one run together: torch.distributed in a few operations.
 
-Every rank runs the same program. A client belongs to one rank, which computes it and keeps what is its own; what is
+Every rank runs the same program. A client belongs to one rank, which computes it and keeps its own tensors; what is
 public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the ledger, adds the noise, and writes.
 
 Values travel through main memory by gloo, whatever devices the ranks compute on: what is reduced in a round is one
@@ -59,8 +59,8 @@ class Ranks:
 
     @classmethod
     def of_launch(cls) -> Ranks:
-        """Return the ranks that torchrun (or whoever set RANK and WORLD_SIZE) started, or those of the process group
-        that the program has made; a single one without either.
+        """Return the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE) started, or those of the
+        process group that the program has made; a single one without either.
 
         Raises:
             ConfigError: torch was built without gloo, what the environment says of the launch is incomplete, or the
@@ -119,7 +119,7 @@ class Ranks:
             values: float64, the same shape everywhere; overwritten.
         """
         if self.size > 1:
-            with self._together():
+            with self._reached():
                 dist.reduce(values, 0, group=self.group)
         return values
 
@@ -128,29 +128,27 @@ class Ranks:
         every rank. Tensors arrive on the CPU."""
         if self.size == 1:
             return make()
-        value, error, box = None, None, [b""]
+        outcome: list[Any] = [None, None]
         if self.first:
             try:
-                value = make()
+                outcome[0] = make()
             except Exception as raised:
-                error = _known(raised)
-            box = [_packed((value, error))]
-        with self._together():
-            dist.broadcast_object_list(box, 0, group=self.group)
-        if not self.first:
-            value, error = pickle.loads(box[0])
+                outcome[1] = _portable(raised)
+        with self._reached():
+            dist.broadcast_object_list(outcome, 0, group=self.group)
+        value, error = outcome
         if error is not None:
-            raise _known(error)
-        return value  # type: ignore[return-value]
+            raise _agreed(error)
+        return value  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every rank, in their order, at every rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        with self._together():
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.size
+        with self._reached():
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
         """Return rows from all ranks in one tensor, at every rank.
@@ -165,16 +163,15 @@ class Ranks:
         """
         if self.size == 1 and bool((places == torch.arange(count)).all()):
             return rows
-        own = rows.detach().cpu().contiguous()
-        out = own.new_zeros(count, *rows.shape[1:])
-        for rank, where in enumerate(self.gather(places.tolist())):
-            part = own if rank == self.rank else own.new_empty(len(where), *rows.shape[1:])
-            flat = part.view(-1).view(torch.uint8)
-            if self.size > 1 and len(flat):
-                with self._together():
-                    dist.broadcast(flat, rank, group=self.group)
-            out[torch.tensor(where, dtype=torch.int64)] = part
-        return out.to(rows.device)
+        mine = rows.detach().cpu().contiguous()
+        joined = mine.new_zeros(count, *rows.shape[1:])
+        for rank, where in enumerate(self.gather(places)):
+            part = mine if rank == self.rank else mine.new_empty(len(where), *rows.shape[1:])
+            if self.size > 1 and part.numel():
+                with self._reached():
+                    dist.broadcast(part.view(-1).view(torch.uint8), rank, group=self.group)
+            joined[where] = part
+        return joined.to(rows.device)
 
     @contextmanager
     def agree(self) -> Iterator[None]:
@@ -182,20 +179,18 @@ class Ranks:
         error: Exception | None = None
         try:
             yield
-        except Exception as own:
-            if self.size == 1 or getattr(own, "agreed", False):
+        except Exception as raised:
+            if self.size == 1 or getattr(raised, "agreed", False):
                 raise
-            error = own
-        if self.size == 1:
-            return
-        for rank, (found,) in enumerate(map(pickle.loads, self.gather(_packed((error,))))):
-            if found is not None:
-                if isinstance(found, FedmtlError) and rank and self.first:
-                    found = type(found)(f"rank {rank}: {found}")
-                raise _known(found) from error
+            error = raised
+        for rank, first in enumerate(self.gather(None if error is None else _portable(error))):
+            if first is not None:
+                if isinstance(first, FedmtlError) and rank and self.first:
+                    first = type(first)(f"rank {rank}: {first}")
+                raise _agreed(first) from error
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _reached(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -231,18 +226,16 @@ ALONE = Ranks()
 """A run of one process."""
 
 
-def _packed(outcome: tuple[Any, ...]) -> bytes:
+def _portable(error: Exception) -> Exception:
+    """Return the error, or one with its text where it cannot be pickled for other ranks."""
     try:
-        return pickle.dumps(outcome, protocol=5)
+        pickle.loads(pickle.dumps(error))
     except Exception:
-        error = next((one for one in outcome if isinstance(one, BaseException)), None)
-        if error is None:
-            raise
-        told = tuple(TrainingError(f"{type(error).__name__}: {error}") if one is error else one for one in outcome)
-        return pickle.dumps(told, protocol=5)
+        return TrainingError(f"{type(error).__name__}: {error}")
+    return error
 
 
-def _known(error: BaseException) -> BaseException:
-    """Return an error that every rank has, marked as such (pickling forgets it): the first rank alone prints it."""
+def _agreed(error: Exception) -> Exception:
+    """Return an error that every rank has, marked as such (pickling loses the mark): only the first rank prints it."""
     error.agreed = True  # type: ignore[attr-defined]
     return error

@@ -61,7 +61,7 @@ def data_of(clients: int, features: int, classes: int) -> FederatedDataset:
 def rank(arguments: argparse.Namespace) -> None:
     """Be one rank of a run; the first one prints what it measured."""
     ranks, clock, spent = Ranks.of_launch(), Clock(), [0.0]
-    inner = Ranks._together
+    inner = Ranks._reached
 
     @contextmanager
     def timed(self: Ranks) -> Any:
@@ -70,7 +70,7 @@ def rank(arguments: argparse.Namespace) -> None:
             yield
         spent[0] += time.perf_counter() - began
 
-    Ranks._together = timed  # type: ignore[method-assign]
+    Ranks._reached = timed  # type: ignore[method-assign]
     cohort = arguments.cohort * (ranks.size if arguments.weak else 1)
     rounds = WARM_UP + arguments.rounds + 1
     Trainer(

@@ -20,6 +20,7 @@ from fedmtl.cli.sweep import Job
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.run import _check_ranks
 
 from . import ranked
 from .ranked import CASES, DYING, FEW, MAPPED, SECURE, SWEEP, outcome, start, trainer
@@ -109,7 +110,7 @@ def test_a_lost_rank_ends_the_run_which_goes_on_in_one_process(found: Any, folde
 def test_a_rank_that_cannot_be_reached_is_said_with_what_to_do(error: RuntimeError) -> None:
     with (
         pytest.raises(TrainingError, match=r"Rank 1 of 2 can no longer reach the others.*resume"),
-        Ranks(1, 2)._together(),
+        Ranks(1, 2)._reached(),
     ):
         raise error
 
@@ -123,7 +124,7 @@ def test_a_rank_that_cannot_be_reached_is_said_with_what_to_do(error: RuntimeErr
     ],
 )
 def test_an_error_of_its_own_is_not_the_loss_of_a_rank(error: RuntimeError) -> None:
-    with pytest.raises(type(error)) as caught, Ranks(1, 2)._together():
+    with pytest.raises(type(error)) as caught, Ranks(1, 2)._reached():
         raise error
     assert caught.value is error
 
@@ -188,9 +189,9 @@ def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.Captur
 def test_what_needs_one_process_says_so() -> None:
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
     with pytest.raises(ConfigError, match=r"pp_dmtl has clients that act one at a time.* needs one process"):
-        trainer(CASES["mp_mtl"] | clocks, Path())._check_ranks(Ranks(0, 2))
+        _check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))
     with pytest.raises(ConfigError, match="A run with 4 replicates needs one process, and 3 were started"):
-        trainer(CASES["mp_mtl"] | {"replicates": 4}, Path())._check_ranks(Ranks(0, 3))
+        _check_ranks(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), Ranks(0, 3))
     with pytest.raises(ConfigError, match="ranks is 2; give None"):
         trainer(CASES["mp_mtl"], Path()).fit(ranks=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
