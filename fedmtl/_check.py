@@ -26,6 +26,11 @@ def positive_or(settings: object, *words: str, **values: Any) -> None:
     _bounded(settings, others, lambda v: v > 0 and math.isfinite(v), f"a finite number above 0{also}")
 
 
+def finite(settings: object, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is a finite number."""
+    _bounded(settings, values, math.isfinite, "a finite number")
+
+
 def share(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a number from 0 to 1."""
     _bounded(settings, values, lambda v: 0 <= v <= 1, "a number from 0 to 1")

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._check import boolean, positive
-from ..errors import ConfigError
+from .._check import boolean, positive, share
 from ..local import LocalSolver, Mixture
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.channel import Message
@@ -55,8 +54,7 @@ class APFL(GlobalModel):
     name = "apfl"
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not 0.0 <= self.alpha <= 1.0:
-            raise ConfigError(f"APFL.alpha is {self.alpha!r}; it must be in [0, 1].")
+        share(self, alpha=self.alpha)
         boolean(self, adaptive=self.adaptive)
         positive(self, server_lr=self.server_lr)
         LocalSolver.check_given(self, self.local)

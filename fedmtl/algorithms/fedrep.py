@@ -14,7 +14,7 @@ else. Where single records are protected, every training is charged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,16 +57,16 @@ class FedRep(Algorithm):
     name = "fedrep"
 
     def __post_init__(self) -> None:
-        if isinstance(self.head, str) and self.head != "auto":
+        if self.head != "auto" and (isinstance(self.head, str) or not isinstance(self.head, Iterable)):
             raise ConfigError(
                 f"{type(self).__name__}.head is {self.head!r}; give 'auto', or a sequence of names, such as ['fc']."
             )
         if not isinstance(self.head, str):
             object.__setattr__(self, "head", tuple(self.head))
         positive(self, server_lr=self.server_lr)
-        for solver in (self.local, self.head_local):
-            if solver is not None:
-                LocalSolver.check_given(self, solver)
+        LocalSolver.check_given(self, self.local)
+        if self.head_local is not None:
+            LocalSolver.check_given(self, self.head_local, name="head_local")
 
     def shared_places(self, problem: Problem) -> Tensor:
         """Return (D,) bool, on the host: which of the flat parameters are shared.

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive
+from .._check import boolean, one_of, positive
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Block
 from .base import Problem, State
@@ -50,6 +50,7 @@ class LocalFit(LinearAlgorithm):
         one_of(self, ("squared", "logistic"), loss=self.loss)
         one_of(self, ("l1", "l2"), norm=self.norm)
         positive(self, ridge=self.ridge)
+        boolean(self, own_ridge=self.own_ridge)
         if self.theta_max != math.inf:
             positive(self, theta_max=self.theta_max)
         self.check_bounds()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._check import non_negative, one_of, positive, positive_int
+from .._check import boolean, non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
 from .batches import BatchPlan, batches_per_epoch
 from .optimizers import StackedOptimizer, Strength, check_elementwise, check_stable, momentum_rule, torch_rule
@@ -42,6 +42,7 @@ class LocalSolver(ABC):
 
     def __post_init__(self) -> None:
         positive(self, lr=self.lr, decay=self.decay)
+        boolean(self, proximal=self.proximal)
         positive_int(self, epochs=self.epochs, decay_every=self.decay_every)
         if self.steps is not None:
             positive_int(self, steps=self.steps)
@@ -61,15 +62,15 @@ class LocalSolver(ABC):
         return self.epochs * batches_per_epoch(counts, self.batch_size)
 
     @staticmethod
-    def check_given(owner: object, solver: object, lam: float = 0.0) -> None:
-        """Refuse what an algorithm was given as ``local`` that is no solver, or cannot follow a strength ``lam``.
+    def check_given(owner: object, solver: object, lam: float = 0.0, name: str = "local") -> None:
+        """Refuse what an algorithm has as its field ``name`` that is no solver, or cannot follow a strength ``lam``.
 
         Raises:
             ConfigError: naming the class of ``owner``.
         """
         if not isinstance(solver, LocalSolver):
             raise ConfigError(
-                f"{type(owner).__name__}.local is {solver!r}; give a local solver, such as LocalSGD(lr=0.1) or "
+                f"{type(owner).__name__}.{name} is {solver!r}; give a local solver, such as LocalSGD(lr=0.1) or "
                 "LocalOptimizer(optimizer_name='Adam', lr=0.01)."
             )
         solver.check(lam)
@@ -99,6 +100,7 @@ class LocalSGD(LocalSolver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        boolean(self, nesterov=self.nesterov)
         non_negative(self, momentum=self.momentum, weight_decay=self.weight_decay)
         if self.momentum >= 1.0:
             raise ConfigError(f"LocalSGD.momentum is {self.momentum}; it must be in [0, 1).")

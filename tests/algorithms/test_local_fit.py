@@ -24,7 +24,6 @@ from fedmtl import (
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, load_synthetic_tasks
-from fedmtl.errors import ConfigError
 from fedmtl.trainer.baselines import usual_baselines
 
 SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}
@@ -143,5 +142,3 @@ def test_who_has_which_baselines():
     assert usual_baselines(PMTL()) == ("local", "fedavg")
     assert usual_baselines(AsyncLearner(loss="hinge")) == ()
     assert usual_baselines(PPDMTL(row_norm=1.0)) == usual_baselines(MPMTL(row_norm=1.0)) == ("local",)
-    with pytest.raises(ConfigError, match=r"LocalFit\.ridge is 0"):
-        LocalFit(ridge=0)

@@ -245,15 +245,8 @@ def test_every_training_of_a_record_is_charged() -> None:
         assert found.epsilon == pytest.approx(record_epsilon(2 * trainings), rel=1e-3)
 
 
-def test_impossible_settings_are_refused_by_name() -> None:
-    for broken, message in (
-        (lambda: PFedMe(lam=0.0), r"PFedMe\.lam"),
-        (lambda: PFedMe(eta=3.0, lam=1.0), r"PFedMe\.eta \* lam"),
-        (lambda: PFedMe(local_rounds=0), r"PFedMe\.local_rounds"),
-        (lambda: APFL(alpha=1.5), r"APFL\.alpha"),
-        (lambda: APFL(adaptive=1), r"APFL\.adaptive"),
-        (lambda: PPSGD(ratio=-1.0), r"PPSGD\.ratio"),
-        (lambda: PPSGD(local=LocalSGD(lr=0.1, weight_decay=0.1)), r"PPSGD\.local"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            broken()
+def test_settings_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"PFedMe\.eta \* lam"):
+        PFedMe(eta=3.0, lam=1.0)
+    with pytest.raises(ConfigError, match=r"PPSGD\.local"):
+        PPSGD(local=LocalSGD(lr=0.1, weight_decay=0.1))

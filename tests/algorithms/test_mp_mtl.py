@@ -509,11 +509,6 @@ def test_what_is_refused() -> None:
         run(MPMTL(row_norm=1.0), problem, sampler=PoissonSampling(3))
     for settings, match in (
         ({"momentum": "strongly_convex", "ridge": 0.0}, "ridge"),
-        ({"rho": -1.0}, "rho"),
-        ({"loss": "hinge"}, "loss"),
-        ({"penalty": "l1"}, "penalty"),
-        ({"own_penalty": "l21"}, "own_penalty"),
-        ({"q": 0.0}, "q"),
         ({"curator_delta": 0.1}, "curator_epsilon"),
         ({"curator_epsilon": math.inf}, "inf"),
     ):

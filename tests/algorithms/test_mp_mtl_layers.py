@@ -92,8 +92,6 @@ def test_cohorts_and_clients_that_never_took_part() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"1\.weight, 1\.bias, 3\.weight, 3\.bias"):
         run(layers(layers=("fc",)), network())
-    with pytest.raises(ConfigError, match="tuple of names"):
-        MPMTLayers(layers="fc")  # type: ignore[arg-type]
     wide = problem_of(ragged_classification(3, largest=5), rounds=1, model=models.mlp(hidden=500), loss="cross_entropy")
     with pytest.raises(ConfigError, match="l21"):
         run(layers(layers=("1",)), wide)

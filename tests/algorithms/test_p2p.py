@@ -206,18 +206,7 @@ def test_a_public_constant_to_start_from() -> None:
         PeerToPeer(row_norm=1.0, graph=graph, start=(1.0, 2.0)).init(problem)
 
 
-def test_bad_settings_are_refused() -> None:
-    graph = random_graph(N)
-    for options, message in (
-        ({"graph": "ring"}, "graph is 'ring'; give a Graph"),
-        ({"mu": 0.0}, "mu is 0"),
-        ({"loss": "hinge"}, "accepted: 'logistic', 'squared'"),
-        ({"lam": -1.0}, "lam is -1"),
-        ({"row_norm": 0}, "row_norm is 0"),
-        ({"smoothness": 0.0}, "smoothness is 0"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            PeerToPeer(**{"graph": graph, **options})
+def test_a_graph_has_the_agents_of_the_data() -> None:
     problem = agents()
     with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
         PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(problem)

@@ -14,7 +14,6 @@ from scipy import optimize
 from fedmtl import Callback, PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
-from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 
 from .harness import blocks_of, open_activations
@@ -253,19 +252,3 @@ def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() 
     one, two = (algorithm.models(problem, state)[0] for algorithm in (own, around))
     assert torch.equal(one[2], two[2])
     assert not torch.isclose(one[[0, 1, 3, 4, 5]], two[[0, 1, 3, 4, 5]]).all(1).any()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"releases": 0}, "releases"),
-        ({"confidence_power": -1.0}, "confidence_power is -1.0; it must be a finite number of at least 0"),
-        ({"confidence_power": math.inf}, "confidence_power is inf"),
-        ({"confidence_power": "two"}, "confidence_power is 'two'"),
-        ({"lam": "fixed"}, "above 0, or 'inverse'"),
-        ({"refine_from": "others"}, "refine_from is 'others'; accepted: 'own', 'neighbours'"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PeerToPeer(row_norm=1.0, graph=Ring(), **settings)

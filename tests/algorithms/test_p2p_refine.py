@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fedmtl import PeerToPeer
-from fedmtl.errors import ConfigError
 
 from .p2p_harness import COUNTS, agents, arrays, random_graph
 
@@ -45,11 +44,3 @@ def test_the_personal_models_are_those_of_the_first_replicate_and_the_public_sta
     torch.testing.assert_close(personal, algorithm.models(problem, state)[0, some].to(personal))
     assert not torch.allclose(personal.double(), state.public["theta"][0, some])
     assert all(torch.equal(value, state.public[name]) for name, value in before.items())
-
-
-def test_only_linear_models_and_positive_pulls():
-    graph = random_graph(len(COUNTS))
-    with pytest.raises(ConfigError, match="refine"):
-        PeerToPeer(row_norm=1.0, graph=graph, refine=0.0)
-    with pytest.raises(ConfigError, match="refine"):
-        PeerToPeer(row_norm=1.0, graph=graph, loss="model", smoothness=1.0, refine=1.0)

@@ -348,11 +348,3 @@ def test_what_is_refused() -> None:
         run(PrivatePrior(row_norm=1.0), problem)
     with pytest.raises(ConfigError, match="at most 512 features"):
         run(prior(), linear(features=513, tasks=2))
-    for settings, match in (
-        ({"share": 1.5}, "share"), ({"share": math.nan}, "share"), ({"ridge": 0.0}, "ridge"), ({"edge": 0.9}, "edge"),
-        ({"floor": 0.0}, "floor"), ({"floor": 2.0}, "floor"), ({"form": "vector"}, "form"), ({"loss": "hinge"}, "loss"),
-        ({"scale": -1.0}, "scale"), ({"share": "half"}, "share is 'half'; it must be a number from 0 to 1"),
-        ({"scale": "clip"}, "above 0, or 'auto'"), ({"edge": "wide"}, "edge"), ({"own_ridge": 3}, "own_ridge is 3"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=match):
-            PrivatePrior(**settings)  # type: ignore[arg-type]

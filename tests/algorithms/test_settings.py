@@ -147,7 +147,7 @@ def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, 
     assert outcome(name, **context) != outcome(name, **context, **{field: OTHERS[name][field]})
 
 
-@pytest.mark.parametrize("name", ["MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"])
+@pytest.mark.parametrize("name", ["AsyncLearner", "MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"])
 def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -> None:
     kind = vars(algorithms)[name]
     with pytest.raises(ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."):

@@ -5,7 +5,7 @@ import torch
 
 from fedmtl.data import Affine, Cast
 from fedmtl.data.transforms import describe, restore
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import DataError
 
 
 @pytest.mark.parametrize("stored", [torch.uint8, torch.int16, torch.float32, torch.float64])
@@ -26,12 +26,6 @@ def test_affine_takes_one_number_a_feature():
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     out = Affine(scale=(2.0, 10.0), shift=[0.0, 1.0])(x, torch.float64)
     assert out.tolist() == [[2.0, 21.0], [6.0, 41.0]]
-
-
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1", (), (1.0, float("nan"))])
-def test_affine_refuses_impossible_numbers(scale):
-    with pytest.raises(ConfigError, match=r"Affine.scale is .*; it must be a finite number or a tuple of them"):
-        Affine(scale=scale)
 
 
 @pytest.mark.parametrize("transform", [Cast(), Affine(1 / 255, -0.5), Affine((1.0, 2.0), 0.0)])

@@ -116,20 +116,3 @@ def test_divergent_regularization_is_refused_and_really_diverges(lam):
 def test_optimizers_that_mix_elements_are_refused(name):
     with pytest.raises(ConfigError, match=r"local solver|mixes"):
         LocalOptimizer(lr=0.1, optimizer_name=name)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"lr": 0.0}, "lr"),
-        ({"lr": float("nan")}, "lr"),
-        ({"lr": 0.1, "epochs": 0}, "epochs"),
-        ({"lr": 0.1, "batch_size": -3}, "batch_size"),
-        ({"lr": 0.1, "steps": 1.5}, "steps"),
-        ({"lr": 0.1, "momentum": 1.0}, "momentum"),
-        ({"lr": 0.1, "decay": 1.5}, "decay"),
-    ],
-)
-def test_impossible_settings_are_named(options, named):
-    with pytest.raises(ConfigError, match=rf"LocalSGD\.{named}"):
-        LocalSGD(**options)

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from fedmtl.algorithms.mp_mtl.published import WishartNoise
-from fedmtl.errors import ConfigError
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import smat
@@ -54,8 +53,3 @@ def test_the_law(source):
 def test_the_event_is_what_the_paper_claims():
     assert WishartNoise(0.25).event(30) == PureDpEvent(4.0)
     assert WishartNoise.refuted is not None
-
-
-def test_the_multiplier_is_positive():
-    with pytest.raises(ConfigError, match=r"WishartNoise\.multiplier"):
-        WishartNoise(0.0)

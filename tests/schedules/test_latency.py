@@ -97,7 +97,6 @@ def test_bad_traces_are_refused(source, error, says):
         (lambda: RandomLatency("nothing"), "such as uniform, expon or lognorm"),
         (lambda: Dropouts(), "needs intervals, or both"),
         (lambda: Dropouts(rate=1.0), "needs intervals, or both"),
-        (lambda: Dropouts(rate=0.0, duration=1.0), "rate is 0.0"),
         (lambda: Dropouts(intervals={}, rate=1.0), "give one of the two"),
         (lambda: Dropouts(intervals={"a": [(2.0, 1.0)]}), "client 'a'"),
         (lambda: Dropouts(intervals={"a": [(-1.0, 1.0)]}), "0 <= from < to"),

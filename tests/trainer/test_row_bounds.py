@@ -166,8 +166,6 @@ def test_a_row_bound_holds_and_leaves_shorter_rows_as_they_are(norm, dtype):
     assert bound.exceeded(x).tolist() == [True, False, False, True, True, True]
     images = x.reshape(6, 1, 2, 1)
     assert torch.equal(bound(images).reshape(6, 2), out)
-    with pytest.raises(ConfigError, match=r"RowBound\.bound is 0"):
-        RowBound(0.0)
 
 
 def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
@@ -176,8 +174,6 @@ def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
         algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
         run = trainer(algorithm, data)
         assert max(float(y.abs().max()) for y in algorithm.data(problem_of(run)).y) == pytest.approx(largest)
-    with pytest.raises(ConfigError, match=r"MPMTL\.target is -1"):
-        MPMTL(target=-1.0)
 
 
 def problem_of(run):

@@ -127,10 +127,3 @@ def test_an_interrupted_early_stop_stays_charged(tmp_path):
     second.start(1)
     assert second.epsilon == pytest.approx(epsilon(6), rel=1e-3)
     second.close()
-
-
-def test_impossible_rules_are_refused():
-    with pytest.raises(ConfigError, match="patience"):
-        EarlyStopping(patience=0)
-    with pytest.raises(ConfigError, match="min_delta"):
-        EarlyStopping(min_delta=-1.0)

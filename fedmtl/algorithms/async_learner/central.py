@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import positive, positive_int
+from ..._check import one_of, positive, positive_int
 from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
 from ..activations import OneAtATime
 from ..base import Problem, State
-from ..linear.data import LinearAlgorithm, LinearData, LinearLoss, LossName
+from ..linear.data import LOSS_NAMES, LinearAlgorithm, LinearData, LossName
 from ..local_fit import LocalFit
 
 _BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
@@ -44,7 +44,7 @@ class CentralLearner(OneAtATime, LinearAlgorithm):
     needs_row_bound = False
 
     def __post_init__(self) -> None:
-        LinearLoss(self.loss)
+        one_of(self, LOSS_NAMES, loss=self.loss)
         positive(self, reg=self.reg, theta_max=self.theta_max)
         self.check_bounds()
         if self.cap is not None:

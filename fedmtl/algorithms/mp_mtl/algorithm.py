@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._check import given, non_negative, one_of, positive
+from ..._check import finite, given, non_negative, one_of, positive
 from ...errors import ConfigError
 from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
@@ -126,6 +126,7 @@ class MPMTL(LinearAlgorithm):
         non_negative(self, **given(rho=self.rho))
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
+        finite(self, **given(alpha=self.alpha))
         budget_weights(1, alpha=self.alpha, q=self.q)
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")

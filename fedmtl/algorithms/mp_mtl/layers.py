@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..._check import given, non_negative, one_of
+from ..._check import finite, given, non_negative, one_of
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
@@ -67,6 +67,7 @@ class MPMTLayers(Algorithm):
             raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
         object.__setattr__(self, "layers", tuple(self.layers))
         non_negative(self, threshold=self.threshold, **given(rho=self.rho))
+        finite(self, alpha=self.alpha)
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         LocalSolver.check_given(self, self.local, 0.0)
 

@@ -134,8 +134,6 @@ def budget_weights(
         logs = [-t * math.log(q) for t in range(1, rounds + 1)]
     else:
         assert alpha is not None
-        if not math.isfinite(alpha):
-            raise ConfigError(f"{where}.alpha is {alpha}; it must be finite.")
         logs = [alpha * math.log(t) for t in range(1, rounds + 1)]
     top = max(logs)
     return normalized([math.exp(max(value - top, -600.0)) for value in logs])

@@ -144,7 +144,7 @@ class PeerToPeer(LinearAlgorithm):
             if isinstance(self.start, str):
                 raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
-        wakeup_weights(self.allocation, 2, 0.5)
+        positive_or(self, "uniform", "optimal", "paper", allocation=self.allocation)
         self._check_together()
 
     def _check_together(self) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._check import positive, positive_int
+from ..._check import positive_int
 from ...errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -52,10 +52,7 @@ def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root
         log = np.log(contraction) * (wakeups - 1 - step) / root
     elif policy == "paper":
         log = np.log(contraction) * step / 3
-    elif isinstance(policy, str):
-        raise ConfigError(f"wakeup_weights.policy is {policy!r}; accepted: 'uniform', 'optimal', 'paper' or a number.")
     else:
-        positive("wakeup_weights", policy=policy)
         log = np.log(policy) * step / max(1, wakeups - 1)
     weights = np.exp(log - log.max())
     normalized: Array = weights / weights.mean()

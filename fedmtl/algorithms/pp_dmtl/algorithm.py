@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
+from ..._check import boolean, given, non_negative, one_of, positive, positive_int, positive_or
 from ...errors import ConfigError
 from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, ScaledRows
@@ -117,7 +117,7 @@ class PPDMTL(LinearAlgorithm):
         one_of(self, ("logistic", "squared"), loss=self.loss)
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
-        one_of(self, (True, False), refine=self.refine)
+        boolean(self, refine=self.refine)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
         for field in ("smoothness", "refine_tau", "refine_across"):

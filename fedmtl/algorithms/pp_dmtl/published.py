@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import given, one_of, positive
+from ..._check import boolean, given, one_of, positive
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Channel, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy, ScaledRows
 from ...privacy.channel import GRADIENT
@@ -54,7 +54,7 @@ class PublishedPPDMTL(PPDMTL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, (True, False), gauss_seidel=self.gauss_seidel, exact_q=self.exact_q)
+        boolean(self, gauss_seidel=self.gauss_seidel, exact_q=self.exact_q)
         one_of(self, ("zero", "single_task"), start=self.start)
         positive(self, **given(query_epsilon=self.query_epsilon))
         if self.batch_rate < 1 and self.exact_q:
