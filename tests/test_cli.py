@@ -383,7 +383,7 @@ def test_every_option_of_every_group_composes(tmp_path: Path) -> None:
               "mp_mtl_school": root, "femnist": root, "school": root, "movielens": root,
               "p2p_movielens": root, "pmtl_femnist": root,
               "celeba": root, "pmtl_celeba": root, "cifar": root, "stackoverflow": root, "pmtl_stackoverflow": root,
-              "leaf": ["data.path=x"], "clustered_pmtl": [f"algorithm.clusters={clusters}"],
+              "images": root, "leaf": ["data.path=x"], "clustered_pmtl": [f"algorithm.clusters={clusters}"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():

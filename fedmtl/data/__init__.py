@@ -5,11 +5,12 @@ from __future__ import annotations
 from .dataset import FederatedDataset
 from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
-from .partition import by_classes, by_column, dirichlet, from_partition, shards
+from .partition import ByClasses, Dirichlet, Partition, Shards, by_column, from_partition
 from .readers.celeba import read_celeba
 from .readers.cifar import read_cifar
 from .readers.digits import load_digits_clients
 from .readers.femnist import read_femnist
+from .readers.images import read_images
 from .readers.leaf import read_leaf
 from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
 from .readers.school import read_school
@@ -22,23 +23,25 @@ from .transforms import Affine, Cast, Integers, Packed, RowBound, Transform
 __all__ = [
     "LOADERS",
     "Affine",
+    "ByClasses",
     "Cast",
     "DataSpec",
+    "Dirichlet",
     "Domain",
     "Examples",
     "FederatedDataset",
     "Integers",
     "MovieLens",
     "Packed",
+    "Partition",
     "RatingsGraph",
     "RowBound",
+    "Shards",
     "SyntheticAgents",
     "SyntheticTasks",
     "TargetAngles",
     "Transform",
-    "by_classes",
     "by_column",
-    "dirichlet",
     "from_partition",
     "load_data",
     "load_digits_clients",
@@ -50,11 +53,11 @@ __all__ = [
     "read_celeba",
     "read_cifar",
     "read_femnist",
+    "read_images",
     "read_leaf",
     "read_movielens",
     "read_school",
     "read_stackoverflow",
     "read_table",
     "reader",
-    "shards",
 ]

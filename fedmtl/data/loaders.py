@@ -60,8 +60,8 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
     Args:
         name: of a registered reader: ``"digits"`` is :func:`load_digits_clients`, ``"synthetic_agents"`` and
             ``"synthetic_tasks"`` are :func:`load_synthetic_agents` and :func:`load_synthetic_tasks`, and the others
-            are ``read_NAME``: ``"celeba"``, ``"cifar"``, ``"femnist"``, ``"leaf"``, ``"movielens"``, ``"school"``,
-            ``"stackoverflow"``, ``"table"``.
+            are ``read_NAME``: ``"celeba"``, ``"cifar"``, ``"femnist"``, ``"images"``, ``"leaf"``, ``"movielens"``,
+            ``"school"``, ``"stackoverflow"``, ``"table"``.
         options: arguments of that function.
 
     Raises:

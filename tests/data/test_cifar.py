@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from fedmtl.data import by_classes, read_cifar
+from fedmtl.data import ByClasses, Dirichlet, read_cifar
 from fedmtl.errors import ConfigError, DataError
 from tests.test_cli import command
 
@@ -41,7 +41,7 @@ def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, 
     monkeypatch.setattr(reference, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
     write_cifar(tmp_path, 6, classes=classes)
-    data = read_cifar(tmp_path, classes=classes, clients=classes // 5, classes_per_client=5, seed=3)
+    data = read_cifar(tmp_path, classes=classes, partition=ByClasses(classes // 5, 5), seed=3)
     assert (len(data), data.classes, data.spec.shape) == (classes // 5, classes, (3, 32, 32))
     for side, train in (("train", True), ("test", False)):
         part = data.side(side)
@@ -63,7 +63,7 @@ def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, 
 @pytest.mark.parametrize(("clients", "per_client", "classes"), [(7, 3, 10), (20, 10, 10), (11, 4, 5), (50, 2, 10)])
 def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, classes):
     y = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), 60))
-    parts = by_classes(y, clients, per_client, 5, classes=classes)
+    parts = ByClasses(clients, per_client).deal(y, 5)
     assert len({len(rows) for rows in parts.values()}) == 1
     used = np.concatenate(list(parts.values()))
     assert len(used) == len(set(used.tolist()))
@@ -74,10 +74,10 @@ def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, class
         assert len(set(counts.values())) == 1
         having.update(counts.keys())
     assert max(having.values()) - min(having.values()) <= 1
-    other = by_classes(y[::-1], clients, per_client, 5, classes=classes)
+    other = ByClasses(clients, per_client).deal(y[::-1], 5)
     for name, rows in parts.items():
         assert set(y[rows]) == set(y[::-1][other[name]])  # whatever the pool
-    third = by_classes(y, clients, per_client, 6, classes=classes)
+    third = ByClasses(clients, per_client).deal(y, 6)
     assert per_client == classes or any(set(y[rows]) != set(y[third[name]]) for name, rows in parts.items())
 
 
@@ -119,22 +119,42 @@ def test_malformed_files_are_refused(tmp_path, case):
     break_it, message = BAD[case]
     break_it(write_cifar(tmp_path, 5))
     with pytest.raises(DataError, match=message):
-        read_cifar(tmp_path, clients=2)
+        read_cifar(tmp_path, partition=ByClasses(2, 5))
 
 
 def test_impossible_deals_are_refused(tmp_path):
     write_cifar(tmp_path, 5)
-    with pytest.raises(ConfigError, match=r"by_classes: class \d has 5 examples for 25 clients; ask for fewer"):
-        read_cifar(tmp_path, clients=50)
-    with pytest.raises(ConfigError, match="11 classes a client, but there are only 10"):
-        read_cifar(tmp_path, clients=2, classes_per_client=11)
+    with pytest.raises(
+        ConfigError, match=r"ByClasses.clients is 50: class \d has 5 examples for 25 of them; ask for fewer"
+    ):
+        read_cifar(tmp_path, partition=ByClasses(50, 5))
+    with pytest.raises(ConfigError, match="classes_per_client is 11, but there are only 10 classes"):
+        read_cifar(tmp_path, partition=ByClasses(2, 11))
     with pytest.raises(ConfigError, match="classes is 20; accepted: 10, 100"):
         read_cifar(tmp_path, classes=20)
 
 
+def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tmp_path):
+    write_cifar(tmp_path, 20)
+    data = read_cifar(tmp_path, partition=Dirichlet(6, 0.5), test_fraction=0.25, seed=1)
+    assert len(data.train) + len(data.test) == 220
+    assert len({x.numpy().tobytes() for side in (data.train, data.test) for x in side.x}) == 220
+    counts = data.train.counts + data.test.counts
+    assert data.test.counts.tolist() == [max(1, round(0.25 * n)) for n in counts.tolist()]
+    assert len({frozenset(y.tolist()) for y in data.train.y.split(data.train.counts.tolist())}) > 1
+    assert (data.transform, data.classes) == (read_cifar(tmp_path, partition=ByClasses(2, 5)).transform, 10)
+
+
 def test_the_command_trains_the_network_of_fedrep(tmp_path):
     write_cifar(tmp_path, 10)
-    words = ("data=cifar", "data.root=.", "data.clients=4", "model=fedrep_cnn", "schedule.cohort=2", "rounds=1")
+    words = (
+        "data=cifar",
+        "data.root=.",
+        "data.partition.clients=4",
+        "model=fedrep_cnn",
+        "schedule.cohort=2",
+        "rounds=1",
+    )
     done = command(*words, "baselines=[]", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fedavg on cifar10: 4 clients, 1 round" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from fedmtl.data import by_column, dirichlet, from_partition, shards
+from fedmtl.data import Dirichlet, Shards, by_column, from_partition
 from fedmtl.errors import ConfigError, DataError
 
 from .rows import rows_of
@@ -17,8 +17,8 @@ LABELS = np.random.default_rng(0).integers(0, 10, 6000)
 
 def partitions():
     return {
-        "dirichlet": dirichlet(LABELS, 30, 0.5),
-        "shards": shards(LABELS, 30),
+        "dirichlet": Dirichlet(30, 0.5).deal(LABELS),
+        "shards": Shards(30).deal(LABELS),
         "by_column": by_column(LABELS),
     }
 
@@ -40,14 +40,14 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # a share of a symmetric Dirichlet over n clients has mean 1/n and variance (n - 1) / (n^2 (n alpha + 1))
     n = 10
     for alpha in (0.3, 1.0, 100.0):
-        draws = np.concatenate([shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)])
+        draws = np.concatenate([shares(Dirichlet(n, alpha, min_examples=1).deal(LABELS, seed)) for seed in range(60)])
         variance = (n - 1) / (n**2 * (n * alpha + 1))
         assert draws.mean() == pytest.approx(1 / n)
         assert draws.var() == pytest.approx(variance, rel=0.12, abs=2e-6)
 
 
 def test_dirichlet_is_keyed_by_the_seed_and_uses_random_examples():
-    first, again, other = (dirichlet(LABELS, 10, 1.0, seed) for seed in (1, 1, 2))
+    first, again, other = (Dirichlet(10, 1.0).deal(LABELS, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(first[k], again[k]) for k in first)
     assert any(len(first[k]) != len(other[k]) for k in first)
     zeros = np.flatnonzero(LABELS == 0)
@@ -57,17 +57,17 @@ def test_dirichlet_is_keyed_by_the_seed_and_uses_random_examples():
 
 def test_dirichlet_gives_every_client_the_asked_minimum():
     for seed in range(20):
-        assert min(map(len, dirichlet(LABELS[:300], 10, 0.2, seed, min_examples=3).values())) >= 3
+        assert min(map(len, Dirichlet(10, 0.2, min_examples=3).deal(LABELS[:300], seed).values())) >= 3
 
 
 def test_shards_hold_few_labels_and_equal_numbers():
-    parts = shards(LABELS, 30, shards_per_client=2)
+    parts = Shards(30, shards_per_client=2).deal(LABELS)
     assert {len(part) for part in parts.values()} == {200}
     # a shard of 100 sorted examples spans at most 2 of labels that occur about 600 times each
     labels = [len(set(LABELS[part])) for part in parts.values()]
     assert max(labels) <= 4
     assert np.mean(labels) < 3
-    uneven = shards(LABELS[:103], 5)
+    uneven = Shards(5).deal(LABELS[:103])
     assert {len(part) for part in uneven.values()} <= {20, 21, 22}
 
 
@@ -79,16 +79,16 @@ def test_by_column_has_one_client_a_value():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: dirichlet(LABELS, 10, 0.0), ConfigError, r"dirichlet.alpha is 0.0"),
-        (lambda: dirichlet(LABELS, 0, 1.0), ConfigError, r"dirichlet.clients is 0"),
-        (lambda: dirichlet(LABELS, 4000, 1.0), ConfigError, r"only 6,000 examples; ask for fewer clients"),
-        (lambda: dirichlet(LABELS[:40], 20, 0.01), ConfigError, r"in 100 draws with alpha 0.01.*raise alpha"),
+        (lambda: Dirichlet(10, 0.0), ConfigError, r"Dirichlet.alpha is 0.0"),
+        (lambda: Dirichlet(0, 1.0), ConfigError, r"Dirichlet.clients is 0"),
+        (lambda: Dirichlet(4000, 1.0).deal(LABELS), ConfigError, r"only 6,000 examples; ask for fewer clients"),
+        (lambda: Dirichlet(20, 0.01).deal(LABELS[:40]), ConfigError, r"alpha is 0.01: in 100 draws.*raise alpha"),
         (
-            lambda: dirichlet(LABELS[:, None], 2, 1.0),
+            lambda: Dirichlet(2, 1.0).deal(LABELS[:, None]),
             DataError,
-            r"y has shape \(6000, 1\); it must be one label",
+            r"y has shape \(6000, 1\); a partition needs one label",
         ),
-        (lambda: shards(LABELS, 4000), ConfigError, r"4,000 clients with 2 shards each need 8,000 examples"),
+        (lambda: Shards(4000).deal(LABELS), ConfigError, r"4,000: with 2 shards each they need 8,000 examples"),
         (lambda: by_column([]), DataError, r"one value an example"),
     ],
 )
@@ -99,7 +99,7 @@ def test_impossible_partitions_are_refused(call, error, message):
 
 def test_from_partition_gives_each_client_its_rows():
     x = torch.arange(6000.0)[:, None]
-    parts = dirichlet(LABELS, 12, 0.5)
+    parts = Dirichlet(12, 0.5).deal(LABELS)
     data = from_partition(x, LABELS, parts, classes=10, name="pool")
     assert data.ids == tuple(parts)
     for i, part in enumerate(parts.values()):

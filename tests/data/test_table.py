@@ -262,7 +262,7 @@ def test_unreadable_files_are_named(tmp_path):
         ),
         (
             {"features": ["age"], "labels": ["0", "0"]},
-            r"read_table.labels is \['0', '0'\]; it must be distinct",
+            r"data.labels is \['0', '0'\]; it must be distinct",
         ),
         ({"features": ["age"], "min_examples": 0}, r"data.min_examples is 0"),
         ({"features": ["age"], "test_fraction": -1}, r"test_fraction is -1"),
@@ -364,7 +364,7 @@ def test_categories_that_are_given_code_a_column_whatever_the_rows_hold():
         read_table(table, categories={"kind": ["b", "c"]}, **options)
     with pytest.raises(ConfigError, match=r"read_table\.categories contains 'age', which is not a feature column"):
         read_table(table, categories={"age": ["1"]}, **options)
-    with pytest.raises(ConfigError, match=r"read_table\.categories\['kind'\] is 'ab'; it must be distinct texts"):
+    with pytest.raises(ConfigError, match=r"data\.categories\['kind'\] is 'ab'; it must be distinct texts"):
         read_table(table, categories={"kind": "ab"}, **options)
 
 

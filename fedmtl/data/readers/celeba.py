@@ -19,10 +19,8 @@ from ..._check import one_of
 from ...errors import ConfigError, DataError
 from ..assemble import choose
 from ..dataset import FederatedDataset
-from ..examples import pixel_domain
 from ..loaders import reader
-from ..transforms import Affine, MappedImages, Transform
-from .images import cached_images
+from .images import image_clients
 from .leaf import Pair, numbers, read_sides
 
 IMAGES = "img_align_celeba"
@@ -74,7 +72,6 @@ def read_celeba(
     """
     root = Path(root)
     one_of("read_celeba", ("all", *_PARTS), part=part)
-    pixels = _size(size)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
     sides: Sequence[dict[str, Pair]]
     if base is not None:
@@ -90,42 +87,20 @@ def read_celeba(
             *sides, str(root), min_examples=min_examples, draw=clients, seed=seed, test_fraction=test_fraction
         )
         sides = [{client: side[client] for client in kept if client in side} for side in sides]
-    names = sorted({str(name) for side in sides for x, _ in side.values() for name in x})
-    place = {name: number for number, name in enumerate(names)}
-    file = cached_images(
-        [folder / name for name in names],
-        pixels,
-        Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
-        name="celeba",
+    return image_clients(
+        sides,
+        folder,
+        size=size,
+        cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
+        mapped=mapped,
         progress=progress,
-    )
-    array = None if mapped else np.load(file)
-    transform: Transform = MappedImages(str(file.resolve())) if array is None else Affine(scale=1 / 255)
-
-    def numbered(pair: Pair) -> Pair:
-        index = np.array([place[str(name)] for name in pair[0]], dtype=np.int64)
-        return (index if array is None else array[index]), pair[1]
-
-    train, test = ({client: numbered(pair) for client, pair in side.items()} for side in sides)
-    return FederatedDataset.from_tensors(
-        train,
-        test=test or None,
         name="celeba",
         source=str(root),
         classes=2,
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
-        transform=transform,
-        domain=pixel_domain((3, *pixels)),
     )
-
-
-def _size(size: int | Sequence[int]) -> tuple[int, int]:
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sides):
-        raise ConfigError(f"read_celeba.size is {size!r}; it must be a number of pixels, or height and width.")
-    return sides[0], sides[1]
 
 
 def _names(x: list[Any], y: list[Any], where: str) -> Pair:

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..._check import one_of
 from ...errors import DataError
 from ..dataset import FederatedDataset
-from ..examples import Examples, pixel_domain
+from ..examples import pixel_domain
 from ..loaders import reader
-from ..partition import by_classes
-from ..rows import offsets_of
-from ..transforms import Affine
+from ..partition import ByClasses, Partition, from_partition
 
 SHAPE = (3, 32, 32)
 _FILES: dict[int, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
@@ -30,22 +27,23 @@ def read_cifar(
     root: str | Path,
     *,
     classes: int = 10,
-    clients: int = 500,
-    classes_per_client: int = 5,
+    partition: Partition | None = None,
+    test_fraction: float | None = None,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read CIFAR-10 or CIFAR-100 and deal its train and its test images to clients: features (3, 32, 32) in [0, 1].
+    """Read CIFAR-10 or CIFAR-100 and deal its images to clients: features (3, 32, 32) in [0, 1].
 
     By default as in CENTAUR (Shen et al., "Share your representation only", 2023): 500 clients of 100 images with 5
-    classes each, and the test images of the same classes. All clients have as many images.
+    classes each, and the test images of the same classes.
 
     Args:
         root: the folder of ``cifar-10-batches-py`` or ``cifar-100-python``, as ``torchvision.datasets`` extracts them,
             or that folder itself.
         classes: 10 or 100.
-        clients: number of clients.
-        classes_per_client: different classes of each client.
-        seed: of the deal.
+        partition: such as :class:`~fedmtl.data.Dirichlet`; None for ``ByClasses(clients=500, classes_per_client=5)``.
+        test_fraction: share of each client's images held out for test, train and test images dealt as one pool. None
+            deals the test images as the train images by classes, and means 0.2 for another partition.
+        seed: of the deal and of the split.
 
     Raises:
         DataError: a missing, truncated or malformed file.
@@ -54,22 +52,19 @@ def read_cifar(
     one_of("read_cifar", (10, 100), classes=classes)
     folder, train, test, field = _FILES[classes]
     base = Path(root) if (Path(root) / train[0]).is_file() else Path(root) / folder
-    sides = []
-    for names in (train, test):
-        x, y = _read([base / name for name in names], field, classes)
-        parts = by_classes(y, clients, classes_per_client, seed, classes=classes)
-        order = torch.from_numpy(np.concatenate(list(parts.values())))
-        offsets = offsets_of(torch.tensor([len(part) for part in parts.values()], dtype=torch.int64))
-        sides.append(Examples(torch.from_numpy(x)[order], torch.from_numpy(y)[order], offsets))
-    return FederatedDataset(
-        sides[0],
-        sides[1],
-        tuple(f"client-{i}" for i in range(clients)),
-        Affine(scale=1 / 255),
-        classes,
-        f"cifar{classes}",
-        domain=pixel_domain(SHAPE),
-    )
+    partition = partition or ByClasses(clients=500, classes_per_client=5)
+    pools = [_read([base / name for name in names], field, classes) for names in (train, test)]
+    options: dict[str, Any] = {
+        "classes": classes,
+        "name": f"cifar{classes}",
+        "domain": pixel_domain(SHAPE),
+        "seed": seed,
+    }
+    if test_fraction is not None or not isinstance(partition, ByClasses):
+        x, y = (np.concatenate(part) for part in zip(*pools, strict=True))
+        return from_partition(x, y, partition, test_fraction=test_fraction, **options)
+    sides = [{name: (x[rows], y[rows]) for name, rows in partition.deal(y, seed).items()} for x, y in pools]
+    return FederatedDataset.from_tensors(sides[0], test=sides[1], **options)
 
 
 def _read(files: list[Path], field: str, classes: int) -> tuple[np.ndarray, np.ndarray]:

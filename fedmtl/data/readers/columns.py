@@ -7,11 +7,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import ConfigError, DataError
+from ..partition import Partition, Parts
+from ..rows import by_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,6 +179,39 @@ class Table:
             return np.zeros(len(series), dtype=bool)
         return np.array([isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v) for v in series])
 
+    def written(
+        self, column: str, accepted: str = "a value (fill it, or leave the row or the column out)"
+    ) -> np.ndarray:
+        """Return a column as it is written (n,), without missing values."""
+        self.refuse(self.frame[column].isna().to_numpy(), column, accepted)
+        self.refuse(self.compound(column), column, "texts or numbers here")
+        return self.frame[column].astype(str).to_numpy(dtype=str)
+
+    def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
+        """Return class numbers (n,), int64, and the labels that they number; None takes those that occur, sorted."""
+        values = self.written(column)
+        names = np.unique(values).tolist() if labels is None else check_texts("labels", labels)
+        number = codes(values, names)
+        self.refuse(number < 0, column, f"the labels {', '.join(map(repr, names))}")
+        return number, names
+
+    def parts(self, client: str | None, partition: Partition | None, y: np.ndarray, seed: int) -> Parts:
+        """Return the rows of each client: by the column ``client``, in the order of its texts, or dealt by y (n,).
+
+        Raises:
+            ConfigError: neither a column nor a partition, or both.
+        """
+        if (client is None) == (not partition):
+            state = "both a client column and a partition" if client else "no client column"
+            raise ConfigError(
+                f"{self.file}: {state}; give the column of each row's client, or a partition such as "
+                "Dirichlet(clients=100, alpha=0.5), on the command line data/partition=dirichlet."
+            )
+        if client is None:
+            return cast(Partition, partition).deal(y, seed)
+        ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
+        return by_number(number, ids)
+
     def texts(self, column: str) -> np.ndarray:
         """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
         return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
@@ -196,3 +231,10 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
     match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
     return np.where(match.any(axis=1), match.argmax(axis=1), -1)
+
+
+def check_texts(option: str, texts: Sequence[str]) -> list[str]:
+    """Return distinct texts as a list; raise :class:`ConfigError` where they are not."""
+    if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
+        raise ConfigError(f"data.{option} is {texts!r}; it must be distinct texts, at least one.")
+    return list(texts)

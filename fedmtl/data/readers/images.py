@@ -7,22 +7,182 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..._check import positive_int
 from ..._files import sync_folder
-from ...errors import DataError
+from ...errors import ConfigError, DataError
+from ..dataset import FederatedDataset
+from ..examples import pixel_domain
+from ..loaders import reader
+from ..partition import Partition
+from ..transforms import Affine, MappedImages
+from .columns import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 _FORMAT = "1"  # of the cache: another one is decoded anew
 _SYNC_EVERY = 1024  # images
 _LEFT_SECONDS = 3600.0
 _THREADS = 8
 Item = TypeVar("Item")
+
+
+@reader("images")
+def read_images(
+    root: str | Path,
+    *,
+    size: int | Sequence[int] = 64,
+    table: str | Path | pd.DataFrame | None = None,
+    image: str = "file_name",
+    client: str | None = None,
+    target: str | None = None,
+    labels: Sequence[str] | None = None,
+    partition: Partition | None = None,
+    clients: int | None = None,
+    min_examples: int = 2,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    mapped: bool = True,
+    progress: bool = True,
+) -> FederatedDataset:
+    """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain states.
+
+    Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a partition the labels,
+    ``root/LABEL/x.png``. Images are decoded and resized once (:func:`cached_images`).
+
+    Args:
+        root: the folder.
+        size: of the images after resizing: one number of pixels, or height and width.
+        table: a file as in :func:`~fedmtl.data.read_table`, or a table of pandas, with a row an image; a file name
+            without a folder is looked for in ``root``.
+        image: the column with the path of the image in ``root``.
+        client: the column with the client of each image.
+        target: the column with its label.
+        labels: the labels in order of their class number. None takes those that occur, in order of their text, which
+            a run with noise refuses.
+        partition: deals the images to clients, such as :class:`~fedmtl.data.Dirichlet`, where neither folders nor a
+            column name these.
+        clients: number of clients, drawn at random from the others; None takes all.
+        min_examples: clients with fewer images are left out.
+        test_fraction: share of each client's images held out for test.
+        seed: of the partition, the split and the draw of clients.
+        cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``root``.
+        mapped: leave the decoded images on disk; False reads them into memory.
+        progress: show a progress bar while images are decoded.
+
+    Raises:
+        DataError: a missing or damaged image, or a malformed table.
+        ConfigError: an impossible setting.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; give one of images.")
+    if table is None:
+        if (client, target) != (None, None):
+            raise ConfigError("read_images.table is None, so the folders name client and target; give no column.")
+        image, client, target = "image", None if partition else "folder of the client", "folder of the label"
+        table = _listed(folder, (target,) if client is None else (client, target))
+    elif target is None:
+        raise ConfigError("read_images.target is None; give the column with the label of each image.")
+    elif isinstance(table, (str, Path)) and not Path(table).is_file():
+        table = folder / table
+    rows = Table.of(table, [column for column in (image, client, target) if column is not None], str(folder))
+    rows.check_columns([column for column in (image, client, target) if column is not None])
+    y, found = rows.labels(target, labels)
+    files = rows.written(image)
+    parts = rows.parts(client, partition, y, seed)
+    data = image_clients(
+        [{name: (files[index], y[index]) for name, index in parts.items()}, {}],
+        folder,
+        size=size,
+        cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
+        mapped=mapped,
+        progress=progress,
+        name=folder.name,
+        source=str(folder),
+        classes=len(found),
+        test_fraction=test_fraction,
+        seed=seed,
+        min_examples=min_examples,
+        draw=clients,
+    )
+    return data if labels is not None else replace(data, inferred=("classes",), verify=False)
+
+
+def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
+    """Return the images of a folder, a column for each level of its folders.
+
+    Raises:
+        DataError: no image, or one at another depth.
+    """
+    import pandas as pd
+
+    rows = []
+    for file in sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES):
+        *names, _ = file.relative_to(root).parts
+        if len(names) != len(folders):
+            layout = "root/LABEL/FILE with a partition" if len(folders) == 1 else "root/CLIENT/LABEL/FILE"
+            raise DataError(f"{file} is {len(names)} folders deep; accepted: {layout}, or a table of the images.")
+        rows.append((str(file.relative_to(root)), *names))
+    if not rows:
+        raise DataError(f"{root} holds no images; accepted: {', '.join(SUFFIXES)} files.")
+    return pd.DataFrame(rows, columns=["image", *folders])
+
+
+def image_clients(
+    sides: Sequence[Mapping[str, tuple[Any, np.ndarray]]],
+    folder: Path,
+    *,
+    size: int | Sequence[int],
+    cache: Path,
+    mapped: bool,
+    progress: bool,
+    name: str,
+    **options: Any,
+) -> FederatedDataset:
+    """Return a dataset of images from their file names.
+
+    Args:
+        sides: each client's names of images (n,) and labels (n,), for training and for test.
+        folder: of the images.
+        size: of the images after resizing: one number of pixels, or height and width.
+        cache: the folder for decoded images.
+        mapped: leave the decoded images on disk.
+        progress: show a progress bar while images are decoded.
+        name: for messages, reports and the decoded file.
+        options: as in :meth:`FederatedDataset.from_tensors`.
+    """
+    pixels = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
+        raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
+    names = sorted({str(image) for side in sides for x, _ in side.values() for image in x})
+    file = cached_images([folder / image for image in names], pixels, cache, name=name, progress=progress)
+    place = {image: number for number, image in enumerate(names)}
+    array = None if mapped else np.load(file)
+
+    def stored(images: Any) -> np.ndarray:
+        index = np.array([place[str(image)] for image in images], dtype=np.int64)
+        return index if array is None else array[index]
+
+    train, test = ({client: (stored(x), y) for client, (x, y) in side.items()} for side in sides)
+    return FederatedDataset.from_tensors(
+        train,
+        test=test or None,
+        transform=MappedImages(str(file.resolve())) if mapped else Affine(scale=1 / 255),
+        domain=pixel_domain((3, *pixels)),
+        name=name,
+        **options,
+    )
 
 
 def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
@@ -77,7 +237,6 @@ def cached_images(
     Raises:
         DataError: a missing or damaged image, or a folder that cannot be written.
     """
-    positive_int("size", height=size[0], width=size[1])
     target = folder / f"{name}-{size[0]}x{size[1]}-{_fingerprint(files, size)}.npy"
     if target.is_file():
         return target

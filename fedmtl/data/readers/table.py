@@ -12,9 +12,9 @@ import numpy as np
 from ...errors import ConfigError, DataError
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
-from ..rows import by_number
+from ..partition import Partition
 from ..transforms import Integers, Transform
-from .columns import Table, codes
+from .columns import Table, check_texts, codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +26,9 @@ _WHOLE = 1 << 24  # whole numbers below it are exact in float32
 def read_table(
     path: str | Path | pd.DataFrame,
     *,
-    client: str,
+    client: str | None = None,
     target: str,
+    partition: Partition | None = None,
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
     categories: Mapping[str, Sequence[str]] | None = None,
@@ -40,7 +41,7 @@ def read_table(
     transform: Transform | None = None,
     name: str | None = None,
 ) -> FederatedDataset:
-    """Read a table with a client column.
+    """Read a table with a row an example.
 
     Features are stored as float32, one a column; clients come in the order of their ids. Values
     are not standardized, since a scaling fitted on the rows would be a release of its own: give public
@@ -50,6 +51,7 @@ def read_table(
         path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
         client: the column with each row's client; its values become the ids, as text.
         target: the column to predict.
+        partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, where no column names these.
         features: the columns to predict from; None for all others.
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
             of their text, which a run with noise refuses, unless ``categories`` has the column.
@@ -69,13 +71,14 @@ def read_table(
         ConfigError: an impossible setting.
     """
     given = dict.fromkeys(one_hot) | dict(categories or {})
-    table = Table.of(path, (client, *given, *(() if labels is None else (target,))), name)
+    names = [target] if client is None else [client, target]
+    table = Table.of(path, (*names[:-1], *given, *(() if labels is None else (target,))), name)
     file = table.file
     if features is None:
-        features = [column for column in table.frame.columns if column not in (client, target)]
-    for role, columns in (("client", (client,)), ("target", (target,)), ("features", features)):
+        features = [column for column in table.frame.columns if column not in names]
+    for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", features)):
         table.check_columns(columns, f"{role} ")
-    for column in (client, target):
+    for column in names:
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
     for column, texts in given.items():
@@ -83,22 +86,21 @@ def read_table(
         if column not in features:
             raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
         if texts is not None:
-            _check_texts(f"categories[{column!r}]", texts)
+            check_texts(f"categories[{column!r}]", texts)
     if not features:
-        raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
-    client_of = _texts(table, client, "the name of a client")
-    table = replace(table, client_of=client_of)
-    parts = [
+        raise DataError(f"{file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
+    if client is not None:
+        table = replace(table, client_of=table.written(client, "the name of a client"))
+    coded = [
         _coded(table, column, given[column]) if column in given else _feature(table, column) for column in features
     ]
-    for column, part in zip(features, parts, strict=True) if integers else ():
+    for column, part in zip(features, coded, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
         table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
-    x = np.concatenate(parts, axis=1).astype(np.int64 if integers else np.float32)
+    x = np.concatenate(coded, axis=1).astype(np.int64 if integers else np.float32)
     y = _target(table, target, labels)
-    ids, number = np.unique(client_of, return_inverse=True)
     data = FederatedDataset.from_tensors(
-        {client: (x[index], y[index]) for client, index in by_number(number, ids).items()},
+        {name: (x[index], y[index]) for name, index in table.parts(client, partition, y, seed).items()},
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
@@ -112,7 +114,7 @@ def read_table(
 
 def _coded(table: Table, name: str, categories: Sequence[str] | None) -> np.ndarray:
     """Return one column as (rows, categories) of 0 and 1, float32; None takes the categories of the rows."""
-    values = _texts(table, name)
+    values = table.written(name)
     if categories is None:
         categories = np.unique(values).tolist()
     number = codes(values, categories)
@@ -134,21 +136,4 @@ def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray
         )
         values = table.numbers(name, typed=True, accepted=accepted)
         return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
-    _check_texts("labels", labels)
-    number = codes(_texts(table, name), labels)
-    table.refuse(number < 0, name, f"the labels {', '.join(map(repr, labels))}")
-    return number
-
-
-def _check_texts(option: str, texts: Sequence[str]) -> None:
-    if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
-        raise ConfigError(f"read_table.{option} is {texts!r}; it must be distinct texts, at least one.")
-
-
-def _texts(
-    table: Table, name: str, accepted: str = "a value (fill it, or leave the row or the column out)"
-) -> np.ndarray:
-    """Return a column as it is written, without missing values."""
-    table.refuse(table.frame[name].isna().to_numpy(), name, accepted)
-    table.refuse(table.compound(name), name, "texts or numbers here")
-    return table.frame[name].astype(str).to_numpy(dtype=str)
+    return table.labels(name, labels)[0]

@@ -1,0 +1,177 @@
+"""Folders of images and tables of them, and pools of any kind that a partition deals to clients."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from fedmtl.data import (
+    Affine,
+    ByClasses,
+    Dirichlet,
+    FederatedDataset,
+    Shards,
+    from_partition,
+    load_data,
+    read_images,
+    read_table,
+)
+from fedmtl.errors import ConfigError, DataError
+from tests.test_cli import command
+
+from .test_celeba import everything
+
+LABELS = ("cat", "dog", "eel")
+
+
+def draw(file, grey):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 7), (grey, 255 - grey, 7)).save(file)
+
+
+def folders(root, clients=("anna", "ben", "7"), each=4):
+    """Images of one colour each in root/CLIENT/LABEL, and what they are by client."""
+    rows, grey = {}, 0
+    for client in clients:
+        for number in range(each):
+            label, grey = LABELS[grey % 3], grey + 1
+            draw(root / client / label / f"{number}.png", grey)
+            rows.setdefault(client, []).append(((grey, 255 - grey, 7), LABELS.index(label)))
+    return {client: sorted(own) for client, own in rows.items()}
+
+
+def pool(root, count=60):
+    """Images of one colour each in root/LABEL."""
+    for number in range(count):
+        draw(root / LABELS[number % 3] / f"{number:02d}.png", number)
+    return sorted(((number, 255 - number, 7), number % 3) for number in range(count))
+
+
+def test_a_folder_a_client_and_in_it_a_folder_a_label(tmp_path):
+    rows = folders(tmp_path / "pets")
+    data = read_images(tmp_path / "pets", size=(4, 5), progress=False)
+    assert (data.ids, data.classes, data.spec.shape, data.name) == (("7", "anna", "ben"), 3, (3, 4, 5), "pets")
+    assert everything(data) == rows
+    assert data.inferred == ("classes",)  # which labels occur is in the records
+    assert data.domain is not None
+    assert data.domain.l1 == 60
+    given = read_images(tmp_path / "pets", size=4, labels=["eel", "cow", "dog", "cat"], mapped=False, progress=False)
+    assert (given.classes, given.inferred, given.transform) == (4, (), Affine(1 / 255))
+    number = {0: 3, 1: 2, 2: 0}
+    assert everything(given) == {client: sorted((c, number[y]) for c, y in own) for client, own in rows.items()}
+    assert len(read_images(tmp_path / "pets", size=4, clients=2, progress=False)) == 2
+
+
+def test_a_table_names_image_client_and_label(tmp_path):
+    rows = folders(tmp_path / "pets")
+    table = pd.DataFrame(
+        [(f"{f.relative_to(tmp_path / 'pets')}", f.parts[-3], f.parts[-2]) for f in (tmp_path / "pets").rglob("*.png")],
+        columns=["file_name", "owner", "animal"],
+    )
+    table.to_csv(tmp_path / "pets" / "metadata.csv", index=False)
+    columns = {"client": "owner", "target": "animal", "size": 8, "progress": False}
+    data = read_images(tmp_path / "pets", table="metadata.csv", **columns)
+    assert everything(data) == rows
+    assert read_images(tmp_path / "pets", table=table, **columns).fingerprint() == data.fingerprint()
+    for change, error, message in (
+        ({"table": "none.csv"}, DataError, r"pets/none\.csv does not exist"),
+        ({"client": "who"}, DataError, r"metadata\.csv: column 'who' is missing; the columns are 'file_name', 'owner'"),
+        ({"target": None}, ConfigError, r"read_images\.target is None; give the column"),
+        ({"client": None}, ConfigError, r"no client column; give the column of each row's client, or a partition"),
+        ({"partition": Dirichlet(2, 1.0)}, ConfigError, r"both a client column and a partition; give the column"),
+        ({"labels": ["cat", "dog"]}, DataError, r"column 'animal' holds 'eel'; accepted: the labels 'cat', 'dog'"),
+        ({"labels": ["cat", "cat"]}, ConfigError, r"data\.labels is \['cat', 'cat'\]; it must be distinct"),
+        ({"table": None}, ConfigError, r"read_images\.table is None, so the folders name client and target"),
+    ):
+        with pytest.raises(error, match=message):
+            read_images(tmp_path / "pets", **{"table": "metadata.csv"} | columns | change)
+
+
+def test_other_layouts_and_missing_images_are_refused(tmp_path):
+    with pytest.raises(DataError, match="none is no folder"):
+        read_images(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty holds no images; accepted: \.jpg"):
+        read_images(tmp_path / "empty")
+    pool(tmp_path / "pool", 6)
+    with pytest.raises(DataError, match=r"cat/00\.png is 1 folders deep; accepted: root/CLIENT/LABEL/FILE, or a table"):
+        read_images(tmp_path / "pool")
+    table = pd.DataFrame({"file_name": ["a.png", "cat/00.png"] * 2, "who": "x", "what": "y"})
+    with pytest.raises(DataError, match=r"a\.png does not exist; every image that is listed must be there"):
+        read_images(tmp_path / "pool", table=table, client="who", target="what", progress=False)
+
+
+@pytest.mark.parametrize("partition", [Dirichlet(5, 0.5), Shards(5), ByClasses(5, 2)])
+def test_a_pool_of_images_of_rows_and_of_tensors_is_dealt_alike(tmp_path, partition):
+    rows = pool(tmp_path / "pool")
+    images = read_images(tmp_path / "pool", partition=partition, size=4, seed=3, progress=False)
+    order = sorted(range(60), key=lambda n: (LABELS[n % 3], n))  # of the paths
+    frame = pd.DataFrame({"grey": order, "animal": [LABELS[n % 3] for n in order]})
+    table = read_table(frame, target="animal", partition=partition, labels=LABELS, seed=3)
+    x, y = torch.tensor(order)[:, None].float(), torch.tensor([n % 3 for n in order])
+    tensors = from_partition(x, y, partition, seed=3, classes=3)
+    assert images.ids == table.ids == tensors.ids == tuple(f"client-{i}" for i in range(5))
+    assert table.fingerprint() == tensors.fingerprint()
+    found = everything(images)
+    assert {c: [colour[0] for colour, _ in own] for c, own in found.items()} == {
+        name: sorted(int(v) for side in ("train", "test") for v in tensors.subset([name]).side(side).x[:, 0])
+        for name in tensors.ids
+    }
+    used = sorted(row for own in found.values() for row in own)
+    assert used == rows if not isinstance(partition, ByClasses) else set(used) <= set(rows)
+
+
+def test_the_command_reads_folders_and_deals_pools(tmp_path):
+    folders(tmp_path / "pets", clients=[f"c{i}" for i in range(6)], each=6)
+    pool(tmp_path / "pool")
+    pd.DataFrame({"grey": np.arange(60.0) / 60, "animal": [LABELS[n % 3] for n in range(60)]}).to_csv(
+        tmp_path / "pool.csv", index=False
+    )
+    known = "data.labels=[cat,dog,eel]"
+    dealt = "data/partition=dirichlet data.partition.clients=4 data.partition.alpha=0.3"
+    by_classes = "data/partition=by_classes data.partition.clients=5 data.partition.classes_per_client=2"
+    for number, (words, said) in enumerate(
+        (
+            ("data=images data.root=pets data.size=8", "fedavg on pets: 6 clients"),
+            (f"data=images data.root=pool data.size=8 {dealt}", "fedavg on pool: 4 clients"),
+            (f"data=table data.path=pool.csv data.target=animal {by_classes}", "fedavg on pool.csv: 5 clients"),
+        )
+    ):
+        run = f"rounds=1 baselines=[] finetune=none schedule=full hydra.run.dir=run-{number}"
+        done = command(*words.split(), known, *run.split(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+    saved = json.loads((tmp_path / "run-1/private/result.json").read_text())
+    assert saved["clients"] == 4
+    refused = command("data=images", "data.root=pool", known, "data/partition=dirichlet", "data.partition.alpha=0",
+                      cwd=tmp_path)  # fmt: skip
+    assert refused.returncode == 2
+    assert "data.partition.alpha is 0; it must be a finite number above 0" in refused.stderr
+
+
+def test_a_dataset_of_hugging_face_is_a_table(tmp_path):
+    hub = pytest.importorskip("datasets")
+    greys = [7 * i for i in range(12)]
+    table = hub.Dataset.from_dict(
+        {
+            "image": [Image.new("L", (6, 6), grey) for grey in greys],
+            "writer": [f"w{i % 3}" for i in range(12)],
+            "label": [i % 4 for i in range(12)],
+            "width": [i / 2 for i in range(12)],
+        }
+    )
+    data = FederatedDataset.from_columns(table, client="writer", target="label", features="image", classes=4)
+    assert (data.ids, data.spec.shape, data.train.x.dtype) == (("w0", "w1", "w2"), (1, 6, 6), torch.uint8)
+    halves = table.train_test_split(test_size=0.5, seed=0)
+    kept = FederatedDataset.from_columns(
+        halves["train"], test=halves["test"], client="writer", target="label", features=["width"], classes=4
+    )
+    assert len(kept.train) + len(kept.test) == 12
+    table.to_parquet(tmp_path / "hub.parquet")
+    read = load_data("table", path=tmp_path / "hub.parquet", client="writer", target="label", features=["width"])
+    assert sorted(read.train.x.flatten().tolist() + read.test.x.flatten().tolist()) == [i / 2 for i in range(12)]
