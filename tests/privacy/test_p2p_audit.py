@@ -13,7 +13,7 @@ from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
-from fedmtl.trainer.audit.suite import transcript
+from fedmtl.trainer.audit.independence import transcript
 
 from .mutants import audit, trainer_of
 

@@ -28,7 +28,8 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.schedules import RandomLatency
-from fedmtl.trainer.audit.suite import _resolved, transcript
+from fedmtl.trainer.audit.independence import transcript
+from fedmtl.trainer.audit.settings import resolved
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 
@@ -129,7 +130,7 @@ def test_where_blocks_end_changes_nothing(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_public_state_is_a_function_of_the_releases(case):
-    finding = transcript(_resolved(trainer(case)), rounds=40)
+    finding = transcript(resolved(trainer(case)), rounds=40)
     assert not finding.refuted
     assert finding.statistic == 0
 

@@ -15,7 +15,10 @@ from fedmtl.data.rows import csr
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.audit import CHECKS, Effort, any_refuted, table
-from fedmtl.trainer.audit.suite import audit_trainer, public_states, replaced_data, setup_of, transcript
+from fedmtl.trainer.audit.independence import transcript
+from fedmtl.trainer.audit.others import replaced_data
+from fedmtl.trainer.audit.rerun import differing, watched
+from fedmtl.trainer.audit.suite import audit_trainer, setup_of
 from tests.helpers import ragged_classification, regression
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
@@ -66,12 +69,12 @@ def test_the_transcript_holds_without_privacy_and_with_secret_coins(privacy: Cli
 
 def test_replaced_data_show_when_the_releases_are_not_forced() -> None:
     run = trainer("pmtl")
-    first = public_states(run, run.data, 5)
-    other = public_states(run, replaced_data(run.data, 0), 5)
-    assert len(first) == len(other) == 6
-    assert first[0] == other[0]
-    assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
-    assert first == public_states(run, run.data, 5)
+    first = watched(run, run.data, 5).public
+    other = watched(run, replaced_data(run.data, 0), 5).public
+    assert first.keys() == other.keys()
+    assert {when for when, *_ in first} == set(range(-1, 5))
+    assert {when for when, *_ in differing(first, other)} == set(range(5))
+    assert first == watched(run, run.data, 5).public
 
 
 class Leaky(FedAvg):

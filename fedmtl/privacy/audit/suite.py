@@ -27,7 +27,7 @@ CHECKS = (
     "transcript",
     "independence",
 )
-"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.suite.transcript` and
+"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.independence.transcript` and
 :func:`fedmtl.trainer.audit.independence.independence`. So does the charge of an early stop:
 :mod:`fedmtl.trainer.audit.runs`."""
 

@@ -7,22 +7,20 @@ so that every model is the same before each local step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...data import FederatedDataset
-from ...data.examples import Examples
-from ...data.rows import csr
 from ...privacy import Channel
 from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact, skipped
 from ...privacy.channel import GRADIENT, Recording
 from ...random import derive_key
 from ..trainer import Trainer
-from .rerun import states
+from .others import replaced_records
+from .rerun import Releases, states
 
 _TRIES = 3  # other records in the place of one that does not move a sum
 
@@ -30,7 +28,7 @@ Step = dict[int, tuple[Tensor, Tensor]]
 """A local step: client -> its clipped sum (D,), and the places of the records that were drawn, int64 (k,)."""
 
 
-def drawn_records(trainer: Trainer, other: Callable[[int], FederatedDataset], *, seed: int) -> list[Finding]:
+def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     """Check the first and the last local step of the first round, of every client that takes part.
 
     Where all records that were not drawn for a step are replaced, its clipped sum must be the same to the last bit.
@@ -38,12 +36,11 @@ def drawn_records(trainer: Trainer, other: Callable[[int], FederatedDataset], *,
 
     Args:
         trainer: a configuration with record-level privacy in rounds, on the CPU.
-        other: other records for all of its clients, by a seed.
-        seed: of the choice of records.
+        seed: of the choice of records, and of others.
     """
     assert trainer.privacy is not None
     trainer = replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
-    recording: list[tuple[int, str, Tensor]] = []
+    recording: Releases = []
     first = local_steps(trainer, trainer.data, record=recording)
     names = ("sampler: records not drawn", "sampler: records drawn")
     if not first:
@@ -51,22 +48,22 @@ def drawn_records(trainer: Trainer, other: Callable[[int], FederatedDataset], *,
     data, generator = trainer.data, torch.Generator().manual_seed(derive_key(seed, "audit/records") >> 1)
     replaced = moved = still = tried = 0
 
-    def moves(step: int, places: Tensor, others: FederatedDataset) -> set[int]:
+    def moves(step: int, places: Tensor, shift: int | None) -> set[int]:
         """Return the clients whose sum of a local step changes where the records at ``places`` are replaced."""
-        again = local_steps(trainer, mixed(data, others, places), replay=recording)[step]
+        other = replaced_records(data, places, seed + (shift or 0), shift)
+        again = local_steps(trainer, other, replay=recording)[step]
         return {client for client, (total, _) in first[step].items() if not torch.equal(total, again[client][0])}
 
     for step in sorted({min(first), max(first)}):
         out = torch.ones(len(data.train.y), dtype=torch.bool)
         out[torch.cat([places for _, places in first[step].values()])] = False
         replaced += int(out.sum())
-        moved += len(moves(step, out.nonzero()[:, 0], other(seed)))
+        moved += len(moves(step, out.nonzero()[:, 0], None))
         waiting = {client: places for client, (_, places) in first[step].items() if len(places)}
-        chosen = {k: places[torch.randint(len(places), (), generator=generator)] for k, places in waiting.items()}
+        chosen = {k: int(places[torch.randint(len(places), (), generator=generator)]) for k, places in waiting.items()}
         tried += len(chosen)
         for number in range(_TRIES):
-            places = torch.stack(list(chosen.values())) if chosen else torch.zeros(0, dtype=torch.int64)
-            changed = moves(step, places, _other_targets(data, data if number == 0 else other(seed + number), number))
+            changed = moves(step, torch.tensor(list(chosen.values()), dtype=torch.int64), number)
             chosen = {client: place for client, place in chosen.items() if client not in changed}
         still += len(chosen)
     return [
@@ -76,11 +73,7 @@ def drawn_records(trainer: Trainer, other: Callable[[int], FederatedDataset], *,
 
 
 def local_steps(
-    trainer: Trainer,
-    data: FederatedDataset,
-    *,
-    record: list[tuple[int, str, Tensor]] | None = None,
-    replay: Recording | None = None,
+    trainer: Trainer, data: FederatedDataset, *, record: Releases | None = None, replay: Recording | None = None
 ) -> dict[int, Step]:
     """Return the local steps of the first round of a run on ``data``, by number."""
     found: dict[int, Step] = {}
@@ -88,41 +81,14 @@ def local_steps(
 
     def tap(round: int, name: str, clients: Tensor, sums: Tensor) -> None:
         kind, _, number = name.partition("/")
-        draws, local = channels[0].draws, channels[0].local
-        if kind != GRADIENT or draws is None or local is None:
+        local = channels[0].local
+        if kind != GRADIENT or local is None:
             return
-        step = int(number)
-        index, mask = draws.batch(clients, local.addresses(clients, local.own_numbers(clients, step)))
-        rows = (data.train.offsets[clients][:, None] + index, mask)
-        for client, total, own, there in zip(clients.tolist(), sums, *rows, strict=True):
-            found.setdefault(step, {})[client] = (total.cpu().clone(), own[there])
+        index, mask = local.batch(clients, int(number))
+        rows = data.train.offsets[clients][:, None] + index
+        for client, total, places, drawn in zip(clients.tolist(), sums, rows, mask, strict=True):
+            found.setdefault(int(number), {})[client] = (total.cpu().clone(), places[drawn])
 
     for _ in states(trainer, data, 1, record=record, replay=replay, tap=tap, opened=channels.append):
         pass
     return found
-
-
-def mixed(data: FederatedDataset, other: FederatedDataset, places: Tensor) -> FederatedDataset:
-    """Return ``data`` with the training records of ``other``, of as many, at ``places``, int64 (k,)."""
-    chosen = torch.zeros(len(data.train.y), dtype=torch.bool)
-    chosen[places] = True
-    x, theirs, y = data.train.x, other.train.x, data.train.y.clone()
-    if x.layout == torch.sparse_csr:
-        entries = chosen.repeat_interleave(x.crow_indices().diff())
-        x = csr(x.crow_indices(), x.col_indices(), torch.where(entries, theirs.values(), x.values()), x.shape[1])
-    else:
-        x = x.clone()
-        x[chosen] = theirs[chosen]
-    y[chosen] = other.train.y[chosen]
-    return replace(data, train=Examples(x, y, data.train.offsets), notes=(), verify=False)
-
-
-def _other_targets(data: FederatedDataset, of: FederatedDataset, number: int) -> FederatedDataset:
-    """Return the records ``of`` with targets that are none of ``data``: the next class, or far below or above all."""
-    y = data.train.y
-    if data.classes is None:
-        span = y.max() - y.min() + 1
-        y = torch.full_like(y, float(y.min() - span if number % 2 == 0 else y.max() + span))
-    else:
-        y = (y + 1 + number) % data.classes
-    return replace(of, train=replace(of.train, y=y.to(data.train.y.dtype)), verify=False)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...data import FederatedDataset
 from ...errors import TrainingError
-from ...privacy import Channel, SeededSource
+from ...privacy import Channel, RecordPrivacy, SeededSource
 from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact
 from ...privacy.audit.play import coordinates
@@ -29,19 +29,24 @@ from ..checkpoint import read_tensors
 from ..folder import MANIFEST, RunFolder
 from ..sources import Source
 from ..trainer import Trainer
+from .others import replaced_data
 
 RELEASED = "releases.safetensors"
 
 
-def publication(trainer: Trainer, data: FederatedDataset, *, seed: int, rounds: int) -> list[Finding]:
-    """Compare what a run of ``rounds`` publishes with what it publishes on ``data``, with the releases forced.
+def publication(trainer: Trainer, *, seed: int, rounds: int = 2) -> list[Finding]:
+    """Compare what a run publishes with what it publishes on other data, with the releases forced; nothing without
+    noise, where nothing is published.
 
     Args:
         trainer: the configuration, on the CPU.
-        data: of the same clients, with other examples.
-        seed: of the secret coins.
+        seed: of the secret coins, and of the other data.
         rounds: rounds, or activations, at most.
     """
+    if trainer.privacy is None or trainer.privacy.noiseless:
+        return []
+    data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
+    data = replace(data, notes=trainer.data.notes, verify=False)
     first = _Published.of(trainer, rounds, derive_key(seed, "audit/published") >> 1)
     one = first.run(trainer.data)
     again = _Published.of(trainer, rounds, derive_key(seed, "audit/coins") >> 1, replay=first.recording)

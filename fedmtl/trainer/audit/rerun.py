@@ -1,20 +1,27 @@
-"""Runs that an audit repeats on other data with the releases forced to a recording."""
+"""Runs that an audit makes again on other data, with the releases forced to a recording, and what it notes of them."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...algorithms.base import Problem, State
 from ...data import FederatedDataset
 from ...errors import BudgetExhausted
 from ...local import operation_threads
-from ...privacy import Channel
+from ...privacy import Channel, RecordPrivacy, SeededSource
 from ...privacy.channel import Recording, Tap
 from ..trainer import Trainer
+
+Releases = list[tuple[int, str, Tensor]]
+"""A recording: (step, name, what was released)."""
 
 
 def states(
@@ -22,7 +29,7 @@ def states(
     data: FederatedDataset,
     rounds: int,
     *,
-    record: list[tuple[int, str, Tensor]] | None = None,
+    record: Releases | None = None,
     replay: Recording | None = None,
     tap: Tap | None = None,
     opened: Callable[[Channel], None] | None = None,
@@ -67,3 +74,102 @@ def states(
                 pass
         if finish is not None:
             finish(problem, state)
+
+
+Marks = dict[tuple[int, str, int], str]
+"""(number of the event, -1 before the first; name; client, -1 of what is public) -> hash."""
+
+
+@dataclass
+class Watch:
+    """Hashes of what a run computes.
+
+    Attributes:
+        public: the public state, the shared model and the clip norms, after every event.
+        store: the tensors that clients keep, after every event; of a run under client-level privacy only with messages.
+        messages: rows that are handed to releases, and the personal models at the end.
+        first: the clients of the first event.
+        releases: all that was released.
+    """
+
+    public: Marks = field(default_factory=dict)
+    store: Marks = field(default_factory=dict)
+    messages: Marks = field(default_factory=dict)
+    first: tuple[int, ...] = ()
+    releases: Releases = field(default_factory=list)
+
+
+def watched(
+    trainer: Trainer,
+    data: FederatedDataset,
+    rounds: int,
+    *,
+    replay: Recording | None = None,
+    coins: int | None = None,
+    messages: bool = False,
+) -> Watch:
+    """Run the trainer's algorithm on ``data`` and note its hashes.
+
+    Args:
+        trainer, data, rounds, replay: as for :func:`states`.
+        coins: seed of the secret coins, in place of the run's.
+        messages: whether rows, personal models and the tensors that clients keep are noted.
+    """
+    watch, everybody, channels, algorithm = Watch(), torch.arange(len(data)), list[Channel](), trainer.algorithm
+
+    def opened(channel: Channel) -> None:
+        channels.append(channel)
+        if coins is not None:  # cohorts, or where these are public the records that take part
+            (channel if channel.draws is None else channel.draws).sources = [SeededSource(coins)]  # type: ignore[attr-defined]
+
+    def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+        _note(watch.messages, step, f"the row of {name}", clients, rows)
+
+    def finish(problem: Problem, state: State) -> None:
+        models = algorithm.personalize(problem, state, everybody)
+        _note(watch.messages, rounds, "the personal model", everybody, models)
+        if trainer.finetune is not None:
+            tuned = trainer.finetune.train(
+                problem, trainer.finetune.origin(algorithm.shared(state), models)[1], everybody
+            )
+            _note(watch.messages, rounds, "the finetuned model", everybody, tuned)
+
+    hooks: dict[str, Any] = {"replay": replay} if replay is not None else {"record": watch.releases}
+    hooks |= {"tap": tap, "finish": finish} if messages else {}
+    run = states(trainer, data, rounds, opened=opened, **hooks)
+    for when, (state, block) in enumerate(run, start=-1):
+        if block is not None and not watch.first:
+            watch.first = tuple(k for k in block.clients.flatten().tolist() if k >= 0)
+        shared = algorithm.shared(state)
+        public = state.public | ({} if shared is None else {"shared model": shared})
+        if channels[0].gradients is None:
+            public = public | {f"clip norm of {name}": norm for name, norm in channels[0].state().items()}
+        for name, value in public.items():
+            _note(watch.public, when, name, torch.tensor([-1]), value[None])
+        kept = state.private.gather_all(everybody) if messages or isinstance(trainer.privacy, RecordPrivacy) else {}
+        for name, rows in kept.items():
+            _note(watch.store, when, f"{name!r} in the store", everybody, rows)
+    return watch
+
+
+def differing(one: Marks, other: Marks) -> list[tuple[int, str, int]]:
+    """Return what is not the same in two runs, the first first."""
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+def when(event: int) -> str:
+    """Return an event in words."""
+    return "at the start" if event < 0 else f"after round {event + 1}"
+
+
+def row_marks(rows: Tensor) -> list[str]:
+    """Return a hash of each of ``rows`` (k, ...), of its dtype and its shape."""
+    flat = rows.detach().cpu().reshape(len(rows), math.prod(rows.shape[1:])).contiguous().view(torch.uint8)
+    about = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
+    return [hashlib.blake2b(about + row.tobytes(), digest_size=8).hexdigest() for row in flat.numpy()]
+
+
+def _note(marks: Marks, event: int, name: str, clients: Tensor, rows: Tensor) -> None:
+    """Add ``rows`` (k, ...) of ``clients`` (k,)."""
+    for client, mark in zip(clients.tolist(), row_marks(rows), strict=True):
+        marks[event, name, client] = mark

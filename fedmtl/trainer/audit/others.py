@@ -1,0 +1,146 @@
+"""Other data in the place of a run's own, of which nothing but public facts stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...data import FederatedDataset
+from ...data.examples import Examples
+from ...data.rows import csr, offsets_of, ranges, select
+from ...random import derive_key
+
+
+def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
+    """Return the same clients with other examples, and other numbers of them: only public facts stay.
+
+    Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
+    uniform numbers; the total number of examples stays.
+
+    Without ``counts`` the numbers of examples stay, which are public under record-level privacy.
+    """
+    generator = _generator(seed, "audit/replaced")
+    sides = []
+    for side in (data.train, data.test):
+        other = _others(side, torch.ones(len(side.y), dtype=torch.bool), data.classes, generator)
+        offsets = offsets_of(_replaced_counts(side.counts, generator)) if counts else side.offsets
+        sides.append(replace(other, offsets=offsets))
+    return replace(data, train=sides[0], test=sides[1], notes=(), verify=False)
+
+
+def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None) -> FederatedDataset:
+    """Return the same data with other training records at ``places``, int64 (k,).
+
+    With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all, and with ``shift=0``
+    their features stay.
+    """
+    chosen = torch.zeros(len(data.train.y), dtype=torch.bool).index_fill(0, places, True)
+    side, y = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced")), data.train.y
+    if shift is not None and data.classes is not None:
+        side = replace(side, y=torch.where(_beside(chosen, y), (y + 1 + shift) % data.classes, y))
+    elif shift is not None:
+        far = (y.min(), y.max())[shift % 2] + (-1, 1)[shift % 2] * (y.max() - y.min() + 1)
+        side = replace(side, y=torch.where(_beside(chosen, y), far, y))
+    return replace(data, train=replace(side, x=data.train.x) if shift == 0 else side, notes=(), verify=False)
+
+
+def replaced_client(data: FederatedDataset, client: int, records: int, seed: int) -> FederatedDataset:
+    """Return the same data, but ``client`` has ``records`` training examples, whose features are as large as any, or
+    tiny.
+
+    Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
+    its labels are the first or the last class, its targets the largest or the smallest.
+    """
+    generator = _generator(seed, "audit/one client")
+    train = _replaced_part(data.train, client, records, generator)
+    test = _replaced_part(data.test, client, int(data.test.counts[client]), generator)
+    return replace(data, train=train, test=test, notes=(), verify=False)
+
+
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_key(seed, purpose) >> 1)
+
+
+def _others(side: Examples, rows: Tensor, classes: int | None, generator: torch.Generator) -> Examples:
+    """Return the examples with uniform numbers, and other labels, at ``rows`` (N,) bool."""
+
+    def uniform(values: Tensor, row: Tensor) -> Tensor:
+        return _noise_like(values, generator)
+
+    def labels(values: Tensor, row: Tensor) -> Tensor:
+        return (torch.rand(values.shape, generator=generator) ** 2 * (classes or 1)).to(values.dtype)
+
+    x = _changed(side.x, rows, uniform)
+    return Examples(x, _changed(side.y, rows, uniform if classes is None else labels), side.offsets)
+
+
+def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return x (N, ...), dense or sparse, with ``change(numbers, row of each)`` at ``rows`` (N,) bool."""
+    if x.layout == torch.sparse_csr:
+        row = torch.repeat_interleave(torch.arange(len(rows)), x.crow_indices().diff())
+        return csr(x.crow_indices(), x.col_indices(), _changed_entries(x.values(), rows[row], row, change), x.shape[1])
+    return _changed_entries(x, rows, torch.arange(len(rows)), change)
+
+
+def _changed_entries(values: Tensor, some: Tensor, row: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    values = values.clone()
+    values[some] = change(values[some], row[some])
+    return values
+
+
+def _beside(rows: Tensor, like: Tensor) -> Tensor:
+    """Return ``rows`` (N,) in a shape that broadcasts beside (N, ...)."""
+    return rows.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Return other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
+    mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
+    half = len(mixed) // 2
+    giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
+    mixed[:half] -= giving.to(mixed)
+    mixed[half : 2 * half] += giving.to(mixed)
+    return mixed
+
+
+def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Return uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
+    if not values.numel():
+        return values.clone()
+    low, high = float(values.min()), float(values.max())
+    if values.dtype == torch.bool or not values.is_floating_point():
+        top = int(low) + max(1, (int(high) - int(low)) // 2 + 1)
+        return torch.randint(int(low), top, values.shape, generator=generator).to(values.dtype)
+    if high <= low:
+        high = low + 1.0
+    return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
+
+
+def _replaced_part(side: Examples, client: int, records: int, generator: torch.Generator) -> Examples:
+    counts = side.counts.clone()
+    index, client_of = ranges(side.offsets[:-1], counts.index_fill(0, torch.tensor([client]), records))
+    own = client_of == client
+    index[own] = side.offsets[client] + torch.arange(records) % max(1, int(counts[client]))
+    counts[client] = records
+
+    def extremes(values: Tensor, row: Tensor) -> Tensor:
+        return _extremes(side.x.values() if side.x.layout == torch.sparse_csr else side.x, values, generator)
+
+    def every_second_tiny(values: Tensor, row: Tensor) -> Tensor:
+        values, tiny = extremes(values, row), _beside((row - row[:1]) % 2 == 1, values)
+        return torch.where(tiny, values * 2.0**-10, values) if values.is_floating_point() else values
+
+    x = _changed(select(side.x, index), own, every_second_tiny)
+    y = _changed(side.y[index], own, lambda values, row: _extremes(side.y, values, generator))
+    return Examples(x, y, offsets_of(counts))
+
+
+def _extremes(values: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the largest and the smallest of ``values`` at random, in the shape of ``like``."""
+    if not values.numel():
+        return like
+    choice = torch.rand(like.shape, generator=generator) < 0.5
+    return torch.where(choice, values.min(), values.max())
