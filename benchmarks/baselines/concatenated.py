@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedmtl import LocalSGD
-from fedmtl.algorithms import Algorithm, ClientStore, Own, Problem, Released, Round, State
+from fedmtl.algorithms import Algorithm, ClientStore, Cohort, Own, Problem, Released, State
 from fedmtl.algorithms.clusters import blocks
 from fedmtl.local import LocalSolver
 from fedmtl.privacy import BoundSampler, ReleasePlan
@@ -39,19 +39,16 @@ class ConcatenatedModels(Algorithm):
         models = problem.initial.expand(problem.clients, -1).clone()
         return State({"models": models}, ClientStore(problem.clients, {}))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        place = clients.to(problem.initial.device)
-        start = public["models"][place]
-        trained = problem.train_locally(self.local, start, clients, round=round)
-        return {"update": blocks(trained - start, place, len(public["models"]))}, own
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        place, models = c.ids.to(c.initial.device), c.public["models"]
+        start = models[place]
+        return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         models = public["models"]
         change = released.values["update"].reshape(models.shape) * released.denominator
         return {"models": (models.double() + change.to(models.device)).to(models.dtype)}
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """The released models: every client's is public."""
-        return public["models"][clients.to(problem.initial.device)]
+        return c.public["models"][c.ids.to(c.initial.device)]

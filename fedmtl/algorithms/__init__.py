@@ -4,8 +4,9 @@ from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
 from .async_learner.one_answer import Moments, PublicStart
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import Algorithm, Problem, Released, State
 from .clusters import IFCA, ClusteredPMTL
+from .cohort import Cohort, Own, personal_fields
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
@@ -15,7 +16,6 @@ from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
 from .mp_mtl.layers import MPMTLayers
 from .p2p.algorithm import PeerToPeer
-from .personal import keep_models, personal_fields, personal_models, starting_models
 from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
@@ -24,13 +24,13 @@ from .ppsgd import PPSGD
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
 from .server import ServerOptimizer, apply_update
+from .shared_model import SharedModel
 from .store import ClientStore
 
 __all__ = [
     "APFL",
     "IFCA",
     "MPMTL",
-    "PERSONALIZE_ROUND",
     "PMTL",
     "PPDMTL",
     "PPSGD",
@@ -38,6 +38,7 @@ __all__ = [
     "AsyncLearner",
     "ClientStore",
     "ClusteredPMTL",
+    "Cohort",
     "CostOfPrivacy",
     "Ditto",
     "FedAvg",
@@ -57,14 +58,11 @@ __all__ = [
     "Problem",
     "PublicStart",
     "Released",
-    "Round",
     "ServerOptimizer",
+    "SharedModel",
     "State",
     "apply_update",
     "cost_of_privacy",
-    "keep_models",
     "largest_delay",
     "personal_fields",
-    "personal_models",
-    "starting_models",
 ]

@@ -19,7 +19,8 @@ from torch import Tensor
 from ..privacy import Channel, GradientMessage, RecordPrivacy, open_channel
 from ..privacy.channel import GRADIENT
 from ..schedules import Block, BoundSchedule
-from .base import Algorithm, Own, Problem, Released, Round, State
+from .base import Algorithm, Problem, Released, State
+from .cohort import Cohort, Own
 
 Array = np.ndarray[Any, Any]
 
@@ -55,10 +56,8 @@ class OneAtATime(Algorithm):
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Change the public state by an answer, in place."""
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, GradientMessage], Own]:
-        return {GRADIENT: self.gradients(problem, public)}, own
+    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
+        return {GRADIENT: self.gradients(c.problem, c.public)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         assert released.clients is not None

@@ -17,23 +17,22 @@ are protected, w_k is trained by DP-SGD, and v_k and alpha_k are moved by the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .._check import boolean, positive, share
-from ..local import LocalSolver, Mixture
-from ..privacy import BoundSampler, ReleasePlan
+from .._check import boolean, share
+from ..local import Mixture
 from ..privacy.channel import Message
-from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
-from .personal import keep_models, personal_fields, starting_models
-from .server import GlobalModel
+from .base import Problem
+from .cohort import Cohort, Own, personal_fields
+from .shared_model import SharedModel
+from .store import Fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(GlobalModel):
+class APFL(SharedModel):
     """Mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1).
 
     Args:
@@ -41,8 +40,7 @@ class APFL(GlobalModel):
             ``adaptive`` the one that every client begins with.
         adaptive: whether every client adapts its own alpha, which it does not send.
         local: the clients' local solver, of both trainings; its step size is that of alpha as well.
-        server_lr: step size of the server.
-        server_optimizer: used instead of the plain server step.
+        server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -51,41 +49,32 @@ class APFL(GlobalModel):
     alpha: float = 0.5
     adaptive: bool = False
 
-    name = "apfl"
+    name, keeps = "apfl", True
 
     def __post_init__(self) -> None:
         share(self, alpha=self.alpha)
         boolean(self, adaptive=self.adaptive)
-        positive(self, server_lr=self.server_lr)
-        LocalSolver.check_given(self, self.local)
+        super().__post_init__()
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
+    def fields(self, problem: Problem) -> Fields:
+        return {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        fields = {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}
-        return State({"global": problem.initial.clone()}, problem.client_store(fields))
+    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
+        start = c.models(c.initial)
+        mixture = Mixture(start.clone(), self._weights(c), self.adaptive)
+        update = c.change(self.local, c.shared, mixture=mixture)
+        return {"update": update}, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Message], Own]:
-        shared, start = public["global"], starting_models(own, problem.initial)
-        mixture = Mixture(start.clone(), self._weights(own), self.adaptive)
-        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared, mixture=mixture)
-        return {"update": update}, keep_models(own, mixture.models, start) | {"alpha": mixture.weights}
+    def _weights(self, c: Cohort) -> Tensor:
+        """Return a copy of the clients' alpha (k,); of a client that never took part it is the first."""
+        return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
 
-    def _weights(self, own: Own) -> Tensor:
-        """Return a copy of the clients' alpha (k,); one that never took part has the first."""
-        return torch.where(own["seen"], own["alpha"], self.alpha)
-
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the mixtures; a client that never took part trains its own part once, from the public start."""
-        shared, models, weights = public["global"], starting_models(own, problem.initial).clone(), self._weights(own)
-        new = (~own["seen"]).nonzero()[:, 0]
+        models, weights, new = c.models(c.initial).clone(), self._weights(c), c.new
         if len(new):
             mixture = Mixture(models[new], weights[new], self.adaptive)
-            alone = replace(problem, protects_records=False)  # it sends nothing
-            alone.train_locally(self.local, shared, clients[new.cpu()], round=PERSONALIZE_ROUND, mixture=mixture)
+            private = replace(c.part(new), problem=replace(c.problem, protects_records=False))  # it sends nothing
+            private.train(self.local, c.shared, mixture=mixture)
             models[new], weights[new] = mixture.models, mixture.weights
-        return shared.lerp(models, weights[:, None])
+        return c.shared.lerp(models, weights[:, None])

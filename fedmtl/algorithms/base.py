@@ -11,26 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
-from ..errors import ConfigError, PrivacyError
-from ..local import BatchPlan, Executor, LocalSolver, LocalTraining, Mixture, plan_batches
-from ..local.batches import batch_widths, plannable
-from ..local.executor import by_decreasing
-from ..local.optimizers import Strength, rows_of
-from ..local.places import LANES, grain_of, places
-from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
+from ..local import Executor, LocalSolver
+from ..privacy import Channel, GradientPlan, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
-from ..privacy.clip import Clip, not_finite
+from ..privacy.clip import Clip
 from ..privacy.sums import NOBODY
-from ..privacy.totals import RowTotal
 from ..ranks import ALONE, Ranks
 from ..schedules import Block
-from ..stacked import Layout, StackedModule
+from ..stacked import Layout
 from ..stacked.losses import Loss
-from ..stacked.per_example import piece_width
+from .cohort import Cohort, Own
 from .store import ClientStore, Fields
-
-PERSONALIZE_ROUND = 2**32 - 1
-"""The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
 
 
 @dataclass
@@ -156,200 +147,6 @@ class Problem:
         whole.scatter_all(torch.arange(self.clients), joined)
         return whole
 
-    def train_locally(
-        self,
-        solver: LocalSolver,
-        start: Tensor,
-        clients: Tensor,
-        *,
-        round: Round | int,
-        lam: Strength = 0.0,
-        anchor: Tensor | None = None,
-        divergence: Loss | None = None,
-        moving: Tensor | None = None,
-        mixture: Mixture | None = None,
-    ) -> Tensor:
-        """Return every client's model after its local run.
-
-        Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
-        client without one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
-
-        Args:
-            solver: see :class:`fedmtl.local.LocalSolver`.
-            start: (D,) or (k, D).
-            clients: int64 (k,).
-            round: the round, as :meth:`Algorithm.client` gets it, or its number; addresses batches and dropout masks.
-            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D)
-                with one strength for each coordinate, or a :class:`~fedmtl.local.precision.Precision` P, and the pull
-                is (1/2) (w - anchor)^T P (w - anchor).
-            divergence: what the pull measures in place of the squared distance, see
-                :class:`fedmtl.local.LocalTraining`; not where records are protected.
-            moving: bool (D,), the coordinates that are trained; None for all.
-            mixture: personal models (k, D) that are trained beside, at the same batches, see
-                :class:`fedmtl.local.Mixture`; changed in place, and without noise where records are protected, since
-                nothing of them is sent. None without.
-
-        Returns:
-            (k, D), on the device and in the dtype of ``initial``.
-
-        Raises:
-            PrivacyError: single records are protected, and there is no way out: a number in place of the round.
-        """
-        models = self.initial.new_empty(len(clients), self.dimension)
-        number = round if isinstance(round, int) else round.number
-        run = LocalTraining(
-            self.data, self.loss, solver, number, start, lam, anchor, divergence, moving, mixture
-        )  # fmt: skip
-        self._train(run, clients, round, lambda place, trained: _write(models, place, trained))
-        return models
-
-    def send_change(
-        self,
-        name: str,
-        solver: LocalSolver,
-        start: Tensor,
-        clients: Tensor,
-        *,
-        round: Round,
-        less: Tensor,
-        lam: Strength = 0.0,
-        anchor: Tensor | None = None,
-        kept: Tensor | None = None,
-        mixture: Mixture | None = None,
-    ) -> Tensor | RowTotal:
-        """Return what clients send who send how far they are from a shared model after their local run: rows (k, D), or
-        their clipped sum where the channel needs no rows.
-
-        Args:
-            name: of the release.
-            solver, start, clients, round, lam, anchor, mixture: see :meth:`train_locally`.
-            less: (D,), the shared model.
-            kept: (k, D), where the models themselves go; None for nowhere.
-        """
-        total = round.total(name) if round.total is not None and self.initial.device.type == "cpu" else None
-        changes = self.initial.new_empty(len(clients) if total is None else 0, self.dimension)
-
-        def send(place: Tensor, models: Tensor) -> None:
-            if kept is not None:
-                _write(kept, place, models)
-            if total is None:
-                _write(changes, place, models - less)
-            else:
-                total.add(models - less)
-
-        run = LocalTraining(self.data, self.loss, solver, round.number, start, lam, anchor, mixture=mixture)
-        self._train(run, clients, round, send)
-        if total is None:
-            return changes
-        total.has(clients)
-        return total
-
-    def _train(
-        self, run: LocalTraining, clients: Tensor, round: Round | int, receive: Callable[[Tensor, Tensor], None]
-    ) -> None:
-        """Train ``clients``, int64 (k,), and hand places among them, int64 (d,), and models (d, D) to ``receive`` as
-        they finish; of a client without a local step its start. Several threads may call it."""
-        diverged: list[int] = []
-
-        def finish(place: Tensor, models: Tensor) -> None:
-            if self.tally is not None:
-                diverged.append(not_finite(models))
-            receive(place, models)
-
-        train = self._train_on_records if self.protects_records else self._train_on_batches
-        idle = train(run, clients, round, finish)
-        if len(idle):
-            finish(idle, rows_of(run.start, idle).expand(len(idle), -1))
-        if self.tally is not None and run.round != PERSONALIZE_ROUND:
-            beside = () if run.mixture is None or self.protects_records else (run.mixture.models,)
-            self.tally.trained += len(clients) * (1 + len(beside))
-            self.tally.diverged += sum(diverged) + sum(map(not_finite, beside))
-
-    def _train_on_batches(
-        self, run: LocalTraining, clients: Tensor, round: Round | int, finish: Callable[[Tensor, Tensor], None]
-    ) -> Tensor:
-        """Train on batches; return the places of clients without a local step."""
-        counts = self.data.train.counts[clients]
-        steps, widths = run.solver.step_counts(counts), batch_widths(counts, run.solver.batch_size)
-        lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
-        for width in widths[steps > 0].unique().tolist():
-            alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
-            members, real = places(steps[alike], lanes[alike], grain)
-            block = plannable(int(steps[alike].max()), width, grain)
-            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
-                plan = plan_batches(
-                    self.data, run.solver, clients[place], seed=self.seed, round=run.round, width=width, grain=grain
-                )
-                plan.steps = torch.where(used, plan.steps, 0)  # a filler never finishes
-
-                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
-                    for done, models in run.on_batches(stack, plan.part(part), place[part]):
-                        finish(done, models)
-
-                self.executor.map(work, len(place), grain=grain)
-        return (steps == 0).nonzero()[:, 0]
-
-    def _train_on_records(
-        self, run: LocalTraining, clients: Tensor, round: Round | int, finish: Callable[[Tensor, Tensor], None]
-    ) -> Tensor:
-        """Train by DP-SGD; return the places of clients without a local step that was charged."""
-        if run.divergence is not None:
-            raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
-        if run.round == PERSONALIZE_ROUND:
-            return torch.arange(len(clients))
-        if isinstance(round, int) or round.local is None:
-            raise PrivacyError(
-                "Single records are protected, so local training needs the round and not its number: pass the round "
-                "that Algorithm.client gets on to train_locally(round=...)."
-            )
-        local, alone = round.local, self.executor.chunk < LANES
-        width = None if alone else piece_width(float(local.plan.expected.max(initial=0.0)))
-        steps = local.steps(clients)
-        order = by_decreasing(steps)
-        order = order[steps[order] > 0]
-
-        def work(stack: StackedModule, part: slice) -> None:
-            for done, models in run.on_records(stack, clients[order[part]], order[part], local, width):
-                finish(done, models)
-
-        self.executor.map(work, len(order), grain=1 if alone else None)
-        return (steps == 0).nonzero()[:, 0]
-
-
-def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:
-    """Write models (d, D) to their places, int64 (d,) on the host."""
-    rows.index_copy_(0, place.to(rows.device), models)
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a client knows of the round, or of the activation, it takes part in, beside the public state.
-
-    Attributes:
-        number: of the round, from 0; it addresses batches and dropout masks.
-        clip: (name, rows (k, D)) -> the rows as the release ``name`` counts them; for clients that remember what they
-            sent.
-        local: the local steps that the round has charged, where single records are protected; else None.
-        clips: whether releases clip at all.
-        cohort: int64 (k,), who takes part, where the clients of a round are computed in several places; it decides in
-            which lanes of a stack they stand (:mod:`fedmtl.local.places`), and no number.
-    """
-
-    number: int
-    clip: Callable[[str, Tensor], Tensor]
-    local: LocalSteps | None = None
-    clips: bool = True
-    cohort: Tensor | None = None
-    total: Callable[[str], RowTotal | None] | None = None
-
-    def places(self, clients: Tensor) -> Tensor:
-        """Return the positions of ``clients``, int64 (k,), among those who take part, which they are themselves where
-        ``cohort`` is not known."""
-        if self.cohort is None:
-            return torch.arange(len(clients))
-        members, order = torch.sort(self.cohort)
-        return order[torch.searchsorted(members, clients.cpu())]
-
 
 @dataclass(frozen=True)
 class Released:
@@ -374,10 +171,6 @@ class Released:
     step: int = 0
     clip: Clip | None = None
     answered: bool = True
-
-
-Own = dict[str, Tensor]
-"""What the clients of a round keep for themselves, by name: (k, *shape) each, rows in the order of the clients."""
 
 
 class Algorithm:
@@ -446,21 +239,12 @@ class Algorithm:
         """Return the state before the first event; the public part never reads data. Empty by default."""
         return State({}, ClientStore(problem.clients, {}))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[Mapping[str, Message], Own]:
-        """Return what the clients of a cohort compute: the rows that they hand to the releases, and what they keep.
-
-        Args:
-            problem: the data and the model; only the examples of ``clients`` are read.
-            public: the public state, not to be changed.
-            own: what the clients keep, their rows of the store; not to be changed in place.
-            clients: int64 (k,), positions in the data.
-            round: number of the round and clip of the releases.
+    def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
+        """Return what the clients of a cohort compute.
 
         Returns:
-            Rows (k, D) by release, or the gradients of the records of a client that acts alone; and what the clients
-            keep from now on.
+            What they send: rows (k, D) by release, or the gradients of the records of a client that acts one at a time;
+            and what they keep from now on.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 
@@ -474,12 +258,10 @@ class Algorithm:
         """
         return dict(public)
 
-    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
-        """Return what the cohort keeps from now on, given the new public state at the end of the round.
-
-        Unchanged by default. The arguments are those of :meth:`client`.
-        """
-        return own
+    def receive(self, c: Cohort) -> Own:
+        """Return what the cohort keeps from now on, given the new public state at the end of the round. Unchanged by
+        default."""
+        return c.own
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         """Return the state after one round, or after a block of activations; this changes ``state`` in place.
@@ -504,22 +286,25 @@ class Algorithm:
         if self.one_at_a_time and not len(clients):
             channel.release(GRADIENT, NOBODY)
             return state
-        round = Round(
-            block.first,
-            channel.clip,
-            channel.local,
-            channel.privacy is not None,
-            cohort=None if problem.owner is None else cohort,
+        part, ids = problem, clients
+        if self.all_at_once and problem.owner is not None:
+            part, ids = problem.mine, torch.arange(len(clients))
+        c = Cohort(
+            problem=part,
+            ids=ids,
+            public=state.public,
+            own=store.gather_all(clients),
+            round=block.first,
+            clip=channel.clip,
+            local=channel.local,
+            members=cohort,
             total=None if self.one_at_a_time else channel.total,
         )
-        part, asked = problem, clients
-        if self.all_at_once and problem.owner is not None:
-            part, asked = problem.mine, torch.arange(len(clients))
-        rows, own = self.client(part, state.public, store.gather_all(clients), asked, round)
+        rows, own = self.client(c)
         store.scatter_all(clients, own)
         state.public = self.conclude(problem, state.public, rows, block, channel)
         if type(self).receive is not Algorithm.receive:
-            store.scatter_all(clients, self.receive(part, state.public, own, asked, round))
+            store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
         return state
 
     def conclude(
@@ -552,16 +337,14 @@ class Algorithm:
         released = Released(values, channel.denominator, channel.noise_std, known, block.first, clip, answered=answered)
         return self.server(problem, public, released)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the personal models (k, D) of clients, from the public state and what they keep; no client takes part.
-
-        The arguments are those of :meth:`client`. Clients that never took part have a model, too.
-        """
+        Clients that never took part have a model, too."""
         raise NotImplementedError(f"{type(self).__name__} does not say what the personal models are.")
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return the personal models (k, D) of ``clients``, int64 (k,)."""
-        return self.personal(problem, state.public, state.private.gather_all(clients), clients)
+        return self.personal(Cohort(problem, clients, state.public, state.private.gather_all(clients)))
 
     def shared(self, state: State) -> Tensor | None:
         """Return the released shared model (D,), or None, the default: every client has its own."""

@@ -35,9 +35,9 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import Algorithm, Problem, Released, State
+from .cohort import Cohort, Own, personal_fields
 from .losses import own_losses
-from .personal import keep_models, personal_fields, personal_models
 from .store import ClientStore
 
 
@@ -98,29 +98,30 @@ class ClusteredPMTL(Algorithm):
         means = problem.initial.expand(len(self._names()), -1).clone()
         return State({"means": means}, problem.client_store(personal_fields(problem)))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        cluster = self.cluster_of(problem)[clients].to(problem.initial.device)
-        mean = public["means"][cluster]
-        start = torch.where(own["seen"][:, None], own["model"], mean)
-        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
-        return {"update": blocks(models - mean, cluster, len(public["means"]))}, keep_models(own, models, start)
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        cluster, mean = self._means(c)
+        start = c.models(mean)
+        models = c.train(self.local, start, lam=self.lam, anchor=mean)
+        return {"update": blocks(models - mean, cluster, len(c.public["means"]))}, c.keep(models, start)
+
+    def _means(self, c: Cohort) -> tuple[Tensor, Tensor]:
+        """Return the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
+        cluster = self.cluster_of(c.problem)[c.ids].to(c.initial.device)
+        return cluster, c.public["means"][cluster]
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
         share = sizes.clamp(min=1).double() / problem.clients  # of the cohort, in expectation
         return moved(public, "means", released.values["update"], self.server_lr / share)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that never took part trains once from the mean of its cluster."""
-        cluster = self.cluster_of(problem).to(problem.initial.device)
 
-        def train_new(ids: Tensor) -> Tensor:
-            mean = public["means"][cluster[ids.to(cluster.device)]]
-            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
+        def new(c: Cohort) -> Tensor:
+            mean = self._means(c)[1]
+            return c.train(self.local, mean, lam=self.lam, anchor=mean)
 
-        return personal_models(own, clients, train_new)
+        return c.personal(new)
 
     def shared(self, state: State) -> Tensor | None:
         """Return the mean, where there is a single cluster; else None."""
@@ -177,21 +178,18 @@ class IFCA(Algorithm):
         losses = torch.stack([own_losses(problem, model, clients, "train") for model in models])
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        chosen = self.choice(problem, public["models"], clients)
-        start = public["models"][chosen]
-        models = problem.train_locally(self.local, start, clients, round=round)
-        return {"update": blocks(models - start, chosen, self.clusters)}, own
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        chosen = self.choice(c.problem, c.public["models"], c.ids)
+        start = c.public["models"][chosen]
+        return {"update": blocks(c.train(self.local, start) - start, chosen, self.clusters)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         rates = torch.full((self.clusters,), self.server_lr * self.clusters, dtype=torch.float64)
         return moved(public, "models", released.values["update"], rates)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the model that each client chooses."""
-        return public["models"][self.choice(problem, public["models"], clients)]
+        return c.public["models"][self.choice(c.problem, c.public["models"], c.ids)]
 
     def shared(self, state: State) -> Tensor | None:
         """Return the model, where there is a single one; else None."""

@@ -12,30 +12,23 @@ touch records, and both are charged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from .._check import non_negative, positive
-from ..local import LocalSolver
-from ..privacy import BoundSampler, ReleasePlan
+from .._check import non_negative
 from ..privacy.channel import Message
-from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
-from .personal import keep_models, personal_fields, personal_models, starting_models
-from .server import GlobalModel
+from .cohort import Cohort, Own
+from .shared_model import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(GlobalModel):
+class Ditto(SharedModel):
     """Personal models beside a global one (Li et al. 2021, Algorithm 1).
 
     Args:
         lam: lambda, the strength of the pull of every personal model towards the global one; 0 is local training, and
             ever more brings every personal model to the global one.
         local: the clients' local solver, of both trainings.
-        server_lr: step size of the server.
-        server_optimizer: used instead of the plain server step.
+        server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
@@ -43,34 +36,18 @@ class Ditto(GlobalModel):
 
     lam: float = 1.0
 
-    name = "ditto"
+    name, keeps, trainings = "ditto", True, 2
 
     def __post_init__(self) -> None:
         non_negative(self, lam=self.lam)
-        positive(self, server_lr=self.server_lr)
-        LocalSolver.check_given(self, self.local, self.lam)
+        super().__post_init__()
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True, trainings=2),)
+    @property
+    def pull(self) -> float:
+        return self.lam
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))
-
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Message], Own]:
-        shared = public["global"]
-        start = starting_models(own, problem.initial)
-        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared)
-        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=shared)
-        return {"update": update}, keep_models(own, models, start)
-
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """Return the clients' own models; one that never took part trains once from the global model, pulled to it."""
-        shared = public["global"]
-
-        def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, shared, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=shared)
-
-        return personal_models(own, clients, train_new)
+    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
+        start = c.models(c.initial)
+        update = c.change(self.local, c.shared)
+        models = c.train(self.local, start, lam=self.lam, anchor=c.shared)
+        return {"update": update}, c.keep(models, start)

@@ -15,22 +15,22 @@ else. Where single records are protected, every training is charged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .._check import positive
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
+from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
-from .personal import personal_fields
-from .server import ServerOptimizer, apply_update
+from .base import Problem, Released
+from .cohort import Cohort, Own, personal_fields
+from .shared_model import SharedModel
+from .store import Fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Algorithm):
+class FedRep(SharedModel):
     """Alternating local training of a private head and of the shared representation (Collins et al. 2021, Algorithm 1).
 
     Args:
@@ -40,8 +40,7 @@ class FedRep(Algorithm):
         local: the clients' local solver of the representation.
         head_local: that of the head; None: ``local``. Where single records are protected, both make the steps of
             ``local``.
-        server_lr: step size of the server.
-        server_optimizer: used instead of the plain server step.
+        server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges; later, a name that the network does not have, or a head that is the
@@ -49,12 +48,9 @@ class FedRep(Algorithm):
     """
 
     head: str | Sequence[str] = "auto"
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     head_local: LocalSolver | None = None
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
-    name = "fedrep"
+    name, keeps = "fedrep", True
 
     def __post_init__(self) -> None:
         if self.head != "auto" and (isinstance(self.head, str) or not isinstance(self.head, Iterable)):
@@ -63,8 +59,7 @@ class FedRep(Algorithm):
             )
         if not isinstance(self.head, str):
             object.__setattr__(self, "head", tuple(self.head))
-        positive(self, server_lr=self.server_lr)
-        LocalSolver.check_given(self, self.local)
+        super().__post_init__()
         if self.head_local is not None:
             LocalSolver.check_given(self, self.head_local, name="head_local")
 
@@ -84,69 +79,60 @@ class FedRep(Algorithm):
         return shared
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = int(self.shared_places(problem).sum()), problem.rounds
-        trainings = self._trainings(problem)
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True, trainings=trainings),)
+        (release,), shared = super().plan(problem, schedule), self.shared_places(problem)
+        trainings = 1 if bool(shared.all()) else self.trainings
+        return (replace(release, dimension=int(shared.sum()), trainings=trainings),)
 
-    def _trainings(self, problem: Problem) -> int:
-        return 1 if bool(self.shared_places(problem).all()) else 2
+    @property
+    def trainings(self) -> int:
+        return 2
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
+    def fields(self, problem: Problem) -> Fields:
         size = problem.dimension - int(self.shared_places(problem).sum())
         fields = {**personal_fields(problem), "head": ((size,), problem.initial.dtype)}
         del fields["model"]
-        return State({"model": problem.initial.clone()}, problem.client_store(fields))
+        return fields
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        shared = self.shared_places(problem)
-        start = self._models(problem, public, own, shared)
-        models = self._train(problem, start, clients, round, shared)
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        shared = self.shared_places(c.problem)
+        start = self._models(c, shared)
+        models = self._train(c, start, shared)
         finite = torch.isfinite(models).all(dim=1)
         heads = torch.where(finite[:, None], models, start)[:, _numbers(~shared, models)]
         return {"update": (models - start)[:, _numbers(shared, models)]}, {
             "head": heads,
-            "seen": torch.ones_like(own["seen"]),
-            "trained": own["trained"] | finite,
+            "seen": torch.ones_like(c.own["seen"]),
+            "trained": c.own["trained"] | finite,
         }
 
-    def _train(self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor) -> Tensor:
+    def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
         """Return the cohort's models after a round: the head first, with the received representation, then that."""
         if not bool(shared.all()):
-            start = self._train_head(problem, start, clients, round, shared)
-        return problem.train_locally(self.local, start, clients, round=round, moving=shared)
+            start = self._train_head(c, start, shared)
+        return c.train(self.local, start, moving=shared)
 
-    def _train_head(
-        self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor
-    ) -> Tensor:
-        return problem.train_locally(self.head_local or self.local, start, clients, round=round, moving=~shared)
+    def _train_head(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
+        return c.train(self.head_local or self.local, start, moving=~shared)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         update = torch.zeros(problem.dimension, dtype=torch.float64)
         update[self.shared_places(problem)] = released.values["update"].cpu()
-        return apply_update(public, "model", update, lr=self.server_lr, optimizer=self.server_optimizer)
+        return super().server(problem, public, replace(released, values={"update": update}))
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the shared representation with each client's head; a client that never took part fits one to it."""
-        shared = self.shared_places(problem)
-        models = self._models(problem, public, own, shared)
-        new = (~own["seen"]).nonzero()[:, 0]
+        shared, new = self.shared_places(c.problem), c.new
+        models = self._models(c, shared)
         if len(new) and not bool(shared.all()):
-            ids = clients[new.cpu()]
-            models[new] = self._train_head(problem, models[new], ids, PERSONALIZE_ROUND, shared)
+            models[new] = self._train_head(c.part(new), models[new], shared)
         return models
 
-    def _models(self, problem: Problem, public: Mapping[str, Tensor], own: Own, shared: Tensor) -> Tensor:
+    def _models(self, c: Cohort, shared: Tensor) -> Tensor:
         """Return (k, D): the public representation, with the clients' heads, or the public start's for a new client."""
-        models = public["model"].expand(len(own["seen"]), -1).clone()
+        models = c.shared.expand(len(c.ids), -1).clone()
         head = _numbers(~shared, models)
-        models[:, head] = torch.where(own["seen"][:, None], own["head"], problem.initial[head])
+        models[:, head] = torch.where(c.own["seen"][:, None], c.own["head"], c.initial[head])
         return models
-
-    def shared(self, state: State) -> Tensor | None:
-        """Return the released representation, with the public head that everybody started from."""
-        return state.public["model"]
 
 
 def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
@@ -165,8 +151,9 @@ class FedPer(FedRep):
 
     name = "fedper"
 
-    def _trainings(self, problem: Problem) -> int:
+    @property
+    def trainings(self) -> int:
         return 1
 
-    def _train(self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor) -> Tensor:
-        return problem.train_locally(self.local, start, clients, round=round)
+    def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
+        return c.train(self.local, start)

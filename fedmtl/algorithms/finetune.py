@@ -29,9 +29,10 @@ from ..local.train import address_of
 from ..stacked import StackedModule
 from ..stacked.losses import divergence_of
 from ..stacked.per_example import example_gradients
-from .base import PERSONALIZE_ROUND, Problem
+from .base import Problem
+from .cohort import AFTER, Cohort
 
-FINETUNE_ROUND = PERSONALIZE_ROUND - 1
+FINETUNE_ROUND = AFTER - 1
 """The round number that addresses the batches of finetuning."""
 
 Kind = Literal["vanilla", "mean", "kl", "ewc"]
@@ -130,19 +131,14 @@ class Finetune:
         return models
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        solver = replace(self.local, decay=1.0)
+        c, solver = Cohort(problem, clients, round=FINETUNE_ROUND), replace(self.local, decay=1.0)
         if self.kind == "vanilla":
-            return problem.train_locally(solver, start, clients, round=FINETUNE_ROUND)
+            return c.train(solver, start)
         if self.kind == "ewc":
-            solver = replace(solver, proximal=True)
             strength = self.lam * fisher_diagonals(problem, start, clients)
-            return problem.train_locally(
-                solver, start, clients, round=FINETUNE_ROUND, lam=strength, anchor=start.clone()
-            )
+            return c.train(replace(solver, proximal=True), start, lam=strength, anchor=start.clone())
         divergence = divergence_of(problem.loss) if self.kind == "kl" else None
-        return problem.train_locally(
-            solver, start, clients, round=FINETUNE_ROUND, lam=self.lam, anchor=start, divergence=divergence
-        )
+        return c.train(solver, start, lam=self.lam, anchor=start, divergence=divergence)
 
 
 def settled(models: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

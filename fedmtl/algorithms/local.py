@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..local import LocalSGD, LocalSolver
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Round, State
-from .personal import keep_models, personal_fields, personal_models, starting_models
+from .base import Algorithm, Problem, State
+from .cohort import Cohort, Own, personal_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +26,10 @@ class Local(Algorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({}, problem.client_store(personal_fields(problem)))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        start = starting_models(own, problem.initial)
-        models = problem.train_locally(self.local, start, clients, round=round)
-        return {}, keep_models(own, models, start)
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        start = c.models(c.initial)
+        return {}, c.keep(c.train(self.local, start), start)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that was never called trains once from the initial model."""
-
-        def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
-
-        return personal_models(own, clients, train_new)
+        return c.personal(lambda new: new.train(self.local, c.initial))

@@ -14,22 +14,18 @@ by K steps on the same batch; with ``batch_size=None`` the two are the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import ConfigError
-from ..local import LocalSolver
-from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
-from .personal import keep_models, personal_fields, personal_models
-from .server import GlobalModel
+from .cohort import Cohort, Own
+from .shared_model import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(GlobalModel):
+class PFedMe(SharedModel):
     """Personalization with Moreau envelopes (T Dinh et al. 2020, Algorithm 1).
 
     Args:
@@ -38,7 +34,7 @@ class PFedMe(GlobalModel):
         local_rounds: R. Where single records are protected, each of them is a training that is charged.
         local: the local solver of a local round.
         server_lr: beta, step size of the server.
-        server_optimizer: used instead of the plain server step.
+        server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges, ``eta * lam >= 2``, or ``lr * lam >= 2`` without the proximal step.
@@ -48,50 +44,32 @@ class PFedMe(GlobalModel):
     eta: float = 0.5
     local_rounds: int = 2
 
-    name = "pfedme"
+    name, keeps = "pfedme", True
 
     def __post_init__(self) -> None:
-        positive(self, lam=self.lam, eta=self.eta, server_lr=self.server_lr)
+        positive(self, lam=self.lam, eta=self.eta)
         positive_int(self, local_rounds=self.local_rounds)
-        LocalSolver.check_given(self, self.local, self.lam)
+        super().__post_init__()
         if self.eta * self.lam >= 2.0:
             raise ConfigError(
                 f"PFedMe.eta * lam = {self.eta:g} * {self.lam:g} = {self.eta * self.lam:g}: from 2 on, every step "
                 "overshoots. Lower eta."
             )
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return (
-            ReleasePlan(
-                name="update",
-                dimension=problem.dimension,
-                uses=problem.rounds,
-                from_training=True,
-                trainings=self.local_rounds,
-            ),
-        )
+    @property
+    def trainings(self) -> int:
+        return self.local_rounds
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))
+    @property
+    def pull(self) -> float:
+        return self.lam
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        copy = public["global"].expand(len(clients), -1).contiguous()
-        start = models = copy
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        start = models = copy = c.shared.expand(len(c.ids), -1).contiguous()
         # batches of their own for every local round; the step size goes by rounds
         solver = replace(self.local, decay_every=self.local.decay_every * self.local_rounds)
         for local_round in range(self.local_rounds):
-            part = replace(round, number=round.number * self.local_rounds + local_round)
-            models = problem.train_locally(solver, models, clients, round=part, lam=self.lam, anchor=copy)
+            part = replace(c, round=c.round * self.local_rounds + local_round)
+            models = part.train(solver, models, lam=self.lam, anchor=copy)
             copy = copy - self.eta * self.lam * (copy - models)
-        return {"update": copy - start}, keep_models(own, models, start)
-
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """Return the clients' own models; one that never took part trains once from the global model, pulled to it."""
-        shared = public["global"]
-
-        def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, shared, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=shared)
-
-        return personal_models(own, clients, train_new)
+        return {"update": copy - start}, c.keep(models, start)

@@ -27,8 +27,8 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.channel import Message
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
-from .personal import keep_models, personal_fields, personal_models, starting_models
+from .base import Algorithm, Problem, Released, State
+from .cohort import Cohort, Own, personal_fields
 from .server import ServerOptimizer, apply_update
 
 
@@ -72,58 +72,37 @@ class PMTL(Algorithm):
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
             self._check_running_mean(schedule.denominator, problem.clients)
-        return (
-            ReleasePlan(
-                name="update",
-                dimension=problem.dimension,
-                uses=problem.rounds,
-                from_training=True,
-            ),
-        )
+        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         fields = dict(personal_fields(problem))
         if self.delta == "local":
             fields["sent"] = fields["model"]
-        store = problem.client_store(fields)
-        return State({"mean": problem.initial.clone()}, store)
+        return State({"global": problem.initial.clone()}, problem.client_store(fields))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Message], Own]:
-        mean = public["mean"]
+    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
-        start = starting_models(own, mean)
+        mean, start = c.shared, c.models(c.shared)
         # 3. what every member sends
         if self.delta == "global":
             models = torch.empty_like(start)
-            change = problem.send_change(
-                "update", self.local, start, clients, round=round, lam=self.lam, anchor=mean, less=mean, kept=models
-            )
-            return {"update": change}, keep_models(own, models, start)
-        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
-        own = keep_models(own, models, start)
-        update = round.clip(
-            "update", models - problem.initial - own["sent"]
-        )  # relative to wtilde^0: u_k = wtilde^0 + sent
-        return {"update": update}, own | {"sent": own["sent"] + update}
+            change = c.change(self.local, start, lam=self.lam, anchor=mean, kept=models)
+            return {"update": change}, c.keep(models, start)
+        models = c.train(self.local, start, lam=self.lam, anchor=mean)
+        update = c.clip("update", models - c.initial - c.own["sent"])  # relative to wtilde^0: u_k = wtilde^0 + sent
+        return {"update": update}, c.keep(models, start) | {"sent": c.own["sent"] + update}
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # 4. the server moves the mean by the clipped, noised sum over the public denominator
         lr = self._server_lr(released.denominator, problem.clients)
-        return apply_update(public, "mean", released.values["update"], lr=lr, optimizer=self.server_optimizer)
+        return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that never took part trains once from the shared mean."""
-        mean = public["mean"]
-
-        def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
-
-        return personal_models(own, clients, train_new)
+        return c.personal(lambda new: new.train(self.local, c.shared, lam=self.lam, anchor=c.shared))
 
     def shared(self, state: State) -> Tensor | None:
-        return state.public["mean"]
+        return state.public["global"]
 
     def _server_lr(self, denominator: float, clients: int) -> float:
         if self.delta == "local":

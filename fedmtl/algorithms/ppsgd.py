@@ -13,29 +13,25 @@ local training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .._check import non_negative, positive
+from .._check import non_negative
 from ..errors import ConfigError
 from ..local import LocalSGD
-from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
-from .personal import keep_models, personal_fields
-from .server import GlobalModel
+from .cohort import Cohort, Own
+from .shared_model import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPSGD(GlobalModel):
+class PPSGD(SharedModel):
     """A shared plus a personal model (Bietti et al. 2022, Algorithm 1, with local runs of several steps).
 
     Args:
         ratio: step size of the personal part over that of the shared one (the paper's alpha), at least 0.
         local: the clients' local solver, with the step size of the shared part; :class:`LocalSGD` without weight decay.
-        server_lr: step size of the server.
-        server_optimizer: used instead of the plain server step.
+        server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges, or another solver.
@@ -43,48 +39,31 @@ class PPSGD(GlobalModel):
 
     ratio: float = 1.0
 
-    name = "ppsgd"
+    name, keeps = "ppsgd", True
 
     def __post_init__(self) -> None:
         non_negative(self, ratio=self.ratio)
-        positive(self, server_lr=self.server_lr)
+        super().__post_init__()
         if not isinstance(self.local, LocalSGD) or self.local.weight_decay:
             raise ConfigError(
                 f"PPSGD.local is {self.local!r}; it must be LocalSGD without weight_decay, since the personal part "
                 "follows the gradients that moved the shared one."
             )
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return (
-            ReleasePlan(
-                name="update",
-                dimension=problem.dimension,
-                uses=problem.rounds,
-                from_training=True,
-            ),
-        )
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        parts = c.own["model"]  # 0 of a client that never took part
+        moved = self._moved(c, c.shared + parts)
+        kept = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
+        return {"update": moved / (1.0 + self.ratio)}, kept
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start from the public model, with personal parts, ``model`` in the store, at 0."""
-        return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))
-
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        moved = self._moved(problem, public["global"] + own["model"], clients, round)
-        parts = own["model"] + self.ratio / (1.0 + self.ratio) * moved
-        return {"update": moved / (1.0 + self.ratio)}, keep_models(own, parts, own["model"])
-
-    def _moved(self, problem: Problem, models: Tensor, clients: Tensor, round: Round | int) -> Tensor:
+    def _moved(self, c: Cohort, models: Tensor) -> Tensor:
         """Return (k, D): by how much a local run moves the sums ``models`` (k, D)."""
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
-        return problem.train_locally(solver, models, clients, round=round) - models
+        return c.train(solver, models) - models
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the sums; a client that never took part trains its own part once, from the shared model."""
-        models = public["global"] + own["model"]
-        new = (~own["seen"]).nonzero()[:, 0]
+        models, new = c.shared + c.own["model"], c.new
         if len(new) and self.ratio > 0.0:
-            moved = self._moved(problem, models[new], clients[new.cpu()], PERSONALIZE_ROUND)
-            models[new] += self.ratio / (1.0 + self.ratio) * moved
+            models[new] += self.ratio / (1.0 + self.ratio) * self._moved(c.part(new), models[new])
         return models

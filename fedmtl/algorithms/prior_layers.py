@@ -45,10 +45,10 @@ from ..local import LocalSGD, LocalSolver
 from ..local.precision import Precision, PrecisionBlock
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import Algorithm, Problem, Released, State
+from .cohort import Cohort, Own, personal_fields
 from .finetune import visit_gradients
 from .linear.solve import solve_regularized
-from .personal import keep_models, personal_fields, personal_models
 from .private_prior import LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal
 
 Side = Literal["auto", "input", "output"]
@@ -221,26 +221,23 @@ class PriorLayers(Algorithm):
         fields = {"length": ((), torch.float64), "known": ((len(parts),), torch.float64)}
         return State(public, problem.client_store({**personal_fields(problem), **fields}))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        own, rows = self._alone(problem, own, clients, round)
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        own, rows = self._alone(c)
         return {RELEASE: self._scale * rows}, own
 
-    def _alone(self, problem: Problem, own: Own, clients: Tensor, round: Round | int) -> tuple[Own, Tensor]:
+    def _alone(self, c: Cohort) -> tuple[Own, Tensor]:
         """Return what clients keep that have trained alone, and what they hand to the release, unscaled."""
-        start, parts = problem.initial.expand(len(clients), -1), self.shared_parts(problem)
-        own = keep_models(own, self._train(problem, start, clients, round, self.ridge), start)
+        problem, parts = c.problem, self.shared_parts(c.problem)
+        start = c.initial.expand(len(c.ids), -1)
+        own = c.keep(self._train(c, start, self.ridge), start)
         size = max(1, _BLOCK // max(1, problem.dimension, *(part.width**2 for part in self._matrices(parts))))
-        pieces = [self._rows(problem, parts, own["model"][at], clients[at]) for at in _slices(len(clients), size)]
+        pieces = [self._rows(problem, parts, own["model"][at], c.ids[at]) for at in _slices(len(c.ids), size)]
         rows, lengths, known = (torch.cat(of) for of in zip(*pieces, strict=True))
         return {**own, "length": lengths.to(own["length"]), "known": known.to(own["known"])}, rows
 
-    def _train(
-        self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, lam: float | Precision
-    ) -> Tensor:
+    def _train(self, c: Cohort, start: Tensor, lam: float | Precision) -> Tensor:
         """Return the models (k, D) after local training from ``start`` (k, D), with a pull to it."""
-        return problem.train_locally(self.local, start, clients, round=round, lam=lam, anchor=start)
+        return c.train(self.local, start, lam=lam, anchor=start)
 
     def _rows(
         self, problem: Problem, parts: tuple[Part, ...], models: Tensor, clients: Tensor
@@ -311,23 +308,20 @@ class PriorLayers(Algorithm):
             )
         return found
 
-    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+    def receive(self, c: Cohort) -> Own:
         # every client trains again from the centre, where something stands out of the noise
-        return {**own, "model": self._again(problem, public, own, clients, round)}
+        return {**c.own, "model": self._again(c)}
 
-    def _again(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round | int
-    ) -> Tensor:
+    def _again(self, c: Cohort) -> Tensor:
         """Return the models (k, D) under the prior; that of learning alone where there is no signal, or where training
         ends in numbers that are not finite."""
-        parts = self._matrices(self.shared_parts(problem))
-        if not any(bool(public[name].any()) for name in ("centre", *(f"excess/{part.name}" for part in parts))):
-            return own["model"]
-        centre = own["length"][:, None] * public["centre"].to(own["length"].device)
-        models = self._train(
-            problem, problem.initial + centre.to(problem.initial), clients, round, self._precision(public, parts, own)
-        )
-        return torch.where(models.isfinite().all(dim=1)[:, None], models, own["model"])
+        parts = self._matrices(self.shared_parts(c.problem))
+        if not any(bool(c.public[name].any()) for name in ("centre", *(f"excess/{part.name}" for part in parts))):
+            return c.own["model"]
+        lengths = c.own["length"]
+        centre = lengths[:, None] * c.public["centre"].to(lengths.device)
+        models = self._train(c, c.initial + centre.to(c.initial), self._precision(c.public, parts, c.own))
+        return torch.where(models.isfinite().all(dim=1)[:, None], models, c.own["model"])
 
     def _precision(self, public: Mapping[str, Tensor], parts: list[Part], own: Own) -> Precision:
         """Return P of clients; it is the same everywhere but for their own b e."""
@@ -345,15 +339,9 @@ class PriorLayers(Algorithm):
             )
         return Precision(self.ridge, tuple(blocks))
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that never took part trains alone, and again under the prior."""
-
-        def train_new(ids: Tensor) -> Tensor:
-            new = {name: value[~own["seen"]] for name, value in own.items()}
-            alone, _ = self._alone(problem, new, ids, PERSONALIZE_ROUND)
-            return self._again(problem, public, alone, ids, PERSONALIZE_ROUND)
-
-        return personal_models(own, clients, train_new)
+        return c.personal(lambda new: self._again(replace(new, own=self._alone(new)[0])))
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return what was made of the release, see :meth:`init`: all of it is 0 where nothing stands out of the noise,

@@ -42,7 +42,8 @@ from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from ..privacy.samplers import BoundFull
 from ..schedules import Block
-from .base import Algorithm, Own, Problem, Released, Round, State
+from .base import Algorithm, Problem, Released, State
+from .cohort import Cohort, Own
 from .linear.data import LinearAlgorithm
 from .linear.evidence import own_ridges
 from .linear.solve import solve_regularized
@@ -165,18 +166,16 @@ class PrivatePrior(LinearAlgorithm):
             return own_ridges(tasks, self.ridge, scale)
         return torch.full((len(tasks.counts),), self.ridge, dtype=torch.float64)
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
-        d, fits = self._features(problem), own["model"][:, 0]
-        rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(problem, own), strict=True)])
-        replicates = len(public["excess"])
-        return {RELEASE: self._scale * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, own
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        d, fits = self._features(c.problem), c.own["model"][:, 0]
+        rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(c), strict=True)])
+        replicates = len(c.public["excess"])
+        return {RELEASE: self._scale * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
 
-    def _determined(self, problem: Problem, own: Own) -> Iterator[Tensor]:
+    def _determined(self, c: Cohort) -> Iterator[Tensor]:
         """Yield B = H (H + ridge I)^-1 of every task before the release, without a bias: (d, d)."""
-        tasks, d = self._tasks(problem), self._features(problem)
-        for curvature, ridge in zip(tasks.curvature(own["model"][:, 0]), own["ridge"], strict=True):
+        tasks, d = self._tasks(c.problem), self._features(c.problem)
+        for curvature, ridge in zip(tasks.curvature(c.own["model"][:, 0]), c.own["ridge"], strict=True):
             eye = torch.eye(len(curvature), dtype=curvature.dtype)
             yield solve_regularized(curvature + ridge * eye, curvature)[:d, :d]
 
@@ -229,22 +228,22 @@ class PrivatePrior(LinearAlgorithm):
                 signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread, self.edge))
         return excess_of(signal)
 
-    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+    def receive(self, c: Cohort) -> Own:
         # every task fits itself again, where something stands out of the noise
-        tasks, d = self._tasks(problem), self._features(problem)
-        known = torch.stack([b.diagonal().sum() / d for b in self._determined(problem, own)])
-        models = own["model"].clone()
-        for r, (directions, excess) in enumerate(zip(public["directions"], public["excess"], strict=True)):
+        tasks, d = self._tasks(c.problem), self._features(c.problem)
+        determined = torch.stack([b.diagonal().sum() / d for b in self._determined(c)])
+        models = c.own["model"].clone()
+        for r, (directions, excess) in enumerate(zip(c.public["directions"], c.public["excess"], strict=True)):
             if bool(excess.any()):
-                variances = 1 + d * excess / known[:, None].clamp_min(_LEAST_NORM)
-                scale = torch.eye(tasks.dimension, dtype=torch.float64).repeat(len(known), 1, 1)
+                variances = 1 + d * excess / determined[:, None].clamp_min(_LEAST_NORM)
+                scale = torch.eye(tasks.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
                 scale[:, :d, :d] = directions * variances.clamp(self.floor, d / self.floor).sqrt()[:, None, :]
                 models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
-        return {**own, "model": models}
+        return {**c.own, "model": models}
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """Return the models of ``clients`` in repetition 0."""
-        return own["model"][:, 0].to(problem.initial)
+    def personal(self, c: Cohort) -> Tensor:
+        """Return the models of the clients in repetition 0."""
+        return c.own["model"][:, 0].to(c.initial)
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return what was made of the release, float64: ``directions`` (d, d), columns of length 1, and ``excess``

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .._check import one_of, positive
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
-from .base import Algorithm, Problem, Released, State
 
 _PREFIX = "server_optimizer."
 
@@ -80,27 +78,3 @@ def apply_update(
         return optimizer.step(public, name, lr * update)
     model = public[name]
     return {**public, name: (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalModel(Algorithm):
-    """An algorithm whose clients release an ``update`` of one ``global`` model (D,), whatever else they keep.
-
-    Args:
-        local: the clients' local solver.
-        server_lr: step size of the server.
-        server_optimizer: used instead of the plain server step.
-    """
-
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
-
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        """Return the global model moved by the released mean update, float64 (D,); see :func:`apply_update`."""
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
-    def shared(self, state: State) -> Tensor | None:
-        """Return the global model (D,)."""
-        return state.public["global"]

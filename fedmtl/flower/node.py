@@ -19,7 +19,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from .._fingerprint import differing
-from ..algorithms.base import Algorithm, Own, Problem, Round, State
+from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.cohort import Cohort, Own
 from ..data import FederatedDataset
 from ..errors import ConfigError, FedmtlError, ResumeError
 from ..privacy import Channel, ClientPrivacy
@@ -181,7 +182,7 @@ class Node:
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
         own, step = self._state(content), int(facts_of(content)["round"])
-        self._round(content, step)  # what is no clip norm is refused before anything is charged
+        self._cohort(content, own, step)  # what is no clip norm is refused before anything is charged
         answer = self._repeated(content, step)
         if answer is None:
             with self.account.answer(step, _digest(content, own)) as channel:
@@ -190,8 +191,7 @@ class Node:
 
     def _answered(self, content: RecordDict, step: int, own: Own, channel: Channel) -> Answer:
         """Return a new answer, which is on the disk then."""
-        round, public = self._round(content, step, channel), self._public(content)
-        found, changed = self.algorithm.client(self.problem, public, own, ONE, round)
+        found, changed = self.algorithm.client(self._cohort(content, own, step, channel))
         rows = {name: self._sent(name, row, step) for name, row in found.items()}
         parts = {"before": own, "after": {**own, **changed}, "rows": rows}
         answer = Answer(int(facts_of(content)["counted"]), step + 1, _digest(content), parts)
@@ -228,7 +228,7 @@ class Node:
         """Make the client's model of the last public state; it and its scores stay in the folder."""
         own, place = self._state(content), self._path(content).parent
         public = self._public(content)
-        row = self.algorithm.personal(self.problem, public, own, ONE)
+        row = self.algorithm.personal(Cohort(self.problem, ONE, public, own))
         scored = self._scored(row, self.algorithm.shared(State(public, self.first.private)))
         state, names = model_state(self.problem, scored.personal[0])
         bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
@@ -267,13 +267,22 @@ class Node:
             return clip_rows(row, replace(clip, bound=2 * clip.bound))
         return self.channel.counted(name, row)
 
-    def _round(self, content: RecordDict, number: int, channel: Channel | None = None) -> Round:
+    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Channel | None = None) -> Cohort:
+        """Return the client in a round, with the clip norms that the server sends."""
         channel = self.channel if channel is None else channel
         try:
             channel.set_norms(tensors_of(content, "channel"))
         except ConfigError as error:
             raise ConfigError(f"the server sends {error}") from error
-        return Round(number, channel.clip, channel.local, clips=channel.privacy is not None)
+        return Cohort(
+            self.problem,
+            ONE,
+            self._public(content),
+            own,
+            round,
+            clip=channel.clip,
+            local=channel.local,
+        )
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
         sent = tensors_of(content, "public")
@@ -318,8 +327,7 @@ class Node:
         own, received = answer.parts["after"], answer.parts["received"]
         if received or type(self.algorithm).receive is Algorithm.receive:
             return received or own
-        round, public = self._round(content, counted - 1), self._public(content)
-        received = {**own, **self.algorithm.receive(self.problem, public, own, ONE, round)}
+        received = {**own, **self.algorithm.receive(self._cohort(content, own, counted - 1))}
         replace(answer, parts={**answer.parts, "received": received}).write(path)
         return received
 

@@ -40,9 +40,9 @@ class ReleasePlan:
         uses: number of steps in which it is released.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
-        from_training: whether the rows depend on private data only through ``Problem.train_locally``; under
+        from_training: whether the rows depend on private data only through ``Cohort.train``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
-        trainings: calls of ``Problem.train_locally`` by one client in one step; under :class:`RecordPrivacy` each of
+        trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy` each of
             them is charged, and no more are made.
         allocation: positive public weights of the uses, with mean 1: use t has the noise multiplier z / w_t, so a
             larger weight is a larger part of the budget and less noise. None: all equal.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Problem, Round
+from ..algorithms.base import Algorithm, Problem
+from ..algorithms.cohort import Cohort, Finish
 from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
+from ..local import LocalTraining
 from ..privacy import (
     BoundSampler,
     Channel,
@@ -115,16 +116,18 @@ def check_idle(algorithm: Algorithm, problem: Problem) -> None:
         )
 
 
-class _Rehearsal(Problem):
-    """A problem that counts local trainings and makes none."""
+@dataclass(frozen=True)
+class _Rehearsal(Cohort):
+    """A cohort that counts local trainings and makes none.
 
-    def _train(self, run: Any, clients: Tensor, *of: Any) -> None:
-        self.trainings.append(len(clients))
+    Attributes:
+        trainings: number of clients of every training so far.
+    """
 
-    @cached_property
-    def trainings(self) -> list[int]:
-        """Number of clients of every training so far."""
-        return []
+    trainings: list[int] = field(default_factory=list)
+
+    def _train(self, run: LocalTraining, receive: Finish) -> None:
+        self.trainings.append(len(self.ids))
 
 
 def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[ReleasePlan]) -> None:
@@ -137,19 +140,15 @@ def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[Rele
     """
     declared = max((plan.trainings for plan in plans), default=1)
     nobody = torch.zeros(0, dtype=torch.int64)
-    rehearsal = _Rehearsal(**{field.name: getattr(problem, field.name) for field in fields(problem)})
     state = algorithm.init(problem)
-    algorithm.client(rehearsal, state.public, state.private.gather_all(nobody), nobody, Round(0, _as_they_are))
+    rehearsal = _Rehearsal(problem, nobody, state.public, state.private.gather_all(nobody), round=0)
+    algorithm.client(rehearsal)
     if len(rehearsal.trainings) > declared:
         raise PrivacyError(
             f"{algorithm.name}: a client trains {len(rehearsal.trainings)} times in a participation, but the "
             f"algorithm's plan declares {declared}, so the others would not be charged. Set "
             f"ReleasePlan(trainings={len(rehearsal.trainings)})."
         )
-
-
-def _as_they_are(name: str, rows: Tensor) -> Tensor:
-    return rows
 
 
 def sampler_of(algorithm: Algorithm, schedule: Schedule, clients: int) -> BoundSampler:

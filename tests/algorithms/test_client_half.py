@@ -28,7 +28,7 @@ from fedmtl import (
     PrivatePrior,
     models,
 )
-from fedmtl.algorithms import Released, Round
+from fedmtl.algorithms import Cohort, Released
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
@@ -77,17 +77,20 @@ class _Client:
         self.algorithm, self.problem = algorithm, replace(problem, data=data)
         self.store = algorithm.init(self.problem).private
 
-    def send(self, public, round):
-        rows, own = self.algorithm.client(self.problem, public, self.store.gather_all(ONE), ONE, round)
+    def cohort(self, public, round: int, channel):
+        own = self.store.gather_all(ONE)
+        return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
+
+    def send(self, public, round: int, channel):
+        rows, own = self.algorithm.client(self.cohort(public, round, channel))
         self.store.scatter_all(ONE, own)
         return rows
 
-    def receive(self, public, round) -> None:
-        own = self.algorithm.receive(self.problem, public, self.store.gather_all(ONE), ONE, round)
-        self.store.scatter_all(ONE, own)
+    def receive(self, public, round: int, channel) -> None:
+        self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round, channel)))
 
     def model(self, public):
-        return self.algorithm.personal(self.problem, public, self.store.gather_all(ONE), ONE)[0]
+        return self.algorithm.personal(Cohort(self.problem, ONE, public, self.store.gather_all(ONE)))[0]
 
 
 ONE = torch.tensor([0])
@@ -119,15 +122,14 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
         stacked.begin(event.step, ranks[event.cohort])
         state = algorithm.step(problem, state, event, stacked)
         alone.begin(event.step, alone.draw(event.step))
-        round = Round(event.step, alone.clip)
-        sent = [clients[client].send(public, round) for client in event.cohort.tolist()]
+        sent = [clients[client].send(public, event.step, alone) for client in event.cohort.tolist()]
         values = {
             plan.name: alone.release(plan.name, torch.cat([rows[plan.name] for rows in sent]), event.cohort)
             for plan in plans
         }
         public = algorithm.server(problem, public, Released(values, alone.denominator, alone.noise_std))
         for client in event.cohort.tolist():
-            clients[client].receive(public, round)
+            clients[client].receive(public, event.step, alone)
     assert [key[:2] for key in stacked.record] == [key[:2] for key in alone.record]
     assert len(alone.record) == steps * len(plans)
     for (*_, one), (*_, other) in zip(stacked.record, alone.record, strict=True):
@@ -143,9 +145,9 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:
     """The test above fails for an algorithm whose clients read the data of others."""
 
     class Curious(FedAvg):
-        def client(self, problem, public, own, clients, round):
-            rows, own = super().client(problem, public, own, clients, round)
-            return {"update": rows["update"] * problem.data.train.x.float().mean()}, own
+        def client(self, c):
+            rows, own = super().client(c)
+            return {"update": rows["update"] * c.problem.data.train.x.float().mean()}, own
 
     ALGORITHMS["curious"] = Curious(local=SOLVER)
     try:
@@ -169,8 +171,7 @@ class _RecordClient(_Client):
 
     def train(self, public, step: int):
         self.channel.begin(step, self.channel.draw(step))
-        self.round = Round(step, self.channel.clip, self.channel.local)
-        return self.send(public, self.round)
+        return self.send(public, step, self.channel)
 
 
 @pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto"])
@@ -196,7 +197,7 @@ def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(nam
         values = {key: server.release(key, torch.cat([rows[key] for rows in sent]), block.cohort) for key in sent[0]}
         public = algorithm.server(problem, public, Released(values, server.denominator, server.noise_std))
         for client in block.cohort.tolist():
-            clients[client].receive(public, clients[client].round)
+            clients[client].receive(public, block.first, clients[client].channel)
     gradients = {(step, key): value for step, key, value in stacked.record if "gradient/" in key}
     apart = {(step, key): value for one in clients for step, key, value in one.channel.record if "gradient/" in key}
     assert gradients.keys() == apart.keys()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedmtl import FedAvg, FedPer, FedRep, LocalOptimizer, LocalSGD, RecordPrivacy, models
+from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
@@ -77,7 +78,7 @@ def test_with_everything_shared_it_is_federated_averaging(cls) -> None:
     privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
     one = run(cls(head=(), local=solver), given, sampler=sampler, privacy=privacy)
     other = run(FedAvg(local=solver), given, sampler=sampler, privacy=privacy)
-    assert torch.equal(one.public["model"], other.public["global"])
+    assert torch.equal(one.public["global"], other.public["global"])
 
 
 def test_the_release_has_the_shared_coordinates_alone() -> None:
@@ -90,10 +91,10 @@ def test_the_release_has_the_shared_coordinates_alone() -> None:
     privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=2.0, delta=1e-5)
     state = run(algorithm, given, privacy=privacy, record=record)
     assert all(len(value) == plan.dimension for _, _, value in record)
-    assert torch.equal(state.public["model"][~shared], given.initial[~shared])
-    assert not torch.equal(state.public["model"][shared], given.initial[shared])
+    assert torch.equal(state.public["global"][~shared], given.initial[~shared])
+    assert not torch.equal(state.public["global"][shared], given.initial[shared])
     total = sum(value for _, _, value in record)
-    torch.testing.assert_close(state.public["model"][shared] - given.initial[shared], total)
+    torch.testing.assert_close(state.public["global"][shared] - given.initial[shared], total)
 
 
 def test_heads_are_named_by_patterns() -> None:
@@ -121,7 +122,8 @@ def test_frozen_coordinates_keep_every_bit(solver) -> None:
     moving[[0, 5, 38]] = True
     assert given.dimension == 39
     start = given.initial + 0.1 * torch.arange(5, dtype=torch.float64)[:, None]
-    trained = given.train_locally(solver, start, torch.arange(5), round=0, moving=moving, lam=0.5, anchor=given.initial)
+    c = Cohort(given, torch.arange(5), round=0)
+    trained = c.train(solver, start, moving=moving, lam=0.5, anchor=given.initial)
     assert torch.equal(trained[:, ~moving], start[:, ~moving])
     assert bool((trained[:, moving] != start[:, moving]).all())
 
@@ -143,9 +145,9 @@ def test_a_new_client_fits_a_head_to_the_released_body() -> None:
     seen, shared = state.private.whole("seen"), algorithm.shared_places(given)
     assert not bool(seen.all())
     found = everyone(given, algorithm, state)
-    assert bool((found[:, shared] == state.public["model"][shared]).all())
+    assert bool((found[:, shared] == state.public["global"][shared]).all())
     k = int((~seen).nonzero()[0])
-    module = network(given, state.public["model"])
+    module = network(given, state.public["global"])
     rows = slice(*given.data.train.offsets[k : k + 2].tolist())
     descend(module, module[-1], given.data.train.x[rows], given.data.train.y[rows], 0.2, 2)
     torch.testing.assert_close(found[k], given.layout.flatten(module), rtol=1e-9, atol=1e-11)

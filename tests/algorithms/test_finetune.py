@@ -10,6 +10,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from fedmtl import Execution, Finetune, LocalSGD, models
+from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND, fisher_diagonals
 from fedmtl.errors import ConfigError
 from fedmtl.stacked.losses import bernoulli_divergence, gaussian_divergence, softmax_divergence
@@ -107,7 +108,7 @@ def test_fisher_diagonals_are_mean_squares_of_single_gradients() -> None:
 def test_without_a_pull_it_is_vanilla_and_local_training(kind: str) -> None:
     problem, solver = classification(), LocalSGD(lr=0.2, epochs=2, batch_size=4, proximal=True)
     start = problem.initial.clone()
-    alone = problem.train_locally(solver, start, everybody(problem), round=FINETUNE_ROUND)
+    alone = Cohort(problem, everybody(problem), round=FINETUNE_ROUND).train(solver, start)
     vanilla = Finetune(kind="vanilla", local=solver).train(problem, start, everybody(problem))
     assert torch.equal(vanilla, alone)
     found = Finetune(kind=kind, lam=0.0, local=solver).train(problem, start, everybody(problem))

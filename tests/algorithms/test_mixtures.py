@@ -24,7 +24,7 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
-from fedmtl.algorithms.base import PERSONALIZE_ROUND
+from fedmtl.algorithms.cohort import AFTER
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, plan_batches
 from fedmtl.privacy import ClientPrivacy, FixedCohort
@@ -164,7 +164,7 @@ def test_apfl_by_a_loop_over_clients_and_batches(execution: Execution, solver: s
         if client in own:
             v, alpha = own[client]
         else:  # it trains once from the model of today, and sends nothing
-            _, v, alpha = train(client, shared, problem.initial, start, PERSONALIZE_ROUND)
+            _, v, alpha = train(client, shared, problem.initial, start, AFTER)
         torch.testing.assert_close(found[client], alpha * v + (1 - alpha) * shared, rtol=1e-9, atol=1e-10)
 
 

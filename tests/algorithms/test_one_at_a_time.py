@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Moments, PeerToPeer, PublicStart, models
-from fedmtl.algorithms import Algorithm, Released, Round, State
+from fedmtl.algorithms import Algorithm, Cohort, Released, State
 from fedmtl.algorithms.async_learner import PublishedAsyncLearner
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
@@ -115,9 +115,9 @@ class _Client:
         """What leaves the client in one activation."""
         channel = self.channel.channel
         channel.begin(block.first, block.client)
-        round = Round(block.first, channel.clip)
         own = self.store.gather_all(self.client)
-        rows, own = self.algorithm.client(self.problem, public, own, self.client, round)
+        c = Cohort(self.problem, self.client, public, own, block.first, clip=channel.clip)
+        rows, own = self.algorithm.client(c)
         self.store.scatter_all(self.client, own)
         (name,) = rows
         answered = bool(channel.answering(1)[0, 0])

@@ -67,7 +67,7 @@ def test_reaches_the_closed_form_optimum(lam, delta):
     state = run(algorithm, problem)
     best = optimum(data, lam)
     assert np.abs(everyone(problem, algorithm, state).numpy() - best).max() < 1e-12
-    assert np.abs(state.public["mean"].numpy() - best.mean(0)).max() < 1e-12
+    assert np.abs(state.public["global"].numpy() - best.mean(0)).max() < 1e-12
 
 
 def test_the_optimum_tends_to_the_global_model_like_one_over_lambda():
@@ -132,7 +132,7 @@ def test_two_rounds_by_hand(delta):
         sampler=sampler,
         privacy=privacy,
         watch=lambda step, s: (
-            states.append(s.public["mean"].clone()),
+            states.append(s.public["global"].clone()),
             cohorts.append(s.private.gather("seen", torch.arange(5))),
         ),
     )
@@ -170,11 +170,11 @@ def test_running_mean_is_exact_however_hard_the_clip():
 
     def watch(step, state):
         sent = state.private.gather("sent", torch.arange(6))
-        torch.testing.assert_close(state.public["mean"], problem.initial + sent.mean(0), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state.public["global"], problem.initial + sent.mean(0), rtol=1e-10, atol=1e-12)
 
     privacy = ClientPrivacy(clip_norm=0.05, epsilon=float("inf"))
     state = run(algorithm, problem, sampler=PoissonSampling(cohort=2), privacy=privacy, watch=watch)
-    assert float(state.public["mean"].norm()) > 0.05
+    assert float(state.public["global"].norm()) > 0.05
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5, 0.2])
@@ -224,7 +224,7 @@ def test_a_client_that_diverges_keeps_its_model_and_sends_nothing():
     assert torch.isfinite(models_now).all()
     # the other three alone, divided by the same public denominator of 4
     expected = (models_now[others] - problem.initial).sum(0) / 4
-    torch.testing.assert_close(state.public["mean"], expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(state.public["global"], expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_new_client_starts_from_the_mean_not_from_another_client():
@@ -234,7 +234,7 @@ def test_a_new_client_starts_from_the_mean_not_from_another_client():
     state = run(algorithm, problem, sampler=PoissonSampling(cohort=2))
     seen = state.private.gather("seen", torch.arange(6))
     assert 0 < int(seen.sum()) < 6
-    mean = state.public["mean"].numpy()
+    mean = state.public["global"].numpy()
     personal = everyone(problem, algorithm, state).numpy()
     for client in (~seen).nonzero()[:, 0].tolist():
         x, y = blocks(data)[client]
@@ -252,7 +252,7 @@ def test_an_empty_cohort_still_moves_the_mean_by_noise():
     means, seen = [], []
 
     def watch(step, state):
-        means.append(state.public["mean"].clone())
+        means.append(state.public["global"].clone())
         seen.append(int(state.private.gather("seen", torch.arange(4)).sum()))
 
     run(
@@ -277,6 +277,6 @@ def test_numbers_do_not_depend_on_the_order_of_clients(sampler):
     for each in (data, shuffled):
         problem = problem_of(each, rounds=5, model=models.mlp(hidden=4), loss="cross_entropy")
         state = run(algorithm, problem, sampler=sampler, privacy=privacy)
-        results.append((state.public["mean"], everyone(problem, algorithm, state)))
+        results.append((state.public["global"], everyone(problem, algorithm, state)))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(results[0][1][order], results[1][1], rtol=1e-10, atol=1e-12)

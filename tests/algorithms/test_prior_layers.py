@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 
 from fedmtl import ClientPrivacy, FullParticipation, PriorLayers, RecordPrivacy, Trainer, models
-from fedmtl.algorithms import Problem, Round, State
+from fedmtl.algorithms import Cohort, Problem, State
 from fedmtl.algorithms.prior_layers import RELEASE, shrunk_matrix
 from fedmtl.data import FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
@@ -50,10 +50,8 @@ def prior(**settings: Any) -> PriorLayers:
 
 
 def alone(problem: Problem, algorithm: PriorLayers) -> Tensor:
-    clients = torch.arange(problem.clients)
-    return problem.train_locally(
-        algorithm.local, problem.initial, clients, round=0, lam=algorithm.ridge, anchor=problem.initial
-    )
+    c = Cohort(problem, torch.arange(problem.clients), round=0)
+    return c.train(algorithm.local, problem.initial, lam=algorithm.ridge, anchor=problem.initial)
 
 
 # A whole run
@@ -178,12 +176,12 @@ def test_what_drowns_in_noise_leaves_every_client_alone_to_the_bit(make: Any, sh
 
 
 def test_a_strong_pull_leaves_the_common_direction() -> None:
-    problem, clients, round = linear(), torch.arange(TASKS), Round(0, clip=lambda name, rows: rows)
-    algorithm = prior(share=1.0)
+    problem, clients, algorithm = linear(), torch.arange(TASKS), prior(share=1.0)
     state = algorithm.init(problem)
-    _, own = algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)
+    c = Cohort(problem, clients, state.public, state.private.gather_all(clients), round=0)
+    _, own = algorithm.client(c)
     public = {"centre": torch.tensor([0.1, 0.5, -0.3, 0.0, 0.2], dtype=torch.float64)}
-    found = replace(algorithm, ridge=1e12).receive(problem, public, own, clients, round)["model"]
+    found = replace(algorithm, ridge=1e12).receive(replace(c, public=public, own=own))["model"]
     torch.testing.assert_close(found, problem.initial + own["length"][:, None] * public["centre"])
     torch.testing.assert_close(own["length"], (own["model"] - problem.initial).norm(dim=1))
 
@@ -243,8 +241,8 @@ def test_a_client_that_never_took_part() -> None:
 def rows_of(algorithm: PriorLayers, problem: Problem) -> Tensor:
     """What all clients hand to the release."""
     state, clients = algorithm.init(problem), torch.arange(problem.clients)
-    round = Round(0, clip=lambda name, rows: rows)
-    return algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)[0][RELEASE]
+    own = state.private.gather_all(clients)
+    return algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0][RELEASE]
 
 
 def test_the_row_of_a_client() -> None:

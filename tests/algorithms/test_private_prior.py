@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, Trainer, models
-from fedmtl.algorithms import Problem, Round, State
+from fedmtl.algorithms import Cohort, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -156,8 +156,8 @@ def repeated(algorithm: Any, problem: Problem, privacy: Any, replicates: int, so
 def rows_of(algorithm: PrivatePrior, problem: Problem) -> Tensor:
     """What all tasks hand to the release."""
     state, clients = algorithm.init(problem), torch.arange(problem.clients)
-    round = Round(0, clip=lambda name, rows: rows)
-    return algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)[0][RELEASE]
+    own = state.private.gather_all(clients)
+    return algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0][RELEASE]
 
 
 def test_the_row_of_a_task() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import fedmtl
 from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, models
-from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer
+from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer, SharedModel
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.graphs import Complete, Ring
@@ -22,7 +22,7 @@ SOLVER = LocalSGD(lr=0.3, epochs=1, batch_size=4)
 METHODS = {
     name: kind
     for name, kind in vars(algorithms).items()
-    if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind not in (Algorithm, LocalFit)
+    if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind not in (Algorithm, LocalFit, SharedModel)
 }
 NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings under which others have an effect
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "aabb", strict=True))},

@@ -24,7 +24,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms import Algorithm, Released, Round
+from fedmtl.algorithms import Algorithm, Cohort, Released
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset, load_synthetic_tasks
 from fedmtl.errors import ConfigError, DataError
@@ -172,20 +172,20 @@ def expected_under_failures(name: str):
     channel.start(0)
     for block in source.blocks(0):
         source.begin(block)
-        round, rows, there = Round(block.first, channel.clip), [], []
+        rows, there = [], []
         for client in block.cohort.tolist():
             if fails(ROUND, ids[client], asked[ids[client]]):
                 rows.append({plan.name: torch.zeros(1, plan.dimension) for plan in channel.plans})
                 failed += 1
             else:
-                rows.append(clients[client].send(public, round))
+                rows.append(clients[client].send(public, block.first, channel))
                 there.append(client)
             asked[ids[client]] += 1
         stacked = {plan.name: torch.cat([one[plan.name] for one in rows]) for plan in channel.plans}
         values = {key: channel.release(key, value, block.cohort) for key, value in stacked.items()}
         public = algorithm.server(problem, public, Released(values, channel.denominator, channel.noise_std))
         for client in there:
-            clients[client].receive(public, round)
+            clients[client].receive(public, block.first, channel)
     assert failed >= 2
     return public, {client: one.model(public) for client, one in zip(ids, clients, strict=True)}
 
@@ -306,7 +306,7 @@ def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp
     there = problem.data.subset(range(CLIENTS // 2)).ids
     for block in source.blocks(0):
         source.begin(block)
-        rows, _ = trainer.algorithm.client(problem, public, {}, block.cohort, Round(block.first, channel.clip))
+        rows, _ = trainer.algorithm.client(Cohort(problem, block.cohort, public, round=block.first, clip=channel.clip))
         answers = torch.tensor([problem.data.ids[client] in there for client in block.cohort.tolist()])
         clipped = channel.clip("update", rows["update"])[answers].double()
         sent = [(client, facts_of(content)["round"]) for kind, client, content in grid.sent if kind == ROUND]

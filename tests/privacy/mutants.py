@@ -37,6 +37,7 @@ from fedmtl import (
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -801,18 +802,18 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
-    train = Problem._train
+    train = Cohort._train
 
-    def moving(self, run, clients, round, receive):
-        frozen = next(iter(self.layout.frozen(self.module).values()))
+    def moving(self, run, receive):
+        frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
 
         def moved(place, models):
             frozen.add_(float((models - rows_of(run.start, place)).mean()))
             receive(place, models)
 
-        train(self, run, clients, round, moved)
+        train(self, run, moved)
 
-    patch.setattr(Problem, "_train", moving)
+    patch.setattr(Cohort, "_train", moving)
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
@@ -1511,7 +1512,7 @@ def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         if self.one_at_a_time:
             next(iter(state.public.values())).add_(problem.data.train.x.double().mean())
             return state
-        trained = problem.train_locally(self.local, problem.initial, torch.tensor([0]), round=0)[0]
+        trained = Cohort(problem, torch.tensor([0]), round=0).train(self.local, problem.initial)[0]
         return replace(state, public={name: trained.clone() for name in state.public})
 
     patch.setattr(kind, "init", raw)
@@ -1519,35 +1520,36 @@ def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _trained(change: Callable) -> _Patch:
     """Local training whose solver or whose models ``change``."""
-    train = Problem._train
-    return _set(Problem, "_train", lambda self, *of: change(train, self, *of))
+    train = Cohort._train
+    return _set(Cohort, "_train", lambda self, *of: change(train, self, *of))
 
 
 def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Local training on the records themselves, after the private run."""
-    train = Problem._train_on_records
+    train = Cohort._train_on_records
 
-    def raw(self, run, clients, round, finish):
+    def raw(self, run, finish):
         def moved(place, models):
-            first = self.data.train.x[self.data.train.offsets[clients[place]]].double().mean(1, keepdim=True)
+            records = self.problem.data.train
+            first = records.x[records.offsets[self.ids[place]]].double().mean(1, keepdim=True)
             finish(place, (models + 1e-3 * first).to(models))
 
-        return train(self, run, clients, round, moved)
+        return train(self, run, moved)
 
-    patch.setattr(Problem, "_train_on_records", raw)
+    patch.setattr(Cohort, "_train_on_records", raw)
 
 
-def _models_mixed(train, problem, run, clients, round, receive):
+def _models_mixed(train, c, run, receive):
     """Every client's model has a thousandth of that of the client before it."""
-    made = problem.initial.new_empty(len(clients), problem.dimension)
-    train(problem, run, clients, round, lambda place, models: made.index_copy_(0, place, models))
-    receive(torch.arange(len(clients)), torch.lerp(made, made.roll(1, 0), 1e-3))
+    made = c.initial.new_empty(len(c.ids), c.problem.dimension)
+    train(c, run, lambda place, models: made.index_copy_(0, place, models))
+    receive(torch.arange(len(c.ids)), torch.lerp(made, made.roll(1, 0), 1e-3))
 
 
-def _step_by_the_largest(train, problem, run, *of):
+def _step_by_the_largest(train, c, run, receive):
     """The step size is that of the longest record of any client."""
-    longest = float(problem.data.train.x.norm(dim=1).max())
-    train(problem, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), *of)
+    longest = float(c.problem.data.train.x.norm(dim=1).max())
+    train(c, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), receive)
 
 
 def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1576,9 +1578,9 @@ def _excess_of_the_models(problem, state, before, block, channel):
 _prior_client, _prior_start = PrivatePrior.client, PrivatePrior.init
 
 
-def _centred_rows(self, problem, public, own, clients, round):
+def _centred_rows(self, c):
     """Every task's row is that less the mean of all."""
-    rows, own = _prior_client(self, problem, public, own, clients, round)
+    rows, own = _prior_client(self, c)
     return {name: row - row.mean(-2, keepdim=True) for name, row in rows.items()}, own
 
 
@@ -1596,9 +1598,9 @@ def _centre_of_the_rows(self, problem, replicates=1):
     return state
 
 
-def _centred_changes(self, problem, public, own, clients, round):
+def _centred_changes(self, c):
     """Every client's row is that less the mean of all."""
-    rows, own = _layers_client(self, problem, public, own, clients, round)
+    rows, own = _layers_client(self, c)
     return {name: row - row.mean(0) for name, row in rows.items()}, own
 
 

@@ -100,12 +100,12 @@ SECURE = {"privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e
 class Mortal(PMTL):
     """PMTL whose process of rank :data:`VICTIM` ends in a round; or all processes have an error there, or one has."""
 
-    def client(self, problem: Any, public: Any, own: Any, clients: Any, round: Any) -> Any:
-        if round.number == 2 and problem.ranks.rank == VICTIM:
+    def client(self, c: Any) -> Any:
+        if c.round == 2 and c.problem.ranks.rank == VICTIM:
             os._exit(9)
-        if round.number == 2 and VICTIM == -1:
+        if c.round == 2 and VICTIM == -1:
             raise TrainingError("as if it were killed")
-        return super().client(problem, public, own, clients, round)
+        return super().client(c)
 
 
 VICTIM: int | None = None

@@ -116,8 +116,8 @@ def test_summary_against_numpy(n, metric):
 class Doubled(FedAvg):
     """Clients use twice the shared model, and keep nothing of their own."""
 
-    def personal(self, problem, public, own, clients):
-        return 2 * super().personal(problem, public, own, clients)
+    def personal(self, c):
+        return 2 * super().personal(c)
 
 
 @pytest.mark.parametrize("evaluate", [None, 4])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmtl import Execution, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior, base
+from fedmtl.algorithms import MPMTL, PMTL, Cohort, FedAvg, Local, PriorLayers, PrivatePrior, cohort
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
@@ -203,7 +203,7 @@ def test_batches_as_wide_as_the_largest_client_s_are_found(monkeypatch: pytest.M
     data = ragged_classification(13, largest=700)  # wide enough to change the order of a sum on any processor
     run = trainer(algorithm=Local(local=SOLVERS["all examples"]), privacy=None, dtype="float64", data=data)
     assert refuted(run) == []
-    monkeypatch.setattr(base, "batch_widths", lambda counts, size: torch.full_like(counts, int(counts.max())))
+    monkeypatch.setattr(cohort, "batch_widths", lambda counts, size: torch.full_like(counts, int(counts.max())))
     assert refuted(run) != []
 
 
@@ -213,7 +213,7 @@ def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.Monk
     def by_steps(steps: torch.Tensor, lanes: torch.Tensor, grain: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.argsort(steps, descending=True, stable=True), torch.ones(len(steps), dtype=torch.bool)
 
-    monkeypatch.setattr(base, "places", by_steps)
+    monkeypatch.setattr(cohort, "places", by_steps)
     assert refuted(trainer(dtype="float64")) != []
 
 
@@ -237,14 +237,14 @@ def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytes
 
 
 def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = base.Problem._train
+    train = Cohort._train
 
-    def mixed(self: Any, run: Any, clients: Any, round: Any, receive: Any) -> None:
-        rows = self.initial.new_empty(len(clients), self.dimension)
-        train(self, run, clients, round, lambda place, models: rows.index_copy_(0, place, models))
-        receive(torch.arange(len(clients)), rows + 1e-6 * rows.mean(0))
+    def mixed(self: Any, run: Any, receive: Any) -> None:
+        rows = self.initial.new_empty(len(self.ids), self.problem.dimension)
+        train(self, run, lambda place, models: rows.index_copy_(0, place, models))
+        receive(torch.arange(len(self.ids)), rows + 1e-6 * rows.mean(0))
 
-    monkeypatch.setattr(base.Problem, "_train", mixed)
+    monkeypatch.setattr(Cohort, "_train", mixed)
     found = independence(trainer(schedule=FullParticipation()), rounds=2)[0]
     assert found.refuted
     assert "'model' in the store of client 'client-0'" in found.detail

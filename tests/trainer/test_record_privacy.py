@@ -176,13 +176,9 @@ class _Twice(FedAvg):
     trainings: int = 2
     name = "twice"
 
-    def plan(self, problem, sampler):
-        return tuple(replace(plan, trainings=self.trainings) for plan in super().plan(problem, sampler))
-
-    def client(self, problem, public, own, clients, round):
-        shared = public["global"]
-        first = problem.train_locally(self.local, shared, clients, round=round)
-        return {"update": problem.train_locally(self.local, first, clients, round=round) - shared}, own
+    def client(self, c):
+        first = c.train(self.local, c.shared)
+        return {"update": c.train(self.local, first) - c.shared}, c.own
 
 
 def test_every_local_training_of_a_participation_is_charged():
@@ -215,9 +211,9 @@ def test_a_training_more_than_were_charged_is_refused_where_it_happens(monkeypat
 class _TwoAtOnce(FedAvg):
     """Trains two models of every client in one call."""
 
-    def client(self, problem, public, own, clients, round):
-        both = problem.train_locally(self.local, public["global"], torch.cat([clients, clients]), round=round)
-        return {"update": both[: len(clients)] - both[len(clients) :]}, own
+    def client(self, c):
+        both = replace(c, ids=torch.cat([c.ids, c.ids])).train(self.local, c.shared)
+        return {"update": both[: len(c.ids)] - both[len(c.ids) :]}, c.own
 
 
 @pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])

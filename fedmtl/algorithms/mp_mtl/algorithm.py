@@ -39,7 +39,8 @@ from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Block
-from ..base import Own, Problem, Released, Round, State
+from ..base import Problem, Released, State
+from ..cohort import Cohort, Own
 from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, OwnPenalty
 from ..linear.stack import TaskLoss, TaskStack
@@ -192,12 +193,10 @@ class MPMTL(LinearAlgorithm):
         """Make one iteration; the tasks are computed in the order of the data."""
         return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # every task sends its model, without a bias; its release clips it, adds up and adds noise: Steps 3 to 5 of
         # Algorithm 1
-        return {RELEASE: self._rows_of(problem, own)}, own
+        return {RELEASE: self._rows_of(c)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the noised covariance of the clipped models: its sum over the tasks, not their mean, with a public shift
@@ -208,25 +207,25 @@ class MPMTL(LinearAlgorithm):
         # Step 6: the map M; what is below 0 counts as 0
         return {"covariance": covariance, "map": sharing.map(covariance, self._step_size(problem) * self.lam)}
 
-    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+    def receive(self, c: Cohort) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
-        kept = {name: value.transpose(0, 1) for name, value in own.items()}  # (R, k, D)
-        rows = self.projected_rows(problem, own, round)
+        kept = {name: value.transpose(0, 1) for name, value in c.own.items()}  # (R, k, D)
+        rows = self.projected_rows(c)
         new = {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in kept.items()}
         size = max(1, _BLOCK_ELEMENTS // max(1, kept["model"][0].numel()))
         for first in range(0, len(rows), size):  # a few repetitions at a time stay in the cache
             part = slice(first, first + size)
             block, out = ({name: value[part] for name, value in of.items()} for of in (kept, new))
-            self._advance(problem, block, rows[part], public["map"][part], round.number, out)
+            self._advance(c.problem, block, rows[part], c.public["map"][part], c.round, out)
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
-    def projected_rows(self, problem: Problem, own: Own, round: Round) -> Tensor:
+    def projected_rows(self, c: Cohort) -> Tensor:
         """Return the models without a bias that the tasks project, (R, k, d): their own, which never leave them."""
-        return own["model"][..., : self._features(problem)].transpose(0, 1)
+        return c.own["model"][..., : self._features(c.problem)].transpose(0, 1)
 
-    def _rows_of(self, problem: Problem, own: Own) -> Tensor:
+    def _rows_of(self, c: Cohort) -> Tensor:
         """Return the models without a bias as rows: (R, k, d), or (k, d) of a single run."""
-        rows = own["model"][..., : self._features(problem)].transpose(0, 1)
+        rows = c.own["model"][..., : self._features(c.problem)].transpose(0, 1)
         return rows[0] if len(rows) == 1 else rows
 
     def _advance(
@@ -260,12 +259,12 @@ class MPMTL(LinearAlgorithm):
         torch.sub(y, gradient[..., :d], alpha=eta, out=out["own"])
         out["own_projected"].copy_(own)
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """Return what_i of ``clients`` in repetition 0."""
-        what = own["projected"]
+    def personal(self, c: Cohort) -> Tensor:
+        """Return what_i of the clients in repetition 0."""
+        what = c.own["projected"]
         if self.own_penalty is not None:
-            what = _sum(what, own["own_projected"])
-        return what[:, 0].to(problem.initial)
+            what = _sum(what, c.own["own_projected"])
+        return what[:, 0].to(c.initial)
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return, float64, what was released last: ``covariance``, of the models and with its shift, (d, d), or (d,)

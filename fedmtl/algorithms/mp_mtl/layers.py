@@ -26,8 +26,8 @@ from ..._check import finite, given, non_negative, one_of
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
-from ..base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
-from ..personal import keep_models, personal_fields, personal_models, starting_models
+from ..base import Algorithm, Problem, Released, State
+from ..cohort import Cohort, Own, personal_fields
 from .sharing import SHARING, SharedPenalty, budget_weights
 
 RELEASE = "covariance"
@@ -104,13 +104,11 @@ class MPMTLayers(Algorithm):
             problem.client_store(personal_fields(problem)),
         )
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # every member trains alone, from its own last model, and sends what has changed of the chosen layers
-        start = starting_models(own, problem.initial)
-        models = problem.train_locally(self.local, start, clients, round=round)
-        return {RELEASE: self._changed(problem, models)}, keep_models(own, models, start)
+        start = c.models(c.initial)
+        models = c.train(self.local, start)
+        return {RELEASE: self._changed(c.problem, models)}, c.keep(models, start)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
@@ -120,23 +118,19 @@ class MPMTLayers(Algorithm):
         covariance = sharing.shifted(total[None], shift)
         return {"covariance": covariance[0], "map": sharing.map(covariance, self.threshold)[0]}
 
-    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+    def receive(self, c: Cohort) -> Own:
         # every member projects its own row
-        places, models = self.places(problem).to(problem.initial.device), own["model"].clone()
-        rows = self._changed(problem, models)
-        projected = SHARING[self.penalty].apply(public["map"][None], rows.cpu()[None])[0].to(rows.device)
-        models[:, places] = (projected + problem.initial[places].double()).to(models)
-        return keep_models(own, models, own["model"]) | {"trained": own["trained"]}
+        places, models = self.places(c.problem).to(c.initial.device), c.own["model"].clone()
+        rows = self._changed(c.problem, models)
+        projected = SHARING[self.penalty].apply(c.public["map"][None], rows.cpu()[None])[0].to(rows.device)
+        models[:, places] = (projected + c.initial[places].double()).to(models)
+        return c.keep(models, c.own["model"]) | {"trained": c.own["trained"]}
 
     def _changed(self, problem: Problem, models: Tensor) -> Tensor:
         """Return (k, d) float64: the chosen layers of models (k, D), less the public starting point."""
         places = self.places(problem).to(problem.initial.device)
         return models[:, places].double() - problem.initial[places].double()
 
-    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+    def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that never took part trains once from the public start."""
-
-        def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
-
-        return personal_models(own, clients, train_new)
+        return c.personal(lambda new: new.train(self.local, c.initial))

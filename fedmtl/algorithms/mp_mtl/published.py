@@ -27,7 +27,8 @@ from ...privacy import PureDpEvent
 from ...privacy.noise.laws import NoiseLaw
 from ...privacy.noise.registry import LAWS
 from ...privacy.noise.symmetric import svec
-from ..base import Own, Problem, Round
+from ..base import Problem
+from ..cohort import Cohort
 from .algorithm import MPMTL, RELEASE
 
 if TYPE_CHECKING:
@@ -57,10 +58,9 @@ class PublishedMPMTL(MPMTL):
                 )
         return super().resolve_auto(problem, schedule, privacy)
 
-    def projected_rows(self, problem: Problem, own: Own, round: Round) -> Tensor:
+    def projected_rows(self, c: Cohort) -> Tensor:
         """Return the models without a bias that the tasks project, (R, k, d): clipped, as they are released."""
-        rows = super().projected_rows(problem, own, round)
-        return round.clip(RELEASE, self._rows_of(problem, own)).reshape(rows.shape)
+        return c.clip(RELEASE, self._rows_of(c)).reshape(super().projected_rows(c).shape)
 
 
 @dataclass(frozen=True)

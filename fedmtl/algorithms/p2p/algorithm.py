@@ -57,7 +57,8 @@ from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.channel import GRADIENT
 from ...privacy.noise.registry import LAWS
 from ...schedules import Block, BoundSchedule
-from ..base import Own, Problem, Released, Round, State
+from ..base import Problem, Released, State
+from ..cohort import Cohort, Own
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
@@ -262,11 +263,9 @@ class PeerToPeer(LinearAlgorithm):
             public |= {"slope": torch.zeros_like(theta), "told": torch.zeros(theta.shape[:2], dtype=torch.int64)}
         return State(public, problem.client_store({}))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, GradientMessage], Own]:
+    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
         # the gradient of the agent's records at its own model
-        return {GRADIENT: self._work(problem)[1].gradients_at(public["theta"].numpy())}, own
+        return {GRADIENT: self._work(c.problem)[1].gradients_at(c.public["theta"].numpy())}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release

@@ -31,7 +31,8 @@ from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, 
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, ScaledRows
 from ...privacy.channel import GRADIENT
 from ...schedules import Block, BoundSchedule
-from ..base import Own, Problem, Released, Round, State
+from ..base import Problem, Released, State
+from ..cohort import Cohort, Own
 from ..linear.data import LinearAlgorithm, LinearData, prepared
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
@@ -154,10 +155,8 @@ class PPDMTL(LinearAlgorithm):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
         return State(public, problem.client_store({}))
 
-    def client(
-        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, GradientMessage], Own]:
-        return {GRADIENT: self._gradients(self.data(problem), public)}, own
+    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
+        return {GRADIENT: self._gradients(self.data(c.problem), c.public)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         assert released.clients is not None

@@ -1,0 +1,298 @@
+"""A cohort's clients that one process computes: what they may read, and their local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, PrivacyError
+from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, plan_batches
+from ..local.batches import batch_widths, plannable
+from ..local.executor import by_decreasing
+from ..local.optimizers import Strength, rows_of
+from ..local.places import LANES, grain_of, places
+from ..privacy import LocalSteps
+from ..privacy.clip import not_finite
+from ..privacy.totals import RowTotal
+from ..stacked import StackedModule
+from ..stacked.losses import Loss
+from ..stacked.per_example import piece_width
+from .store import Fields
+
+if TYPE_CHECKING:
+    from .base import Problem
+
+AFTER = 2**32 - 1
+"""The round number that addresses the batches of clients that train after all rounds, for their personal models."""
+
+Own = dict[str, Tensor]
+"""What clients keep for themselves, by name: (k, *shape) each, rows in the order of the clients."""
+
+Finish = Callable[[Tensor, Tensor], None]
+"""(places int64 (d,), models (d, D)) of clients that have finished their local training."""
+
+
+def unclipped(name: str, rows: Tensor) -> Tensor:
+    """Return ``rows`` as they are, for the release ``name``."""
+    return rows
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients of a round, or the client of an activation, whose part is computed in one call.
+
+    They may read the public state, their own tensors and their own examples, and nothing else, so that a client's
+    numbers do not depend on who is computed beside it.
+
+    Attributes:
+        problem: the data and the model; only the examples of ``ids`` are read.
+        ids: int64 (k,), positions of the clients in the data.
+        public: the public state, not to be changed.
+        own: what the clients keep, their rows of the store; not to be changed in place.
+        round: number of the round, from 0; it addresses batches and dropout masks. :data:`AFTER` for personal models,
+            for which nothing is sent.
+        clip: (name, rows (k, D)) -> the rows as the release ``name`` counts them; for clients that remember what they
+            sent.
+        local: the local steps that the round has charged, where single records are protected; else None.
+        members: int64 (m,), all who take part in the round; the position of a client among them determines its lane in
+            a stack (:mod:`fedmtl.local.places`), and no number. None: all clients of the data.
+        total: name -> where rows of that release are added up as they are made; None where the channel needs the rows.
+    """
+
+    problem: Problem
+    ids: Tensor
+    public: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Own = field(default_factory=dict)
+    round: int = AFTER
+    clip: Callable[[str, Tensor], Tensor] = unclipped
+    local: LocalSteps | None = None
+    members: Tensor | None = None
+    total: Callable[[str], RowTotal | None] | None = None
+
+    @property
+    def initial(self) -> Tensor:
+        """Return (D,), the public starting point."""
+        return self.problem.initial
+
+    @property
+    def shared(self) -> Tensor:
+        """Return (D,), the model of a method with one shared model, :class:`~.shared_model.SharedModel`."""
+        return self.public["global"]
+
+    @property
+    def examples(self) -> Tensor:
+        """Return the clients' numbers of training examples, int64 (k,)."""
+        return self.problem.data.train.counts[self.ids]
+
+    @property
+    def new(self) -> Tensor:
+        """Return the places of the clients that never took part, int64 on the host."""
+        return (~self.own["seen"]).nonzero()[:, 0].cpu()
+
+    def part(self, places: Tensor) -> Cohort:
+        """Return the clients at ``places``, int64 (j,) on the host."""
+        return replace(self, ids=self.ids[places], own={name: rows[places] for name, rows in self.own.items()})
+
+    # Personal models, in a store with the fields of personal_fields
+
+    def models(self, first: Tensor) -> Tensor:
+        """Return each client's own last model, or ``first``, (D,) or (k, D), of a client that never took part: (k, D).
+
+        May be ``own["model"]`` itself.
+        """
+        rows, seen = self.own["model"], self.own["seen"]
+        return rows if bool(seen.all()) else torch.where(seen[:, None], rows, first)
+
+    def keep(self, models: Tensor, start: Tensor) -> Own:
+        """Return what clients keep that have trained from ``start`` to ``models``, (k, D) each.
+
+        A client whose model is no longer finite keeps its start.
+        """
+        trained = torch.ones_like(self.own["seen"])
+        if not bool(torch.isfinite(models.sum(1)).all()):  # no sum is finite by chance, and few are not by overflow
+            finite = torch.isfinite(models).all(1)
+            models, trained = torch.where(finite[:, None], models, start), self.own["trained"] | finite
+        return self.own | {"model": models, "seen": torch.ones_like(self.own["seen"]), "trained": trained}
+
+    def personal(self, new: Callable[[Cohort], Tensor]) -> Tensor:
+        """Return the clients' own models (k, D), with ``new(clients)`` for those that never took part."""
+        if not len(self.new):
+            return self.own["model"]
+        rows = self.own["model"].clone()
+        rows[self.new] = new(self.part(self.new))
+        return rows
+
+    # Local training
+
+    def train(
+        self,
+        solver: LocalSolver,
+        start: Tensor,
+        *,
+        lam: Strength = 0.0,
+        anchor: Tensor | None = None,
+        divergence: Loss | None = None,
+        moving: Tensor | None = None,
+        mixture: Mixture | None = None,
+    ) -> Tensor:
+        """Return every client's model after its local run: (k, D), on the device and in the dtype of ``initial``.
+
+        Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
+        client without one keeps its start, and so does every client after the rounds, :data:`AFTER`.
+
+        Args:
+            solver: see :class:`fedmtl.local.LocalSolver`.
+            start: (D,) or (k, D).
+            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D)
+                with one strength for each coordinate, or a :class:`~fedmtl.local.precision.Precision` P, and the pull
+                is (1/2) (w - anchor)^T P (w - anchor).
+            divergence: what the pull measures in place of the squared distance, see
+                :class:`fedmtl.local.LocalTraining`; not where records are protected.
+            moving: bool (D,), the coordinates that are trained; None for all.
+            mixture: personal models (k, D) that are trained beside, at the same batches, see
+                :class:`fedmtl.local.Mixture`; changed in place, and without noise where records are protected, since
+                nothing of them is sent. None without.
+
+        Raises:
+            PrivacyError: single records are protected, and the round has charged no local steps.
+        """
+        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
+        run = LocalTraining(
+            self.problem.data, self.problem.loss, solver, self.round, start, lam, anchor, divergence, moving, mixture
+        )
+        self._train(run, lambda place, trained: _write(models, place, trained))
+        return models
+
+    def change(
+        self,
+        solver: LocalSolver,
+        start: Tensor,
+        *,
+        lam: Strength = 0.0,
+        anchor: Tensor | None = None,
+        mixture: Mixture | None = None,
+        kept: Tensor | None = None,
+        name: str = "update",
+    ) -> Tensor | RowTotal:
+        """Return how far the clients' models are from the shared one after their local run: rows (k, D), or their
+        clipped sum where the channel needs no rows.
+
+        Args:
+            solver, start, lam, anchor, mixture: see :meth:`train`.
+            kept: (k, D), which the models themselves are written to; None: they are not kept.
+            name: of the release.
+        """
+        shared, initial = self.shared, self.initial
+        total = self.total(name) if self.total is not None and initial.device.type == "cpu" else None
+        changes = initial.new_empty(len(self.ids) if total is None else 0, self.problem.dimension)
+
+        def send(place: Tensor, models: Tensor) -> None:
+            if kept is not None:
+                _write(kept, place, models)
+            if total is None:
+                _write(changes, place, models - shared)
+            else:
+                total.add(models - shared)
+
+        run = LocalTraining(
+            self.problem.data, self.problem.loss, solver, self.round, start, lam, anchor, mixture=mixture
+        )  # fmt: skip
+        self._train(run, send)
+        if total is None:
+            return changes
+        total.has(self.ids)
+        return total
+
+    def _train(self, run: LocalTraining, receive: Finish) -> None:
+        """Train the clients, and hand places among them and models to ``receive`` as they finish; of a client without
+        a local step its start. Several threads may call it."""
+        tally, diverged = self.problem.tally, list[int]()
+
+        def finish(place: Tensor, models: Tensor) -> None:
+            if tally is not None:
+                diverged.append(not_finite(models))
+            receive(place, models)
+
+        idle = (self._train_on_records if self.problem.protects_records else self._train_on_batches)(run, finish)
+        if len(idle):
+            finish(idle, rows_of(run.start, idle).expand(len(idle), -1))
+        if tally is not None and self.round != AFTER:
+            beside = () if run.mixture is None or self.problem.protects_records else (run.mixture.models,)
+            tally.trained += len(self.ids) * (1 + len(beside))
+            tally.diverged += sum(diverged) + sum(map(not_finite, beside))
+
+    def _train_on_batches(self, run: LocalTraining, finish: Finish) -> Tensor:
+        """Train on batches; return the places of clients without a local step."""
+        problem, executor = self.problem, self.problem.executor
+        steps, widths = run.solver.step_counts(self.examples), batch_widths(self.examples, run.solver.batch_size)
+        lanes = self._lanes()
+        for width in widths[steps > 0].unique().tolist():
+            alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, executor.chunk)
+            members, real = places(steps[alike], lanes[alike], grain)
+            block = plannable(int(steps[alike].max()), width, grain)
+            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
+                plan = plan_batches(
+                    problem.data,
+                    run.solver,
+                    self.ids[place],
+                    seed=problem.seed,
+                    round=run.round,
+                    width=width,
+                    grain=grain,
+                )
+                plan.steps = torch.where(used, plan.steps, 0)  # a filler never finishes
+
+                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
+                    for done, models in run.on_batches(stack, plan.part(part), place[part]):
+                        finish(done, models)
+
+                executor.map(work, len(place), grain=grain)
+        return (steps == 0).nonzero()[:, 0]
+
+    def _lanes(self) -> Tensor:
+        """Return the clients' lanes in a stack, int64 (k,)."""
+        if self.members is None:
+            return self.ids.cpu() % LANES
+        members, order = torch.sort(self.members)
+        return order[torch.searchsorted(members, self.ids.cpu())] % LANES
+
+    def _train_on_records(self, run: LocalTraining, finish: Finish) -> Tensor:
+        """Train by DP-SGD; return the places of clients without a local step that was charged."""
+        if run.divergence is not None:
+            raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
+        if self.round == AFTER:
+            return torch.arange(len(self.ids))
+        if self.local is None:
+            raise PrivacyError(
+                "Single records are protected, and these clients have no local steps that the ledger has charged: "
+                "train in Algorithm.client, by the cohort that it gets."
+            )
+        local, executor = self.local, self.problem.executor
+        single = executor.chunk < LANES
+        width = None if single else piece_width(float(local.plan.expected.max(initial=0.0)))
+        steps = local.steps(self.ids)
+        order = by_decreasing(steps)
+        order = order[steps[order] > 0]
+
+        def work(stack: StackedModule, part: slice) -> None:
+            for done, models in run.on_records(stack, self.ids[order[part]], order[part], local, width):
+                finish(done, models)
+
+        executor.map(work, len(order), grain=1 if single else None)
+        return (steps == 0).nonzero()[:, 0]
+
+
+def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:
+    """Write models (d, D) to their places, int64 (d,) on the host."""
+    rows.index_copy_(0, place.to(rows.device), models)
+
+
+def personal_fields(problem: Problem) -> Fields:
+    """Return the fields of a store of personal models: the client's model (D,), whether it has taken part, and whether
+    one of its local trainings ended in a finite model."""
+    flags: Fields = {"seen": ((), torch.bool), "trained": ((), torch.bool)}
+    return {"model": ((problem.dimension,), problem.initial.dtype), **flags}
