@@ -110,17 +110,16 @@ class Executor:
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
-        if self._threads is None or len(slices) == 1:
-            for part in slices:
-                with self.stack() as stack:
-                    work(stack, part)
-            return
 
         def run(part: slice) -> None:
             with self.stack() as stack:
                 work(stack, part)
 
-        self._threads.map(run, slices)
+        if self._threads is not None and len(slices) > 1:
+            self._threads.map(run, slices)
+        else:
+            for part in slices:
+                run(part)
 
     @contextmanager
     def one_thread(self) -> Iterator[Threads | None]:

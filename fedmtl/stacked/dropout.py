@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channelwise else x.shape
-        size = _numel(tuple(shape[1:]))
+        size = math.prod(shape[1:])
         index = torch.arange(shape[0] * size, device=x.device) + self.first * size
         client, step, local = self.address.unbind(-1)
         key = local * _GOLDEN + _signed(self.key)
@@ -64,10 +66,3 @@ def swap_dropout(module: nn.Module, seed: int) -> None:
 
 def _signed(key: int) -> int:
     return key - (1 << 64) if key >= 1 << 63 else key
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    out = 1
-    for size in shape:
-        out *= size
-    return out

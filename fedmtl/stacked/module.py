@@ -204,8 +204,6 @@ class StackedModule:
         round alike."""
         padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
-        self._leaves: dict[str, Tensor] = {}
-        self._count = -1
 
     @property
     def has_dropout(self) -> bool:
@@ -236,7 +234,8 @@ class StackedModule:
         Returns:
             (K, B, ...), differentiable with respect to the copies' parameters.
         """
-        self._narrow(x.shape[0])
+        views = self.layout.views(self.rows[: len(x)])
+        self._leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         return self._call(self.train_module, self._leaves, x, address)
 
     def backward(self, losses: Tensor) -> Tensor:
@@ -247,7 +246,7 @@ class StackedModule:
         """
         leaves = list(self._leaves.values())
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
-        return torch.cat([gradient.reshape(self._count, -1) for gradient in gradients], 1)
+        return torch.cat([gradient.reshape(len(losses), -1) for gradient in gradients], 1)
 
     @torch.no_grad()
     def predict(self, rows: Tensor, x: Tensor) -> Tensor:
@@ -278,11 +277,3 @@ class StackedModule:
             single = {name: value.squeeze(0) for name, value in stacked.items()}
             return functional_call(module, single, (x.squeeze(0),)).unsqueeze(0)
         return vmap(lambda values, batch: functional_call(module, values, (batch,)))(stacked, x)
-
-    def _narrow(self, count: int) -> None:
-        """Leaf views of the first ``count`` copies, made anew only when ``count`` changes."""
-        if count == self._count:
-            return
-        views = self.layout.views(self.rows[:count])
-        self._leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        self._count = count
