@@ -175,8 +175,8 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
 @functools.cache
 def _numpy_products() -> ThreadpoolController:
     """Return the libraries by which NumPy and SciPy compute products; to look for them takes long."""
-    found: ThreadpoolController = ThreadpoolController().select(user_api="blas")
-    return found
+    libraries: ThreadpoolController = ThreadpoolController().select(user_api="blas")
+    return libraries
 
 
 def by_decreasing(values: Tensor) -> Tensor:

@@ -176,11 +176,11 @@ def check_elementwise(factory: Callable[[Iterable[Tensor]], Any]) -> None:
         return p.detach()
 
     try:
-        together = run(gradients)
-        alone = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(2, 3)
+        whole = run(gradients)
+        single = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(2, 3)
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"This optimizer cannot be used as a local solver: {error}") from error
-    if not torch.allclose(together, alone, rtol=1e-12, atol=0.0):
+    if not torch.allclose(whole, single, rtol=1e-12, atol=0.0):
         raise ConfigError(
             f"{getattr(factory, '__name__', factory)} mixes the elements of a tensor, so stacked clients would "
             "influence one another; use an elementwise optimizer such as SGD, Adam, AdamW, RMSprop or Adagrad."

@@ -45,9 +45,9 @@ class PrecisionBlock:
         matrix = rows[:, self.places].reshape(len(rows), *self.shape)
         matrix = matrix if self.columns else matrix.mT
         v = self.directions.expand(len(rows), -1, -1)
-        found = across[:, None, None] * matrix
-        found = found - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT)
-        return (found if self.columns else found.mT).reshape(len(rows), -1)
+        product = across[:, None, None] * matrix
+        product = product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT)
+        return (product if self.columns else product.mT).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class Precision:
 
     def times(self, rows: Tensor) -> Tensor:
         """Return P w for every row w: (K, D) -> (K, D)."""
-        found = self.strength * rows
+        product = self.strength * rows
         for block in self.blocks:
-            found[:, block.places] = block.scaled(rows, block.along, block.across)
-        return found
+            product[:, block.places] = block.scaled(rows, block.along, block.across)
+        return product
 
     def resolvent(self, rows: Tensor, step: float) -> Tensor:
         """Return (I + step P)^-1 w for every row w: (K, D) -> (K, D)."""
-        found = rows / (1.0 + step * self.strength)
+        product = rows / (1.0 + step * self.strength)
         for block in self.blocks:
             along, across = (1.0 / (1.0 + step * value) for value in (block.along, block.across))
-            found[:, block.places] = block.scaled(rows, along, across)
-        return found
+            product[:, block.places] = block.scaled(rows, along, across)
+        return product
 
     def of(self, clients: Any) -> Precision:
         """Return P of some of the clients, a slice or int64 positions."""

@@ -43,7 +43,7 @@ class NamedFactory:
     def description(self) -> dict[str, Any] | None:
         """Return the maker under ``"factory"`` and its arguments, JSON-ready; None where one of them is a factory or a
         module of the caller's own."""
-        found: dict[str, Any] = {"factory": self.maker}
+        described: dict[str, Any] = {"factory": self.maker}
         for name, value in self.arguments.items():
             if isinstance(value, NamedFactory):
                 value = value.description()
@@ -52,8 +52,8 @@ class NamedFactory:
             elif callable(value):
                 return None
             value = value.item() if isinstance(value, np.generic) else value
-            found[name] = list(value) if isinstance(value, tuple) else value
-        return found
+            described[name] = list(value) if isinstance(value, tuple) else value
+        return described
 
 
 def factory(

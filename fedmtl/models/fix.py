@@ -69,25 +69,25 @@ def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
         setattr(module, name, made[child])
 
 
-def _recurrent(given: nn.Module) -> nn.Module:
+def _recurrent(layer: nn.Module) -> nn.Module:
     from opacus.layers import DPGRU, DPLSTM, DPRNN
 
     names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
     kinds = {nn.RNN: (DPRNN, [*names, "nonlinearity"]), nn.LSTM: (DPLSTM, names), nn.GRU: (DPGRU, names)}
-    kind, named = kinds[type(given)]
-    layer: nn.Module = kind(**{name: getattr(given, name) for name in named})
-    return layer
+    kind, named = kinds[type(layer)]
+    made: nn.Module = kind(**{name: getattr(layer, name) for name in named})
+    return made
 
 
-def _attention(given: nn.MultiheadAttention) -> nn.Module:
+def _attention(layer: nn.MultiheadAttention) -> nn.Module:
     from opacus.layers import DPMultiheadAttention
 
     from .attention import BatchFirstAttention
 
-    kind = BatchFirstAttention if given.batch_first else DPMultiheadAttention
-    layer: nn.Module = kind(
-        embed_dim=given.embed_dim, num_heads=given.num_heads, dropout=given.dropout,
-        bias=given.in_proj_bias is not None, add_bias_kv=given.bias_k is not None, add_zero_attn=given.add_zero_attn,
-        kdim=given.kdim, vdim=given.vdim,
+    kind = BatchFirstAttention if layer.batch_first else DPMultiheadAttention
+    made: nn.Module = kind(
+        embed_dim=layer.embed_dim, num_heads=layer.num_heads, dropout=layer.dropout,
+        bias=layer.in_proj_bias is not None, add_bias_kv=layer.bias_k is not None, add_zero_attn=layer.add_zero_attn,
+        kdim=layer.kdim, vdim=layer.vdim,
     )  # fmt: skip
-    return layer
+    return made

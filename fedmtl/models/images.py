@@ -20,9 +20,9 @@ def _known_network(owner: str, *, name: str) -> None:
     """Refuse a network that torchvision does not have."""
     from torchvision import models
 
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ConfigError(f"{owner}.name is {name!r}; accepted: {', '.join(known)}.")
+    accepted = models.list_models(module=models)
+    if name not in accepted:
+        raise ConfigError(f"{owner}.name is {name!r}; accepted: {', '.join(accepted)}.")
 
 
 @factory()
@@ -166,10 +166,10 @@ def _replace_first(module: nn.Module, channels: int, name: str) -> None:
 
 def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
     """A last linear layer with ``outputs`` outputs."""
-    found = [(path, child) for path, child in module.named_modules() if isinstance(child, nn.Linear)]
-    if not found:
+    layers = [(path, child) for path, child in module.named_modules() if isinstance(child, nn.Linear)]
+    if not layers:
         raise ModelError(f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; use weights=null.")
-    path, last = found[-1]
+    path, last = layers[-1]
     _put(module, path, nn.Linear(last.in_features, outputs, bias=last.bias is not None))
 
 

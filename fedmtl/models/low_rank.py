@@ -191,8 +191,8 @@ def merge_lora(model: nn.Module) -> nn.Module:
     if not any(isinstance(child, _LowRank) for child in merged.modules()):
         raise ConfigError("merge_lora: the model has no adapters of fedmtl.models.lora.")
 
-    found = {id(child): child for child in merged.modules() if isinstance(child, _LowRank)}
-    return _replaced(merged, {key: _without(layer) for key, layer in found.items()}).requires_grad_(True)
+    adapted = {id(child): child for child in merged.modules() if isinstance(child, _LowRank)}
+    return _replaced(merged, {key: _without(layer) for key, layer in adapted.items()}).requires_grad_(True)
 
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
@@ -201,10 +201,10 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
     listed = f"the model's linear, convolutional and embedding layers are {', '.join(layers) or 'none'}"
     chosen: dict[int, nn.Module] = {}
     for pattern in targets:
-        found = [layer for name, layer in layers.items() if belongs(name, pattern)]
-        if not found:
+        matching = [layer for name, layer in layers.items() if belongs(name, pattern)]
+        if not matching:
             raise ConfigError(f"lora.targets has {pattern!r}, which no layer is named by; {listed}.")
-        chosen |= {id(layer): layer for layer in found}
+        chosen |= {id(layer): layer for layer in matching}
     if not chosen:
         raise ConfigError(f"lora.targets is empty, so that nothing would be trained; {listed}.")
     largest = max(_largest_rank(layer) for layer in chosen.values())
@@ -245,8 +245,8 @@ def _without(layer: _LowRank) -> nn.Module:
     made: nn.Module = copy.copy(layer)
     made.__class__ = layer.plain
     made.__dict__ = {name: value for name, value in vars(made).items() if name not in ("rank", "scale")}
-    kept = {name: p for name, p in layer._parameters.items() if name not in ("lora_A", "lora_B")}
-    made._parameters = kept | {"weight": nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())}
+    parameters = {name: p for name, p in layer._parameters.items() if name not in ("lora_A", "lora_B")}
+    made._parameters = parameters | {"weight": nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())}
     return made
 
 

@@ -36,8 +36,8 @@ class MeanEmbedding(nn.Module):
         values = self.embedding(x)
         if self.padding is None:
             return values.mean(1)
-        kept = (x != self.padding).to(values.dtype)[..., None]
-        return torch.sum(values * kept, 1) / kept.sum(1).clamp(min=1.0)
+        present = (x != self.padding).to(values.dtype)[..., None]
+        return torch.sum(values * present, 1) / present.sum(1).clamp(min=1.0)
 
 
 @factory(vocabulary=positive_int, width=positive_int, hidden=positive_int)

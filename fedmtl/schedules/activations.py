@@ -59,15 +59,15 @@ class Clients:
             drawn = self.uniform(self.purpose, seed, replicate, clients, index)
             return self.law(drawn, clients[:, None], index) * self.scale[clients, None]
 
-        def absences(index: Ints) -> Array:
+        def uniform(index: Ints) -> Array:
             everyone = np.arange(len(self.caps))
             return self.uniform("dropouts", seed, replicate, everyone, np.tile(index, (len(everyone), 1)))
 
-        away = None if self.dropouts is None else Absences(self.dropouts, self.names, absences)
-        return (_rounds if self.waits else _merged)(self.caps, gaps, away, count)
+        absences = None if self.dropouts is None else Absences(self.dropouts, self.names, uniform)
+        return (_rounds if self.waits else _merged)(self.caps, gaps, absences, count)
 
 
-def _merged(caps: Ints, gaps: Gaps, away: Absences | None, count: int) -> tuple[Array, Ints]:
+def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
     """Return the first ``count`` activations of independent clients, in the order of (time, client).
 
     Each client's times are a running sum of its gaps. All clients have a little more than an even share of the
@@ -82,7 +82,7 @@ def _merged(caps: Ints, gaps: Gaps, away: Absences | None, count: int) -> tuple[
         width = min(width, _CHUNK)
         for some in np.array_split(going, -(-len(going) * width // _CHUNK)):
             index = np.tile(first + np.arange(width), (len(some), 1))
-            times = _times(last[some], gaps(some, index), some, away)
+            times = _times(last[some], gaps(some, index), some, absences)
             real = (index < caps[some, None]) & (times < np.inf)
             last[some] = times[:, -1]
             pieces.append((times[real], np.broadcast_to(some[:, None], real.shape)[real].astype(np.int32)))
@@ -95,17 +95,17 @@ def _merged(caps: Ints, gaps: Gaps, away: Absences | None, count: int) -> tuple[
     return time[order], client[order].astype(np.int64)
 
 
-def _times(now: Array, gaps: Array, clients: Ints, away: Absences | None) -> Array:
+def _times(now: Array, gaps: Array, clients: Ints, absences: Absences | None) -> Array:
     """Return when clients act, (k, count), from their last times (k,) and their gaps (k, count)."""
-    if away is None:
+    if absences is None:
         return np.cumsum(np.concatenate([now[:, None], gaps], axis=1), axis=1)[:, 1:]
     times = np.empty_like(gaps)
     for step, gap in enumerate(gaps.T):
-        times[:, step] = now = away.arrive(clients, now + gap)
+        times[:, step] = now = absences.arrive(clients, now + gap)
     return times
 
 
-def _rounds(caps: Ints, gaps: Gaps, away: Absences | None, count: int) -> tuple[Array, Ints]:
+def _rounds(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
     """Return the first ``count`` activations of rounds in which all clients act once, at the time of the slowest.
 
     A client with fewer activations than others leaves after its last. If the slowest never comes back the run ends.
@@ -118,7 +118,7 @@ def _rounds(caps: Ints, gaps: Gaps, away: Absences | None, count: int) -> tuple[
         acts, gap, ends = index < caps[members, None], gaps(members, index), np.empty(width)
         for step in range(width):
             due = now + gap[:, step]
-            due = due if away is None else away.arrive(members, due)
+            due = due if absences is None else absences.arrive(members, due)
             ends[step] = now = max(now, float(due[acts[:, step]].max()))
         over, place = np.nonzero((acts & (ends < np.inf)).T)
         time.append(ends[over])

@@ -45,17 +45,17 @@ class RandomLatency:
     parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        parameters = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         try:
             least = float(self._distribution().support()[0])
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"RandomLatency is {self.law!r} with {given or 'no parameters'}; give a continuous distribution of "
-                f"scipy.stats, such as uniform, expon or lognorm, with its parameters by name ({error})."
+                f"RandomLatency is {self.law!r} with {parameters or 'no parameters'}; give a continuous distribution "
+                f"of scipy.stats, such as uniform, expon or lognorm, with its parameters by name ({error})."
             ) from error
         if not least >= 0 or not all(math.isfinite(value) for value in self.parameters.values()):
             raise ConfigError(
-                f"RandomLatency is {self.law!r} with {given}, whose least value is {least:g}; it must be a "
+                f"RandomLatency is {self.law!r} with {parameters}, whose least value is {least:g}; it must be a "
                 "distribution of numbers of at least 0."
             )
 

@@ -119,9 +119,9 @@ class Convolution:
 
     def toom(self, dtype: torch.dtype) -> Toom:
         """Return the points along the height."""
-        found = Toom.of(self.shape[2], dtype)
-        assert found is not None
-        return found
+        toom = Toom.of(self.shape[2], dtype)
+        assert toom is not None
+        return toom
 
     def size(self, height: int, width: int) -> tuple[int, int] | None:
         """Return height and width of the output for those of the input; None where there is none, or a pool leaves
@@ -205,15 +205,15 @@ class Convolution:
         missing = tiles * toom.tile - high
         signal = pad(signal, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else signal
         signal = signal.view(tiles, toom.tile, -1)
-        found = signal.new_empty(toom.points, tiles, signal.shape[2])
-        torch.bmm(toom.a.expand(tiles, -1, -1), signal, out=found.transpose(0, 1))
-        return found.view(toom.points, -1, outputs)
+        points = signal.new_empty(toom.points, tiles, signal.shape[2])
+        torch.bmm(toom.a.expand(tiles, -1, -1), signal, out=points.transpose(0, 1))
+        return points.view(toom.points, -1, outputs)
 
     def weight_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
         """Return the gradient by the weight of a later convolution from that at the points."""
-        found = torch.bmm(signal.mT, tape.columns).view(signal.shape[0], -1)
-        found = torch.mm(self.toom(signal.dtype).g.T, found).view(-1)  # (h, O, w, C)
-        return found.index_select(0, _order(self.shape)).view(self.shape)
+        gradient = torch.bmm(signal.mT, tape.columns).view(signal.shape[0], -1)
+        gradient = torch.mm(self.toom(signal.dtype).g.T, gradient).view(-1)  # (h, O, w, C)
+        return gradient.index_select(0, _order(self.shape)).view(self.shape)
 
     def input_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
         """Return the gradient by the input of a later convolution, (H, B, W, C), from that at the points."""
@@ -226,10 +226,10 @@ class Convolution:
         for j in range(width):
             lines.narrow(2, j, wide).add_(windows.select(3, j))
         lines = lines.view(toom.points, tiles, -1)
-        found = signal.new_zeros(tiles * toom.tile + height - 1, batch, broad, inputs)
+        gradient = signal.new_zeros(tiles * toom.tile + height - 1, batch, broad, inputs)
         for t in range(tiles):
-            found.narrow(0, t * toom.tile, toom.points).view(toom.points, -1).addmm_(toom.d.T, lines.select(1, t))
-        return found.narrow(0, up, high + height - 1 - 2 * up).narrow(2, left, broad - 2 * left).contiguous()
+            gradient.narrow(0, t * toom.tile, toom.points).view(toom.points, -1).addmm_(toom.d.T, lines.select(1, t))
+        return gradient.narrow(0, up, high + height - 1 - 2 * up).narrow(2, left, broad - 2 * left).contiguous()
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ class ConvolutionalNetwork:
             else:
                 return None
         head = Perceptron.of_parts(parts[flat + 1 :], places)
-        known = all(Toom.of(stage.shape[2], torch.float64) for stage in stages[1:])
-        return cls(tuple(stages), head) if head is not None and stages and known else None
+        has_points = all(Toom.of(stage.shape[2], torch.float64) for stage in stages[1:])
+        return cls(tuple(stages), head) if head is not None and stages and has_points else None
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         if len(shape) != 3:
@@ -287,8 +287,8 @@ class ConvolutionalNetwork:
     def forward(self, rows: Tensor, x: Tensor) -> list[Any] | None:
         """Return what the gradients need, and last the output (1, B, outputs); None of several copies, on another
         device than a CPU, and where the input is no batch of images of the right size, or of another dtype."""
-        alone = rows.shape[0] == 1 and rows.device.type == "cpu"
-        if not alone or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
+        single = rows.shape[0] == 1 and rows.device.type == "cpu"
+        if not single or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
             return None
         tapes = [self.stages[0].of_images(rows[0], x[0])]
         for stage in self.stages[1:]:
@@ -321,11 +321,11 @@ class ConvolutionalNetwork:
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
     """Return the gradient by two neighbours, side by side in a new dimension, from that by the larger of them: the
     second gets it where it is larger, else the first."""
-    found = signal.new_empty(*signal.shape[:dim], 2, *signal.shape[dim:])
-    first, second = found.unbind(dim)
+    pair = signal.new_empty(*signal.shape[:dim], 2, *signal.shape[dim:])
+    first, second = pair.unbind(dim)
     torch.ops.aten.threshold_backward(signal, wins, 0, grad_input=second)
     torch.sub(signal, second, out=first)
-    return found
+    return pair
 
 
 @functools.cache

@@ -46,8 +46,8 @@ class KeyedDropout(nn.Module):
         index = torch.arange(shape[0] * size, device=x.device) + self.first * size
         client, step, local = self.address.unbind(-1)
         key = local * _GOLDEN + _signed(self.key)
-        kept = keyed_uniform(key, client, step, index).reshape(shape) >= self.p
-        return torch.where(kept, x / (1.0 - self.p) if self.p < 1.0 else x, x.new_zeros(()))
+        stays = keyed_uniform(key, client, step, index).reshape(shape) >= self.p
+        return torch.where(stays, x / (1.0 - self.p) if self.p < 1.0 else x, x.new_zeros(()))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

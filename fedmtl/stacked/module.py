@@ -62,11 +62,11 @@ class Layout:
         """
         chosen = torch.zeros(self.dimension, dtype=torch.bool)
         for pattern in patterns:
-            found = [k for k, names in enumerate(self.all_names) if _any_belongs(names, str(pattern))]
-            if not found:
-                known = ", ".join(name for names in self.all_names for name in names)
-                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {known}.")
-            for k in found:
+            numbers = [k for k, names in enumerate(self.all_names) if _any_belongs(names, str(pattern))]
+            if not numbers:
+                accepted = ", ".join(name for names in self.all_names for name in names)
+                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {accepted}.")
+            for k in numbers:
                 chosen[self.offsets[k] : self.offsets[k + 1]] = True
         return chosen
 
@@ -114,10 +114,10 @@ def _any_belongs(names: Sequence[str], pattern: str) -> bool:
 
 def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
     """Every parameter once, in the order of ``named_parameters``, with all names that it has as a tied weight."""
-    found: dict[int, tuple[list[str], nn.Parameter]] = {}
+    by_identity: dict[int, tuple[list[str], nn.Parameter]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), ([], parameter))[0].append(name)
-    return [(tuple(names), parameter) for names, parameter in found.values()]
+        by_identity.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return [(tuple(names), parameter) for names, parameter in by_identity.values()]
 
 
 def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: str = "trainable") -> None:
@@ -134,22 +134,22 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: s
             trainable parameter.
     """
     floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
-    known = [name for names, _ in floating for name in names]
-    listed = f"the model's parameters are {', '.join(known) or 'none'}"
+    accepted = [name for names, _ in floating for name in names]
+    listed = f"the model's parameters are {', '.join(accepted) or 'none'}"
     if patterns is None:
         if not any(p.requires_grad for _, p in floating):
             raise ModelError(f"The model has no trainable parameter: all are frozen, and {owner} is None; {listed}.")
         return
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        given: Any = patterns
-        hint = [given] if isinstance(given, str) else [next(iter(known), "head.*")]
-        raise ConfigError(f"{owner} is {given!r}; give None or a list of names, such as {hint}; {listed}.")
+        value: Any = patterns
+        hint = [value] if isinstance(value, str) else [next(iter(accepted), "head.*")]
+        raise ConfigError(f"{owner} is {value!r}; give None or a list of names, such as {hint}; {listed}.")
     if not patterns:
         raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
-        if not _any_belongs(known, pattern):
+        if not _any_belongs(accepted, pattern):
             raise ConfigError(f"{owner} has {pattern!r}, which no parameter is named by; {listed}.")
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -87,12 +87,12 @@ def example_gradients(
             for begin in range(0, number, size):
                 part = slice(begin, min(begin + size, number))
                 views = stack.layout.views(stack.rows[own])
-                found = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
-                rows = _flat(stack, found, part.stop - begin)
-                del found
+                gradients = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
+                rows = _flat(stack, gradients, part.stop - begin)
+                del gradients
                 yield rows, torch.full((part.stop - begin,), copy, device=x.device)
     else:
-        count, folded = _ALIKE // width, [one.unflatten(1, (-1, width)) for one in (x, y, position, mask)]
+        count, folded = _ALIKE // width, [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
         for pieces in folded[3].any(2).nonzero().split(size // _ALIKE * count):
             filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
             copy_of, block = filled.unbind(1)
@@ -101,9 +101,9 @@ def example_gradients(
             place, column = copy_of.to(x.device), block.to(x.device)
             views = stack.layout.views(_rows_of(stack, place, copy_of))
             chosen = real.flatten().nonzero()[:, 0]
-            found = gradient(views, address[place], *(one[place, column] for one in folded[:3]))
-            rows = _flat(stack, found, real.numel())
-            del found
+            gradients = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
+            rows = _flat(stack, gradients, real.numel())
+            del gradients
             owner = copy_of.repeat_interleave(width)[chosen]
             yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
 

@@ -206,13 +206,13 @@ def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> l
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return None
     if type(module) is nn.Sequential:
-        found: list[nn.Module] = []
+        flat: list[nn.Module] = []
         for child in module:
             parts = flat_parts(child, others)
             if parts is None:
                 return None
-            found += parts
-        return found
+            flat += parts
+        return flat
     if type(module) is nn.Identity:
         return []
     if type(module) is nn.Flatten:
