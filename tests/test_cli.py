@@ -99,7 +99,7 @@ def process(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["algorithm=prior_layers", "algorithm.side=both"], "algorithm.side is 'both'; accepted: 'auto'"),
         (["data.root=x"], "data.root is no setting; only with data=celeba, cifar"),
         (["privacy=adaptive", "privacy.mechanism=laplace"], "is no setting; only with privacy=client, record"),
-        (["privacy=record", "privacy.mechanism=discrete_gaussian"], "accepted: 'gaussian', 'laplace', 'l2_laplace'."),
+        (["privacy=record", "privacy.mechanism=discrete_gaussian"], "'discrete_gaussian' is gone: mechanism="),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=null"], "experiment has no option None; accepted: mp_mtl_school, "),
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),

@@ -15,8 +15,6 @@ from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
 from .local_steps import LocalSteps
-from .noise.discrete import DiscreteGaussianNoise
-from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
@@ -42,7 +40,6 @@ __all__ = [
     "Channel",
     "ClientPrivacy",
     "CyclicCohorts",
-    "DiscreteGaussianNoise",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
@@ -81,8 +78,6 @@ __all__ = [
     "distinct_ranks",
     "draw_repetitions",
     "epsilon",
-    "grid_width",
     "open_channel",
     "selection_epsilon",
-    "to_grid",
 ]

@@ -35,8 +35,8 @@ from .clip import MARGIN, Clip, are_long, clip_rows, contributions, largest_norm
 from .gradients import GradientPlan
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
-from .noise.discrete import DiscreteGaussianNoise
-from .noise.grid import GridValue, noised, whole_width
+from .noise.grid import GridValue, client_noise, noised, release_noise
+from .noise.laws import GaussianNoise
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
@@ -82,6 +82,7 @@ class _Window:
         divisors: (S, R) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
+        widths: of the grids of that noise in secure mode, (s,).
         drawn: see ``noise``.
     """
 
@@ -91,6 +92,7 @@ class _Window:
     divisors: np.ndarray
     scales: np.ndarray
     noise: np.ndarray
+    widths: np.ndarray
     drawn: int = 0
 
 
@@ -373,8 +375,7 @@ class Channel:
         listening = self.tap is not None or self._replay is not None or name in self.rows
         if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
             return None
-        width = (self._widths(name) or [sum_width(clip.bound, self.sampler.n)])[0]
-        return RowTotal(name, step, plan.dimension, clip, width)
+        return RowTotal(name, step, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
     def _release_rows(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
         step = self._checked_step(name, rows, clients)
@@ -387,7 +388,7 @@ class Channel:
             rows = self._hidden(name, rows, clients, step)
             if name in self.rows:
                 self._note(step, f"{name}/rows", rows)
-            total = self._sum(name, rows, clients, self._widths(name))
+            total = self._sum(name, rows, clients)
             value = self.ranks.share(lambda: self._noised_sum(name, total, step))
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
@@ -414,35 +415,22 @@ class Channel:
         self._note(step, name, value)
         return value
 
-    def _sum(self, name: str, rows: Tensor, clients: Tensor, widths: Sequence[float] = ()) -> Tensor:
+    def _sum(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
         """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
 
         That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
-        in the order of the clients. Coordinates are truncated to the grid of exact sums, or to that of the noise of
-        each repetition, ``widths``; what was truncated to a finer grid before stays the same.
+        in the order of the clients.
         """
         clip, form = self._clip(name), self._plans[name].form
         if form == "vector":
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
-            least = sum_width(bound, len(clients) if self.sampler is None else self.sampler.n)
-            own = zip(self._each(rows), widths or [least] * self.replicates, strict=True)
-            sums = [contributions(one, clip, form, width, threads=self.threads) for one, width in own]
-            return self.ranks.sum(sums[0] if self.replicates == 1 else torch.stack(sums))
+            width = sum_width(bound, len(clients) if self.sampler is None else self.sampler.n)
+            return self.ranks.sum(contributions(rows, clip, form, width, threads=self.threads))
         if self.ranks.size > 1:
             each = self.ranks.gather((clients, rows.detach().cpu()))
             clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
         return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
-
-    def _widths(self, name: str) -> list[float]:
-        """Return the width of the grid of noise in whole numbers, by repetition; empty where noise is of another
-        law."""
-        if not LAWS[self.mechanism or "gaussian"].whole or self.sampler is None:
-            return []
-        releases = self._current(name)
-        least = [sum_width(release.clip.bound, self.sampler.n) for release in releases]
-        each = zip(least, releases, strict=True)
-        return [g if (law := one.noise) is None else whole_width(g, law.std(one.sensitivity)) for g, one in each]
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Return the rows as the server gets them: with noise of their own, where the release asks for it."""
@@ -520,33 +508,22 @@ class Channel:
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Return noised coordinates over the public denominator, in the form that is released: those of R
         repetitions."""
-        widths = self._widths(name)
-        each = zip(self._current(name), self.sources, self._each(total), strict=False)
-        for r, (release, source, one) in enumerate(each):
-            law = release.noise
-            if law is not None:
-                scale = law.std(release.sensitivity, release.size)
-                cell = widths[r] if widths else None
-                if isinstance(law, DiscreteGaussianNoise) and cell is not None:
-                    deviation = math.floor(scale / cell) + 1
-                    noise = torch.from_numpy(law.cells(source, f"noise/{name}", step, release.size, deviation))
-                else:
-                    noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
-                bound = release.contribution_bound
-                value, width = noised(one, noise, source, bound=bound, norm=law.norm, scale=scale, cell=cell)
-                one.copy_(value)
+        for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
+            if release.noise is not None:
+                noise, width = self._noise(name, release, source, step)
+                one.copy_(noised(one, noise, width))
                 if width is not None:
-                    self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
+                    self.on_grid[name] = GridValue(step, one / self.denominator, width, self.denominator)
         value = total / self.denominator
         return smat(value) if self._plans[name].form == "symmetric" else value
 
-    def _drawn_noise(self, name: str, release: Release, source: NoiseSource, step: int) -> np.ndarray:
-        """Return the noise of a release at sensitivity 1: (size,) float64."""
-        law, size = release.noise, release.size
+    def _noise(self, name: str, release: Release, source: NoiseSource, step: int) -> tuple[Tensor, float | None]:
+        """Return the noise of a release, (size,) float64, and the width of its grid."""
+        law, (sensitivity, bound) = release.noise, release.independent
         assert law is not None
 
-        def draw(at: int) -> np.ndarray:
-            return law.draw(source, f"noise/{name}", at, size)
+        def draw(at: int) -> tuple[Tensor, float | None]:
+            return release_noise(law, source, f"noise/{name}", at, release.size, sensitivity=sensitivity, bound=bound)
 
         if release.bands is None:
             return draw(step)
@@ -570,8 +547,9 @@ class Channel:
 
     def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
         std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
-        noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
-        return noised(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
+        law = GaussianNoise(std / bound)
+        noise = release_noise(law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound)
+        return noised(total, *noise) / self.denominator
 
     def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
         if self._step is None:
@@ -652,7 +630,7 @@ class Channel:
             scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
         by_step = [np.array(one.T, order="C") for one in (acting, uses, divisors, scales)]
-        return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing)
+        return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing, np.zeros(0))
 
     def release_gradients(self, message: GradientMessage, count: int = 1) -> np.ndarray:
         """(count, R, D) float64: :meth:`release` of the next activations as an array."""
@@ -796,42 +774,42 @@ class Channel:
         if not window.drawn <= start < start + count <= window.drawn + len(window.noise):
             self._draw_noise(window, start, count)
         noise = window.noise[start - window.drawn : start - window.drawn + count]
-        norm = LAWS[str(self.mechanism)].norm
-        if not self._secure:
-            sums, own = torch.from_numpy(total), torch.from_numpy(noise)
-            means: np.ndarray = noised(sums, own, self.source, bound=self.bound, norm=norm, scale=1.0)[0].numpy()
-            means /= divisors
-            return means
-        some = np.flatnonzero(window.clients[start : start + count, 0] >= 0)
-        if some.size:
-            scales = torch.from_numpy(window.scales[start + some, 0])
-            sums, own = torch.from_numpy(total[some, 0]), torch.from_numpy(noise[some, 0])
-            value, width = noised(sums, own, self.source, bound=self.bound, norm=norm, scale=scales)
-            assert isinstance(width, Tensor)
-            n = divisors[some[-1], 0, 0]
-            step = window.first + start + int(some[-1])
-            self.on_grid[GRADIENT] = GridValue(step, value[-1] / n, float(width[-1]), float(n))
-            total[some, 0] = value.numpy() / divisors[some, 0]
-        return total
+        widths = window.widths[start - window.drawn : start - window.drawn + count]
+        grid = torch.from_numpy(widths)[:, None, None] if self._secure else None
+        means: np.ndarray = noised(torch.from_numpy(total), torch.from_numpy(noise), grid).numpy()
+        means /= divisors
+        if self._secure and (window.clients[start : start + count] >= 0).any():
+            last = int(np.flatnonzero(window.clients[start : start + count, 0] >= 0)[-1])
+            value, divisor = torch.from_numpy(means[last, 0].copy()), float(divisors[last, 0, 0])
+            self.on_grid[GRADIENT] = GridValue(window.first + start + last, value, float(widths[last]), divisor)
+        return means
 
     def _draw_noise(self, window: _Window, start: int, count: int) -> None:
         """Draw the noise of the activations of the block from place ``start`` on, of at least ``count``."""
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
         part = slice(start, start + width)
-        acting = np.any(window.clients[part] >= 0, axis=1)
-        if acting.all():
-            noise = self._units("noise/gradient", window.clients[part], window.uses[part])
-        else:
-            noise = np.zeros((acting.size, self.replicates, self.sums.dimension))
-            noise[acting] = self._units("noise/gradient", window.clients[part][acting], window.uses[part][acting])
-        noise *= window.scales[part, :, None]
-        window.noise, window.drawn = noise, start
+        clients, uses, scales = window.clients[part], window.uses[part], window.scales[part]
+        acting = np.any(clients >= 0, axis=1)
+        noise, widths = np.zeros((acting.size, self.replicates, self.sums.dimension)), np.ones(acting.size)
+        noise[acting], widths[acting] = self._units("noise/gradient", clients[acting], uses[acting], scales[acting])
+        window.noise, window.widths, window.drawn = noise, widths, start
 
-    def _units(self, purpose: str, clients: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Return (S, R, D) draws at scale 1 of activations (S, R), addressed by the client and its own count."""
+    def _units(
+        self, purpose: str, clients: np.ndarray, uses: np.ndarray, scales: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the noise (S, R, D) of activations (S, R), addressed by the client and its own count, and the widths
+        of its grids (S,)."""
         assert self.gradients is not None
-        law, addresses = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
-        return law.draw_each(self.sources, purpose, torch.from_numpy(uses), addresses, self.sums.dimension)
+        law, keys = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
+        if not self._secure:
+            units = law.draw_each(self.sources, purpose, torch.from_numpy(uses), keys, self.sums.dimension)
+            return units * scales[:, :, None], np.ones(len(clients))
+        sizes, at = torch.from_numpy(scales[:, 0]), torch.from_numpy(uses[:, 0])
+        noise, widths = client_noise(
+            law, self.source, purpose, at, keys[:, 0], self.sums.dimension, sensitivity=sizes, bound=self.bound
+        )
+        assert widths is not None
+        return noise.numpy()[:, None], widths.numpy()
 
     def _replayed_activations(self, at: int, count: int) -> np.ndarray:
         """(count, R, D), the recording of the activations from ``at`` on."""
@@ -869,16 +847,21 @@ class Channel:
         assert plan is not None
         expected = torch.from_numpy(plan.expected)[clients]
         if self.prices is not None:
-            law, source = LAWS[str(self.mechanism)](1.0), self.source
             scale = torch.from_numpy(self.prices.by_account[0])[clients] * self.bound  # neighbours leave a record out
             assert self.local is not None
-            address, keys = self.local.addresses(clients, own), plan.addresses[clients]
-            drawn = law.draw_rows(source, "noise/gradient", address, keys, total.shape[1])
-            noise = (torch.from_numpy(drawn) * scale[:, None]).to(total.device)
-            total, width = noised(total, noise, source, bound=self.bound, norm=law.norm, scale=scale)
+            noise, width = client_noise(
+                LAWS[str(self.mechanism)](1.0),
+                self.source,
+                "noise/gradient",
+                self.local.addresses(clients, own),
+                plan.addresses[clients],
+                total.shape[1],
+                sensitivity=scale,
+                bound=self.bound,
+            )
+            total = noised(total, noise.to(total.device), None if width is None else width.to(total.device)[:, None])
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):
-            assert isinstance(width, Tensor)
             last = GridValue(round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
             with self._lock:
                 self.on_grid[GRADIENT] = last

@@ -17,10 +17,10 @@ import numpy as np
 
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import smallest_multiplier
-from .accounting.composition import epsilon, total_variation
-from .accounting.losses import ApproximationDpEvent, ReplacedPoissonDpEvent
+from .accounting.composition import epsilon
+from .accounting.losses import ReplacedPoissonDpEvent
 from .events import dp_event
-from .noise.discrete import divergence
+from .noise.discrete import slack
 from .noise.registry import LAWS
 
 
@@ -43,8 +43,6 @@ class Price:
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
         most: the largest number of uses; None without a limit. With weights it is their number.
-        cell: of noise in whole numbers, a bound on the width of a cell of exact sums over the sensitivity; None of
-            other noise. See :mod:`.noise.discrete`.
 
     Raises:
         PrivacyError: several releases of other than Gaussian noise under one sampled cohort.
@@ -58,7 +56,6 @@ class Price:
     sums: int = 1
     weights: tuple[float, ...] | None = None
     most: int | None = None
-    cell: float | None = None
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -83,17 +80,12 @@ class Price:
         if self.sampled < 1:
             sampled = ReplacedPoissonDpEvent if self.replaced else dp_event.PoissonSampledDpEvent
             event = sampled(self.sampled, event)
-        if self.cell is not None:
-            event = dp_event.ComposedDpEvent([event, ApproximationDpEvent(self.divergence(z))])
         return event
 
-    def divergence(self, multiplier: float) -> float:
-        """Return a bound on the divergence of one use's noise in whole numbers from rounded Gaussian noise; 0 of other
-        noise."""
-        if self.cell is None:
-            return 0.0
-        spacing = 2.0**-39 + self.cell / multiplier
-        return math.fsum(divergence(size, spacing) for size in self.sizes)
+    def slack(self, uses: int, epsilon: float) -> float:
+        """Return what ``epsilon`` after ``uses`` uses leaves out, since Gaussian noise is drawn in whole numbers in
+        secure mode; see :mod:`.noise.discrete`. 0 of other noise."""
+        return slack(2 * sum(self.sizes) * uses * self.sums, epsilon) if LAWS[self.mechanism].joint else 0.0
 
     def after(self, uses: int, multiplier: float) -> Any:
         """Return the event of the first ``uses`` uses together.
@@ -118,12 +110,8 @@ class Price:
         if uses == 0 or self.sums == 0:
             return 0.0
         event, count = self._composed(uses, multiplier)
-        return epsilon(event, count, self.delta, coarsen=coarsen)
-
-    def distance(self, uses: int, multiplier: float) -> float:
-        """Return the total variation distance, after ``uses`` uses, from the releases that are accounted; 0 but for
-        noise in whole numbers."""
-        return total_variation(*self._composed(uses, multiplier)) if uses else 0.0
+        value = epsilon(event, count, self.delta / (1 + self.slack(uses, 0.0)), coarsen=coarsen)
+        return value if math.isinf(value) else value + self.slack(uses, value)
 
     def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
         """Return the largest number of uses, up to ``most``, whose epsilon is at most ``budget``."""
@@ -230,12 +218,6 @@ class Prices:
         """Return the largest number of uses of the first account whose epsilon is at most ``budget``."""
         kind = self.kind[0, 0]
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
-
-    def distance(self, uses: np.ndarray | int) -> float:
-        """Return the largest total variation distance, after ``uses``, of an account's releases from those that are
-        accounted; 0 but for noise in whole numbers."""
-        most = int(np.max(uses, initial=0))
-        return max(price.distance(most, z) for price, z in zip(self.kinds, self.multipliers, strict=True))
 
     @cached_property
     def by_account(self) -> np.ndarray:

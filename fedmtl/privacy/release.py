@@ -15,7 +15,6 @@ from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import CLIPS, L1Clip, L2Clip
 from .noise.banded import Bands
-from .noise.grid import sum_spacing
 from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
@@ -159,6 +158,14 @@ class Release:
         return self.clip.bound if self.form == "vector" else self.clip.bound**2
 
     @property
+    def independent(self) -> tuple[float, float]:
+        """Return the sensitivity and the bound on one client at which the independent noise of a step is drawn; see
+        :mod:`.noise.banded` for noise that is correlated."""
+        if self.bands is None:
+            return self.sensitivity, self.contribution_bound
+        return self.sensitivity / self.bands.coefficients[0], self.contribution_bound / (2 * len(self.bands))
+
+    @property
     def denominator(self) -> float:
         """Return m, the public constant that divides the sum."""
         return self.sampling.denominator
@@ -196,11 +203,6 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
         PrivacyError: a combination no accountant supports, named.
     """
     for plan in plans:
-        if LAWS[privacy.mechanism].whole and plan.form != "vector":
-            raise PrivacyError(
-                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on exact sums of vectors, and this "
-                f"is a {plan.form} release; use mechanism='gaussian'."
-            )
         if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
             raise PrivacyError(
                 f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
@@ -239,7 +241,6 @@ def step_price(
             )
     if allocation is not None and isinstance(privacy.clip_norm, QuantileClip):
         raise ConfigError("An allocation of the budget needs a fixed clip norm; ClientPrivacy.clip_norm is a number.")
-    sensitivity = 2.0 if law.relation == "replace" else 1.0  # over the clip norm
     return Price(
         mechanism=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
@@ -247,7 +248,6 @@ def step_price(
         sampled=sampler.probability if law.amplified else 1.0,
         weights=allocation,
         most=most,
-        cell=sum_spacing(sampler.n) / sensitivity if LAWS[privacy.mechanism].whole else None,
     )
 
 

@@ -30,11 +30,14 @@ OUTSIDE = (
     "metrics on private data printed while the run goes on (private/ folder)",
 )
 SECURE_OUTSIDE = (
-    "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
-    "by that is not accounted for",
     "a second copy of this run's folder that is resumed as well: each of them releases under the charges of both",
 )
-WHOLE_OUTSIDE = ("how long the noise of a release took to draw, which depends on it", SECURE_OUTSIDE[1])
+EXACT_OUTSIDE = ("how long the noise of a release took to draw, which depends on it",)
+ROUNDED_OUTSIDE = (
+    "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
+    "by that is not accounted for",
+)
+EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
 ON_GRID = "float64 on a public power-of-two grid"
 RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
 
@@ -228,7 +231,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
     if records is not None and account.prices is not None and account.prices.refuted is None:
         worst = epsilons.max(0)
         by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
-    secure, whole = channel.source.name == "secure", LAWS[channel.mechanism or "gaussian"].whole and channel.noised
+    secure, exact = channel.source.name == "secure", LAWS[channel.mechanism or "gaussian"].joint
     stds = [release.noise_std for release in channel.releases.values()]
     relation = law.relation if law is not None else "none" if records is None else records.relation
     return PrivacyReport(
@@ -254,13 +257,13 @@ def channel_report(channel: Channel) -> PrivacyReport:
         releases=_releases(channel, len(names)),
         accountant="pld" if account.prices is not None else "none",
         source=channel.source.name,
-        numerics=_whole_numbers(channel, float(epsilons.max())) if whole else ON_GRID if secure else "float64",
+        numerics=(EXACT if exact and channel.noised else ON_GRID) if secure else "float64",
         ledger=channel.ledger_name,
         remaining_charged=account.remaining_charged,
         outside=()
         if privacy is None
         else OUTSIDE
-        + ((WHOLE_OUTSIDE if whole else SECURE_OUTSIDE) if secure else ())
+        + ((EXACT_OUTSIDE if exact else ROUNDED_OUTSIDE) + SECURE_OUTSIDE if secure else ())
         + (RECORDS_OUTSIDE if records is not None else ())
         + channel.notes,
     )
@@ -325,18 +328,6 @@ def _mechanism(channel: Channel) -> str:
     if not z.size or z.min() == z.max():
         return channel.privacy.mechanism
     return f"{channel.privacy.mechanism} of multipliers {z.min():.5g} to {z.max():.5g} by {by}"
-
-
-def _whole_numbers(channel: Channel, epsilon: float) -> str:
-    """Return how sums and noise are computed in whole numbers, and what that takes of delta."""
-    account = channel.account
-    assert account.prices is not None
-    distance = account.prices.distance(account.spent)
-    aside = (1 + math.exp(epsilon)) * distance if epsilon < 700 else math.inf
-    text = "sums and noise in whole numbers of a public power of two, exact in law; "
-    if epsilon == math.inf:
-        return f"{text}so little noise leaves nothing of delta for what the law differs from Gaussian noise: no bound"
-    return f"{text}of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
 
 
 def _schedule(channel: Channel) -> str:

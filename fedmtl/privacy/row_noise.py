@@ -20,7 +20,7 @@ from .._check import positive
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .clip import clip_rows
-from .noise.grid import noised
+from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
 from .price import Price
@@ -85,11 +85,17 @@ class BoundRowNoise:
             source: of the noise.
         """
         clipped = clip_rows(rows.detach().cpu().double(), self.release.clip)
-        law, size = L2LaplaceNoise(self.multiplier), rows.shape[1]
-        drawn = law.draw_rows(source, f"noise/{self.release.name}/rows", step, clients.cpu(), size)
-        noise = torch.from_numpy(drawn) * self.sensitivity
-        bound, scale = self.release.clip.bound, law.std(self.sensitivity, size)
-        return noised(clipped, noise, source, bound=bound, norm=law.norm, scale=scale)[0]
+        noise, width = client_noise(
+            L2LaplaceNoise(self.multiplier),
+            source,
+            f"noise/{self.release.name}/rows",
+            step,
+            clients.cpu(),
+            rows.shape[1],
+            sensitivity=torch.full((len(rows),), self.sensitivity, dtype=torch.float64),
+            bound=self.release.clip.bound,
+        )
+        return noised(clipped, noise, None if width is None else width[:, None])
 
     def text(self, uses: int) -> str:
         """Return one line for the report."""

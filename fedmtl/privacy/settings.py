@@ -36,10 +36,10 @@ class ClientPrivacy:
             ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal privacy. The scale is the standard
             deviation of Gaussian noise, and 1 / epsilon of one release for the Laplace laws.
         delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
-        mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
-            L2 norm), ``"discrete_gaussian"`` (sums of vectors and their noise in whole numbers, exact in law, see
-            :mod:`.noise.discrete`), or a law that a published method registers, such as ``"wishart"``, which protects
-            nothing: epsilon is infinite, and what the paper claims stands beside it.
+        mechanism: ``"gaussian"`` (in secure mode drawn in whole numbers, exact in law, see :mod:`.noise.discrete`),
+            ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the L2 norm), or a law that
+            a published method registers, such as ``"wishart"``, which protects nothing: epsilon is infinite, and what
+            the paper claims stands beside it.
         bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum of the releases
             (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
             with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
@@ -61,15 +61,9 @@ class ClientPrivacy:
         _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
         if not isinstance(self.clip_norm, QuantileClip):
             positive(self, clip_norm=self.clip_norm)
-        elif self.mechanism in LAWS and LAWS[self.mechanism].whole:
-            raise ConfigError(
-                f"ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; {self.mechanism!r} has "
-                f"no noise for the count of clients. Give a number."
-            )
-        elif (self.mechanism in LAWS and not LAWS[self.mechanism].joint) or self.noiseless:
+        _check_laws(self, tuple(LAWS), self.mechanism, self.source)
+        if isinstance(self.clip_norm, QuantileClip) and (not LAWS[self.mechanism].joint or self.noiseless):
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
-        one_of(self, tuple(LAWS), mechanism=self.mechanism)
-        one_of(self, ("seeded", "secure"), source=self.source)
         self._check_bands()
 
     def _check_bands(self) -> None:
@@ -138,14 +132,8 @@ class RecordPrivacy:
             raise ConfigError(
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf to all."
             )
-        accepted = tuple(name for name, law in LAWS.items() if not law.whole and law.refuted is None)
-        if self.mechanism in LAWS and LAWS[self.mechanism].whole:
-            raise ConfigError(
-                f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of whole clients' rows, and "
-                f"gradients of records are no whole numbers; accepted: {', '.join(map(repr, accepted))}."
-            )
-        one_of(self, accepted, mechanism=self.mechanism)
-        one_of(self, ("seeded", "secure"), source=self.source)
+        accepted = tuple(name for name, law in LAWS.items() if law.refuted is None)
+        _check_laws(self, accepted, self.mechanism, self.source)
 
     @property
     def noiseless(self) -> bool:
@@ -180,6 +168,16 @@ class RecordPrivacy:
 
 
 Privacy = ClientPrivacy | RecordPrivacy
+
+
+def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source: str) -> None:
+    if mechanism == "discrete_gaussian":
+        raise ConfigError(
+            f"{type(owner).__name__}.mechanism='discrete_gaussian' is gone: mechanism='gaussian' is drawn in whole "
+            f"numbers, exact in law, wherever source='secure'."
+        )
+    one_of(owner, accepted, mechanism=mechanism)
+    one_of(owner, ("seeded", "secure"), source=source)
 
 
 def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float | None, delta: float | None) -> None:

@@ -33,6 +33,7 @@ from ..privacy import (
     open_channel,
     selection_epsilon,
 )
+from ..privacy.accounting.selection import most_repetitions
 from ..privacy.events import dp_event
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_law, step_price
@@ -154,10 +155,13 @@ def plan_search(
 
     target = privacy.epsilon
     assert target is not None
+    all_uses = uses * most_repetitions(mean, shape)
+    within_delta = delta / (1 + price.slack(all_uses, 0.0))  # what noise in whole numbers leaves
     z = noise_multiplier
     if z is None:
         try:
-            z = calibrate_selection(candidate, target=target, delta=delta, mean=mean, shape=shape)
+            within = target - price.slack(all_uses, target)
+            z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
         except ConfigError as error:
             raise ConfigError(
                 f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
@@ -166,6 +170,7 @@ def plan_search(
         except PrivacyError as error:
             raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
     budget = _run_budget(price, z, uses, per_participation=law.per_participation)
+    reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     trainers, marks, reports, signals = {}, {}, {}, {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
@@ -180,7 +185,7 @@ def plan_search(
         score=score,
         event=candidate(z),
         noise_multiplier=z,
-        epsilon=selection_epsilon(candidate(z), delta, mean=mean, shape=shape),
+        epsilon=reached + price.slack(all_uses, reached),
         delta=delta,
         budget=budget,
     )
@@ -226,11 +231,6 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
         )
     if LAWS[privacy.mechanism].refuted is not None:
         raise ConfigError(f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}, which protects nothing.")
-    if LAWS[privacy.mechanism].whole:
-        raise ConfigError(
-            f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}; a search composes Renyi divergences, and "
-            f"noise in whole numbers is accounted as Gaussian noise but for a part of delta. Use 'gaussian'."
-        )
 
 
 def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:

@@ -28,13 +28,12 @@ from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError
-from ..privacy.accounting.library import TOLERANCE, library_epsilon, set_aside
+from ..privacy.accounting.library import TOLERANCE, library_epsilon
 from ..privacy.audit.lines import Charges, read_charges
 from ..privacy.chain import Chain, Head, read_chain
-from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
-from ..privacy.noise.grid import GridValue, grid_width, whole_width
+from ..privacy.noise.grid import GridValue, grid_width
 from ..privacy.noise.registry import LAWS
 from ..privacy.price import Price, normalized
 from ..privacy.quantile import QuantileClip
@@ -360,7 +359,6 @@ def _price_of_records(header: Mapping[str, Any], values: Mapping[str, Any]) -> P
         replaced=not rounds,
         sums=price.sums if rounds else 1,
         weights=None if price.weights is None else normalized(price.weights),
-        cell=None,
     )
 
 
@@ -541,9 +539,6 @@ def _epsilon(run: _Run) -> _Answer:
         raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")
     among = "" if len(tested) == len(charged) else f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
     text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
-    if LAWS[header["privacy"]["mechanism"]].whole:
-        aside = max((set_aside(part, float(claim)) for part in parts), default=0.0)
-        text += f"; of delta {rounded_up(aside, 3)} is set aside for noise in whole numbers"
     return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
 
 
@@ -618,10 +613,9 @@ def _too_quiet(release: Release, one: GridValue | None) -> list[str]:
     law, name = release.noise, release.name
     if one is None or law is None or not law.joint or release.form != "vector":
         return []
-    clip, scale, wrong = release.clip.bound, law.std(release.sensitivity, release.size), []
-    width = grid_width(clip, law.norm, release.size, scale)
-    if law.whole:
-        width = whole_width(sum_width(clip, release.sampling.n), scale)
+    sensitivity, bound = release.independent
+    scale, wrong = law.std(release.sensitivity, release.size), []
+    width = grid_width(law, bound, release.size, law.std(sensitivity, release.size))
     if one.width != width or one.divisor != release.denominator:
         wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
     if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, one.value.numel()):

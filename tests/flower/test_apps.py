@@ -390,19 +390,9 @@ def test_runs_without_noise(privacy, tmp_path: Path) -> None:
     same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
 
 
-def test_noise_in_whole_numbers(tmp_path: Path) -> None:
-    trainer = replace(trainer_of("fedavg"), privacy=replace(PRIVACY, mechanism="discrete_gaussian"))
-    replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
-    assert verify(tmp_path / "server").fits
-
-
-@pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian"])
-def test_secret_coins(mechanism: str, tmp_path: Path) -> None:
+def test_secret_coins(tmp_path: Path) -> None:
     """In secure mode a server that is killed pays for the round again, and its certificate holds."""
-    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0, delta=1e-5, source="secure", mechanism=mechanism)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0, delta=1e-5, source="secure")
     server, grid = apart(small(privacy=privacy), tmp_path)
     with pytest.raises(KilledError):
         run(server, KilledGrid(grid.app, server.data.ids, kind=ROUND, number=CLIENTS + 1, after=True))

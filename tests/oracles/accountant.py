@@ -46,19 +46,13 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
         scale: the epsilon that it is compared with, above 0: the grid of losses follows it.
 
     Returns:
-        Epsilon, at most 600, or infinite where something is released without noise, or ``delta`` is below what
-        :func:`set_aside` needs at an epsilon of ``scale``; None where a law is not covered:
+        Epsilon, at most 600, or infinite where something is released without noise; None where a law is not covered:
         several releases under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm
         noise.
     """
     counts: dict[Any, int] = {}
     precision = 0.0
-    delta -= set_aside(composition, scale)
-    if delta < 0:
-        return math.inf
     for event, count in _flat(composition):
-        if _approximates(event):
-            continue
         if isinstance(event, dp_event.NonPrivateDpEvent):
             return math.inf
         if isinstance(event, dp_event.GaussianDpEvent):  # T Gaussian releases are one
@@ -91,17 +85,6 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
     assert whole is not None
     found = max(0.0, float(whole.get_epsilon_for_delta(delta)))
     return found if math.isinf(found) else min(found, _LARGEST)
-
-
-def set_aside(composition: Composition, epsilon: float) -> float:
-    """Return what a claim of ``epsilon`` needs of delta, where releases are only close to those of the other events:
-    (1 + exp(epsilon)) sqrt(K / 2), K the sum of their divergences."""
-    whole = math.fsum(count * event.divergence for event, count in _flat(composition) if _approximates(event))
-    return (1 + math.exp(min(epsilon, _LARGEST))) * math.sqrt(whole / 2)
-
-
-def _approximates(event: Any) -> bool:
-    return type(event).__name__ == "ApproximationDpEvent"
 
 
 def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:

@@ -83,9 +83,8 @@ from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
 from fedmtl.privacy.ledger import Ledger
-from fedmtl.privacy.noise import grid, symmetric
+from fedmtl.privacy.noise import laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
-from fedmtl.privacy.noise.discrete import DiscreteGaussianNoise
 from fedmtl.privacy.price import Price, Prices
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.privacy.totals import RowTotal
@@ -122,7 +121,6 @@ PERSONAL = {
     "clusters": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, local=_SOLVER),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
-_WHOLE = replace(_CALIBRATED, mechanism="discrete_gaussian")
 _RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
 IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "poisson": (PoissonSampling(cohort=COHORT), _CALIBRATED),
@@ -137,9 +135,7 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
-    "whole": (PoissonSampling(cohort=COHORT), _WHOLE),
-    "whole, fixed": (FixedCohort(cohort=COHORT), _WHOLE),
-    "whole, secure": (PoissonSampling(cohort=COHORT), replace(_WHOLE, source="secure")),
+    "fixed, secure": (FixedCohort(cohort=COHORT), replace(_CALIBRATED, source="secure")),
     "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "low rank, records": (FullParticipation(), _RECORDS),
 }
@@ -192,6 +188,7 @@ CLOCKED = {
     "clocks, l2_laplace": replace(_PURE, mechanism="l2_laplace"),
     "clocks, gaussian": replace(_PURE, mechanism="gaussian", delta=1e-3),
     "clocks, secure": replace(_PURE, source="secure"),
+    "clocks, gaussian, secure": replace(_PURE, mechanism="gaussian", delta=1e-3, source="secure"),
     "clocks, tight clip": replace(_PURE, clip_norm=0.05),
     "clocks, loose clip": replace(_PURE, clip_norm=40.0),
 }
@@ -538,7 +535,7 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The channel: scales, silence, and what is released without noise
 
 _release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
-_noised_count, _drawn_noise = Channel._noised_count, Channel._drawn_noise
+_noised_count, _noise_drawn = Channel._noised_count, Channel._noise
 _noised_local, _noised_sum = Channel._noised_local, Channel._noised_sum
 _release_gradients, _release_local, _answers = (
     Channel.release_gradients,
@@ -645,7 +642,8 @@ def _count_noise_of_the_cohort(self, key, total, step, settings, release):
 
 
 def _noise_of_the_cohort(self, name, release, source, step):
-    return _drawn_noise(self, name, release, source, step) * (max(1, len(self._cohort)) / self.denominator)
+    noise, width = _noise_drawn(self, name, release, source, step)
+    return noise * (max(1, len(self._cohort)) / self.denominator), width
 
 
 def _noise_of_the_local_cohort(self, total, clients, own, round):
@@ -1284,71 +1282,66 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The public grid of secure mode
 
 
-def _plain_float_sum(total, noise, width, dither=None):
+_adds = channel_module.noised
+
+
+def _plain_float_sum(total, noise, width=None):
     return total + noise
 
 
-_to_grid = grid.to_grid
-
-
-def _grid_of_the_sum(total, noise, width, dither=None):
+def _grid_of_the_sum(total, noise, width=None):
     """The width follows what is added up, and says how large that is."""
     largest = float(total.abs().max())
-    return _to_grid(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
+    return _adds(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-44)))
+
+
+def _not_added(total, noise, width=None):
+    """Half of the noise is left out where it is added."""
+    return _adds(total, noise / 2, width)
+
+
+def _rounded_noise(total, noise, width=None):
+    """The noise and the sum are rounded to a coarser grid than the one that is stated."""
+    return _adds(total, noise if width is None else torch.round(noise / (1024 * width)) * 1024 * width, 1024 * width)
+
+
+def _adding(change: Callable[..., torch.Tensor]) -> _Patch:
+    """Noise is added in another way, wherever it is."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        for module in (channel_module, row_noise):
+            patch.setattr(module, "noised", change)
+
+    return apply
 
 
 # Noise in whole numbers
 
-_cells = DiscreteGaussianNoise.cells
+_discrete = laws.discrete_gaussian
 
 
 def _deviation(change: Callable[[int], int]) -> _Patch:
     """Noise of another deviation in cells."""
-    return _set(DiscreteGaussianNoise, "cells", lambda self, *of: _cells(self, *of[:-1], change(of[-1])))
+    return _set(laws, "discrete_gaussian", lambda words, size, of: _discrete(words, size, change(of)))
 
 
-def _floating_noise(total, noise, source, *, scale, cell=None, **options):
-    return total + scale * torch.from_numpy(_fresh(noise.double().numpy()).standard_normal(total.shape)), cell
+def _whole(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
+    return _set(laws, "discrete_gaussian", lambda *of: change(_discrete(*of)))
 
 
-def _not_added(total, noise, source, **options):
-    """Half of the noise is left out where it is added."""
-    return _adds(total, noise // 2 if noise.dtype == torch.int64 else noise / 2, source, **options)
+def _rounded(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
+    """Noise that is rounded to the grid is changed."""
+    whole = NoiseLaw.whole
+    return _set(NoiseLaw, "whole", lambda *of: change(whole(*of)))
 
 
-_adds = channel_module.noised
-
-
-def _rounded_noise(total, noise, source, *, scale, cell=None, **options):
-    """Noise rounded to a coarser grid than that of the rows."""
-    return total + torch.round(noise / 1024) * (1024 * cell), cell
-
-
-def _summed_finer(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Rows are summed on the grid of exact sums, which is finer, and their sum is truncated to that of the noise."""
-    whole = channel_module.contributions
-    patch.setattr(
-        channel_module,
-        "contributions",
-        lambda rows, bound, form, width, **o: whole(rows, bound, form, width / 1024, **o),
-    )
-
-
-def _no_cells(self, source, purpose, step, size, deviation):
-    return np.zeros(size, dtype=np.int64)
-
-
-def _whole(change: Callable[[np.ndarray, Any], np.ndarray]) -> _Patch:
-    return _set(DiscreteGaussianNoise, "cells", lambda self, *of: change(_cells(self, *of), self))
-
-
-def _one_coordinate(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    whole = Price.divergence
-    patch.setattr(Price, "divergence", lambda self, z: whole(replace(self, sizes=(1,) * len(self.sizes)), z))
-
-
-def _of_one_sign(noise, law):
+def _of_one_sign(noise):
     return np.abs(noise) * np.where(np.arange(noise.size) % 3, 1, -1)
+
+
+def _floating(noise):
+    """Noise that is computed in floating point, and so on no grid."""
+    return noise + 0.5 * np.random.default_rng(int(noise[0]) % 2**32).random(noise.size)
 
 
 # Matrices
@@ -1725,6 +1718,7 @@ RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
 BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
+_BOTH_CLOCKS = ("clocks, secure", "clocks, gaussian, secure")
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _LOOPED = ("featured",), ("subsampled",), ("async_learner",)
 _ONCE, _SUBSETS = ("public start", "moments"), ("subsampled", "subsampled learner")
@@ -1874,7 +1868,7 @@ MUTANTS = [
     ),
     Mutant(
         "noise of the realized cohort",
-        _set(Channel, "_drawn_noise", _noise_of_the_cohort),
+        _set(Channel, "_noise", _noise_of_the_cohort),
         SENSITIVITY,
         ("poisson", "full"),
     ),
@@ -2015,48 +2009,22 @@ MUTANTS = [
         _SUBSETS,
     ),
     # the public grid
-    Mutant(
-        "plain float sum in secure mode", _set(grid, "to_grid", _plain_float_sum), GRID, ("secure", "records, secure")
-    ),
-    Mutant(
-        "plain float sum in secure mode",
-        _set(grid, "to_grid", _plain_float_sum),
-        GRID,
-        ("curator, secure", *CLOCK_SECURE),
-    ),
-    Mutant("grid of the sum in secure mode", _set(grid, "to_grid", _grid_of_the_sum), GRID, ("secure",)),
+    Mutant("plain float sum in secure mode", _adding(_plain_float_sum), GRID, ("secure", "records, secure")),
+    Mutant("plain float sum in secure mode", _adding(_plain_float_sum), GRID, ("curator, secure", *_BOTH_CLOCKS)),
+    Mutant("grid of the sum in secure mode", _adding(_grid_of_the_sum), GRID, ("secure",)),
+    Mutant("noise on a coarser grid", _adding(_rounded_noise), GRID, ("secure",)),
+    Mutant("noise halved where it is added", _adding(_not_added), NOISE, ("poisson", "records", "secure", *CLOCK)),
+    Mutant("rounded noise halved", _rounded(lambda noise: noise // 2), NOISE, ("curator, secure", "clocks, secure")),
     # noise in whole numbers
-    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("whole", "whole, secure")),
-    Mutant("whole noise x 0.9", _deviation(lambda s: 9 * s // 10), NOISE, ("whole", "whole, secure")),
-    Mutant("whole noise of a power of two", _deviation(lambda s: 1 << s.bit_length() - 1), NOISE, ("whole",)),
-    Mutant("whole noise left out", _set(DiscreteGaussianNoise, "cells", _no_cells), NOISE, ("whole",)),
-    Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("whole",)),
-    Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("whole, fixed",)),
-    Mutant(
-        "noise in floating point",
-        _set(channel_module, "noised", _floating_noise),
-        GRID,
-        ("whole", "whole, secure"),
-    ),
-    Mutant(
-        "noise halved where it is added",
-        _set(channel_module, "noised", _not_added),
-        NOISE,
-        ("poisson", "records", "whole", *CLOCK),
-    ),
-    Mutant("noise on a coarser grid", _set(channel_module, "noised", _rounded_noise), EXACT, ("whole",)),
-    Mutant("rows on the grid of sums alone", _summed_finer, EXACT, ("whole",)),
-    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT, ("whole",)),
-    Mutant("noise reused", _addressed(_one_step), FRESH, ("whole",)),
-    Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("whole",)),
-    Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("whole, secure",)),
-    Mutant(
-        "whole noise charged as Gaussian noise",
-        _set(Price, "divergence", lambda self, z: 0.0),
-        CHARGES,
-        ("whole",),
-    ),
-    Mutant("divergence of one coordinate", _one_coordinate, CHARGES, ("whole",)),
+    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("secure", "records, secure")),
+    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("clocks, gaussian, secure", "bands, secure")),
+    Mutant("whole noise x 0.9", _deviation(lambda s: 9 * s // 10), NOISE, ("secure",)),
+    Mutant("whole noise of a power of two", _deviation(lambda s: 1 << s.bit_length() - 1), NOISE, ("secure",)),
+    Mutant("whole noise left out", _whole(lambda noise: 0 * noise), NOISE, ("secure", "clocks, gaussian, secure")),
+    Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("secure",)),
+    Mutant("whole noise in floating point", _whole(_floating), GRID, ("secure", "records, secure")),
+    Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed, secure",)),
+    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT, ("secure",)),
     # the transcript
     Mutant("data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT, ("poisson", *CLOCK)),

@@ -24,10 +24,10 @@ from fedmtl.privacy import (
     ScaledRows,
     SeededSource,
     open_channel,
-    to_grid,
 )
+from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.accounting.composition import epsilon
-from fedmtl.privacy.noise import grid
+from fedmtl.privacy.noise.grid import noised
 from fedmtl.privacy.sums import NOBODY, BoundedMeans, Turns
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
@@ -245,14 +245,14 @@ def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.Monke
     """Rounding moves a sum by up to half a width in every coordinate; what it becomes must be within n C."""
     sums = []
 
-    def watched(total, noise, width, dither):
-        sums.append(torch.round(total / width).abs().sum() * width + D * width)
-        return to_grid(total, noise, width, dither)
+    def watched(total, noise, width):
+        sums.append((torch.round(total / width) * width).abs().sum() + D * width.max())
+        return noised(total, noise, width)
 
-    monkeypatch.setattr(grid, "to_grid", watched)
-    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure"))
-    channel.begin(0, torch.tensor([[1]]))
-    channel.release_bounded(lambda k, where: torch.full((1, D), 0.5 / D, dtype=torch.float64))
+    monkeypatch.setattr(channel_module, "noised", watched)
+    opened = door(RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure"))
+    opened.begin(0, torch.tensor([[1]]))
+    opened.release_bounded(lambda k, where: torch.full((1, D), 0.5 / D, dtype=torch.float64))
     assert sums[0] <= 0.5 * COUNTS[1]
 
 
@@ -492,8 +492,9 @@ def test_answers_are_the_releases_in_order_and_none_is_made_twice() -> None:
 
     def two_at_once(window, start: int, count: int) -> None:
         part = slice(start, start + 2)
-        units = doors[1].channel._units("noise/gradient", window.clients[part], window.uses[part])
-        window.noise, window.drawn = units * window.scales[part, :, None], start
+        of = window.clients[part], window.uses[part], window.scales[part]
+        window.noise, window.widths = doors[1].channel._units("noise/gradient", *of)
+        window.drawn = start
 
     expected = [doors[0].channel.release("gradient", ScaledRows(factors))[0] for _ in clients[0]]
     asked.clear()

@@ -25,10 +25,10 @@ from fedmtl.privacy import (
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
+    GaussianNoise,
     PoissonSampling,
     QuantileClip,
     ReleasePlan,
-    SecureSource,
     open_channel,
 )
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
@@ -74,11 +74,26 @@ def test_bands_are_the_square_root_of_the_prefix_sums(count: int) -> None:
     assert np.allclose(square, np.tril(np.ones((count, count))) / np.linalg.norm(series) ** 2)
 
 
+def drawn(bands: Bands, units: np.ndarray):
+    return lambda step: (torch.from_numpy(units[step] / bands.coefficients[0]), None)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_noise_on_a_grid_stays_there(count: int) -> None:
+    """C w is the independent noise, but for roundings to the grid."""
+    bands, steps, width = Bands.square_root(count), 30, 2.0**-30
+    units = np.rint(np.random.default_rng(0).standard_normal((steps, 3)) / width) * width
+    noise = CorrelatedNoise(bands, lambda step: (torch.from_numpy(units[step]), width), repeatable=False)
+    found = np.stack([noise.at(step)[0].numpy() for step in range(steps)])
+    assert np.array_equal(np.rint(found / width) * width, found)
+    assert np.abs(matrix(bands, steps) @ found / bands.coefficients[0] - units).max() <= width / 2 + 1e-15
+
+
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) -> None:
     bands, steps = Bands.square_root(count), 30
-    noise = CorrelatedNoise(bands, lambda step: np.eye(steps)[step], repeatable=True)
-    inverse = np.stack([noise.at(step) for step in range(steps)])
+    noise = CorrelatedNoise(bands, drawn(bands, np.eye(steps)), repeatable=True)
+    inverse = np.stack([noise.at(step)[0] for step in range(steps)])
     assert np.allclose(inverse, np.linalg.inv(matrix(bands, steps)), atol=1e-12)
     lengths = np.linalg.norm(np.linalg.inv(matrix(bands, 64 * count)), axis=1)
     assert bands.gain == pytest.approx(lengths[-1], rel=1e-4)
@@ -88,27 +103,28 @@ def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) 
 def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     bands, rng = Bands.square_root(4), np.random.default_rng(0)
     units = rng.standard_normal((20, 3))
-    run = CorrelatedNoise(bands, lambda step: units[step], repeatable=True)
-    kept = [run.at(step) for step in range(12)]
-    later = CorrelatedNoise(bands, lambda step: units[step], repeatable=True)
-    assert np.array_equal(later.at(11), kept[11])
-    assert np.array_equal(later.at(5), kept[5])
-    assert np.array_equal(later.at(6), kept[6])
-    session = CorrelatedNoise(bands, lambda step: units[step], repeatable=False)
-    assert np.array_equal(session.at(11), units[11] / bands.coefficients[0])
+    run = CorrelatedNoise(bands, drawn(bands, units), repeatable=True)
+    kept = [run.at(step)[0] for step in range(12)]
+    later = CorrelatedNoise(bands, drawn(bands, units), repeatable=True)
+    assert np.array_equal(later.at(11)[0], kept[11])
+    assert np.array_equal(later.at(5)[0], kept[5])
+    assert np.array_equal(later.at(6)[0], kept[6])
+    session = CorrelatedNoise(bands, drawn(bands, units), repeatable=False)
+    assert np.array_equal(session.at(11)[0], units[11] / bands.coefficients[0])
     session.at(12)
-    assert np.array_equal(session.at(12), units[12] / bands.coefficients[0])
+    assert np.array_equal(session.at(12)[0], units[12] / bands.coefficients[0])
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert np.array_equal(session.at(13), units[13] / bands.coefficients[0])  # the window stays with the parent
-    assert np.array_equal(run.at(12), later.at(12))
+    assert np.array_equal(session.at(13)[0], units[13] / bands.coefficients[0])  # the window stays with the parent
+    assert np.array_equal(run.at(12)[0], later.at(12)[0])
 
 
 def test_what_is_returned_is_not_what_is_kept() -> None:
-    noise = CorrelatedNoise(Bands.square_root(3), lambda step: np.ones(2), repeatable=False)
-    other = CorrelatedNoise(Bands.square_root(3), lambda step: np.ones(2), repeatable=False)
-    noise.at(0)[:] = 1e9
+    bands = Bands.square_root(3)
+    noise = CorrelatedNoise(bands, drawn(bands, np.ones((2, 2))), repeatable=False)
+    other = CorrelatedNoise(bands, drawn(bands, np.ones((2, 2))), repeatable=False)
+    noise.at(0)[0][:] = 1e9
     other.at(0)
-    assert np.array_equal(noise.at(1), other.at(1))
+    assert np.array_equal(noise.at(1)[0], other.at(1)[0])
 
 
 # What it costs
@@ -234,7 +250,7 @@ def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     """The first release of a session has nothing of the noise that another session drew before."""
     drawn = np.random.default_rng(0).standard_normal((9, 4))
     units = iter(drawn)
-    monkeypatch.setattr(SecureSource, "normal", lambda self, purpose, step, size: next(units))
+    monkeypatch.setattr(GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1]))
     privacy = replace(PRIVACY, source="secure")
     crashed = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
     released(crashed, range(6))

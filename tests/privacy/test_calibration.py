@@ -110,13 +110,12 @@ def test_a_target_that_needs_no_noise_is_refused() -> None:
         smallest_multiplier(lambda z, coarsen: 0.0, target=1.0, delta=1e-5, what="3 steps")
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian"])
 @pytest.mark.parametrize("multiplier", [1e-100, 1e100])
-def test_the_least_and_the_most_noise(mechanism: str, multiplier: float) -> None:
+def test_the_least_and_the_most_noise(multiplier: float) -> None:
     plan = ReleasePlan(name="update", dimension=5, uses=2)
-    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5, mechanism=mechanism)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5)
     channel = open_channel(privacy, [plan], FullParticipation().bind(3), seed=0, steps=2)
     channel.begin(0, channel.draw(0))
     value = channel.release("update", torch.zeros(3, 5), torch.arange(3))
     assert bool(torch.isfinite(value).all())
-    assert channel.epsilon == 0 if multiplier > 1 else channel.epsilon > 1e100
+    assert channel.epsilon < 1e-18 if multiplier > 1 else channel.epsilon > 1e100

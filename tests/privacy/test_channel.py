@@ -25,9 +25,9 @@ from fedmtl.privacy import (
     SecureSource,
     clip_rows,
     clipped_sum,
-    grid_width,
     open_channel,
 )
+from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.privacy.report import SIMULATED
 
 
@@ -266,7 +266,7 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
         assert word in json.dumps(written)
     secure = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0, source="secure")).report
     assert secure.headline.startswith("private")
-    assert "grid" in secure.text()
+    assert "whole numbers" in secure.text()
 
 
 def test_epsilon_grows_with_every_step_and_is_cheap() -> None:
@@ -323,7 +323,7 @@ def test_clip_rows_is_what_the_sum_counts(dtype: torch.dtype) -> None:
 
 def test_secure_releases_lie_on_the_public_grid_and_never_repeat() -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, source="secure")
-    width = grid_width(0.7, "l2", 1000, 1.3 * 0.7)
+    width = grid_width(GaussianNoise, 0.7, 1000, 1.3 * 0.7)
     assert math.log2(width) == round(math.log2(width))
     assert width * math.sqrt(1000) <= 0.7 * 2.0**-20
     values, cohorts = [], []

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
-from fedmtl.privacy.noise.grid import grid_width, to_grid
+from fedmtl.privacy.noise.grid import grid_width, noised
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource
 
@@ -19,19 +19,19 @@ COUNT = 200_000
 # The width
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("law", [LaplaceNoise, L2LaplaceNoise, GaussianNoise])
 @pytest.mark.parametrize("dimension", [1, 10, 1000, 10**6])
 @pytest.mark.parametrize("clip_bound", [1e-3, 0.7, 1.0, 50.0])
-def test_a_width_is_the_largest_power_of_two_that_the_margin_allows(norm, dimension, clip_bound):
-    width = grid_width(clip_bound, norm, dimension, 1e9)
+def test_a_width_is_the_largest_power_of_two_that_the_margin_allows(law, dimension, clip_bound):
+    width = grid_width(law, clip_bound, dimension, 1e12)
     assert math.frexp(width)[0] == 0.5
-    spread = dimension if norm == "l1" else math.sqrt(dimension)
+    spread = dimension if law.norm == "l1" else math.sqrt(dimension)
     assert width * spread <= clip_bound * 2.0**-21 * (1 + 1e-12)
     assert 2 * width * spread > clip_bound * 2.0**-21
     scale = width / 5
-    fine = grid_width(clip_bound, norm, dimension, scale)
+    fine = grid_width(law, clip_bound, dimension, scale)
     assert math.frexp(fine)[0] == 0.5
-    assert fine <= scale * 2.0**-20 < 2 * fine
+    assert fine <= scale * (2.0**-40 if law is GaussianNoise else 2.0**-20) < 2 * fine
 
 
 def worst_move(clip, dimension: int, width: float) -> float:
@@ -51,14 +51,14 @@ def worst_move(clip, dimension: int, width: float) -> float:
     assert torch.allclose(moved, row[0], rtol=1e-13)
     others = (1000.5 - torch.remainder(moved / width, 1.0) / 2) * width
     zero = torch.zeros_like(others)
-    move = to_grid(others + moved, zero, width) - to_grid(others, zero, width)
+    move = noised(others + moved, zero, width) - noised(others, zero, width)
     return math.fsum((move.abs() ** power).tolist()) ** (1 / power)
 
 
 @pytest.mark.parametrize("clip", [L1Clip(1.3), L2Clip(1.3)])
 @pytest.mark.parametrize("dimension", [2, 64, 4000])
 def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
-    width = grid_width(clip.bound, clip.norm, dimension, 1.0)
+    width = grid_width(LaplaceNoise if clip.norm == "l1" else L2LaplaceNoise, clip.bound, dimension, 1.0)
     assert clip.bound * (1 - 2.0**-20) < worst_move(clip, dimension, width) <= clip.bound
     assert worst_move(clip, dimension, 8 * width) > clip.bound
 
@@ -66,37 +66,30 @@ def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
 @pytest.mark.parametrize("law", [GaussianNoise(1.0), LaplaceNoise(1.0), L2LaplaceNoise(1.0)])
 def test_a_release_is_the_rounded_sum_plus_noise_that_does_not_know_it(law):
     dimension = 500
-    width = grid_width(1.0, law.norm, dimension, law.std(1.0, dimension))
-    noise = torch.from_numpy(law.draw(SecureSource(), "noise", 0, dimension))
-    base = to_grid(torch.zeros(dimension, dtype=torch.float64), noise, width)
-    cells = base / width
-    assert torch.equal(cells, cells.round())
-    assert float((base - noise).abs().max()) <= width / 2
+    width = grid_width(law, 1.0, dimension, law.std(1.0, dimension))
+    cells = law.whole(SecureSource(), "noise", 0, (dimension,), 1 / width)
+    assert np.array_equal(cells, np.rint(cells))
+    noise = torch.from_numpy(cells) * width
     generator = torch.Generator().manual_seed(0)
     for scale in (1e-9, 1e-3, 1.0, 100.0):
         total = torch.randn(dimension, dtype=torch.float64, generator=generator) * scale
-        value = to_grid(total, noise, width)
+        value = noised(total, noise, width)
         for j in range(0, dimension, 50):
             exact = round(Fraction(float(total[j])) / Fraction(width)) + int(cells[j])
             assert Fraction(float(value[j])) == exact * Fraction(width)
 
 
 def test_dither_takes_noise_to_either_side_in_proportion():
-    noise = torch.full((COUNT,), -3.7, dtype=torch.float64)
-    total = torch.full((COUNT,), 2.0, dtype=torch.float64)
-    dither = torch.rand(COUNT, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    cells = to_grid(total, noise * 0.25, 0.25, dither) / 0.25 - 8
+    source = GivenTails(np.ones(COUNT), np.full(COUNT, 0.5 * math.exp(-3.7)))
+    cells = LaplaceNoise(1.0).whole(source, "noise", 0, (COUNT,), 1.0)
     assert set(cells.tolist()) == {-4.0, -3.0}
     assert stats.binomtest(int((cells == -3).sum()), COUNT, 0.3).pvalue > ALPHA
-    exact = to_grid(total, torch.full_like(noise, -3.0), 0.25, dither)
-    assert torch.equal(exact, torch.full_like(exact, -1.0))
-    assert torch.equal(to_grid(total, noise * 0.25, 0.25), torch.full_like(total, 1.0))
 
 
-@pytest.mark.parametrize("bad", [{"clip_bound": 0.0}, {"dimension": 0}, {"scale": math.inf}])
+@pytest.mark.parametrize("bad", [{"bound": 0.0}, {"dimension": 0}, {"scale": math.inf}])
 def test_arguments(bad):
     with pytest.raises(ConfigError, match=f"grid_width.{next(iter(bad))}"):
-        grid_width(**{"clip_bound": 1.0, "norm": "l2", "dimension": 3, "scale": 1.0, **bad})
+        grid_width(**{"law": LaplaceNoise, "bound": 1.0, "dimension": 3, "scale": 1.0, **bad})
 
 
 # The attack on the least significant bits (Mironov 2012): a release of 0 or 1 with Laplace noise of epsilon 1
@@ -132,8 +125,9 @@ def reachable(released: np.ndarray, value: int) -> np.ndarray:
 def grid_release(value: int) -> np.ndarray:
     """Release of the sum of one clipped contribution or none, through the clip, the secure source and the grid."""
     total = clipped_sum(torch.full((1, 1), float(value)), L1Clip(1.0)).repeat(COUNT)
-    noise = torch.from_numpy(LaplaceNoise(1.0).draw(SecureSource(), "noise", 0, COUNT))
-    return to_grid(total, noise, grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))).numpy()
+    width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
+    noise = torch.from_numpy(LaplaceNoise(1.0).whole(SecureSource(), "noise", 0, (COUNT,), 1 / width)) * width
+    return noised(total, noise, width).numpy()
 
 
 def lower_bound(hits: int, others: int, count: int) -> float:
@@ -179,7 +173,7 @@ def test_a_naive_release_gives_itself_away(dtype):
 
 def test_the_secure_release_on_the_grid_does_not():
     zeros, ones = grid_release(0), grid_release(1)
-    width = grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))
+    width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
     for released in (zeros, ones):
         assert np.array_equal(released / width, np.rint(released / width))
     bound = learned_attack(zeros, ones)
@@ -193,14 +187,14 @@ def test_it_is_the_grid_that_helps():
 
 
 def test_either_input_reaches_every_cell():
-    width = grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))
+    width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
     one = clipped_sum(torch.ones(1, 1), L1Clip(1.0))
     targets = np.random.default_rng(0).integers(-int(30 / width), int(30 / width), 2000)
     for total in (torch.zeros(2000, dtype=torch.float64), one.repeat(2000)):
         noise = targets * width - torch.round(total / width).numpy() * width
         source = GivenTails(-np.sign(noise), 0.5 * np.exp(-np.abs(noise)))
-        drawn = torch.from_numpy(LaplaceNoise(1.0).draw(source, "noise", 0, 2000))
-        assert np.array_equal(to_grid(total, drawn, width).numpy(), targets * width)
+        drawn = torch.from_numpy(np.rint(LaplaceNoise(1.0).draw(source, "noise", 0, 2000) / width)) * width
+        assert np.array_equal(noised(total, drawn, width).numpy(), targets * width)
 
 
 class GivenTails:
@@ -211,3 +205,6 @@ class GivenTails:
 
     def tails(self, purpose, step, size, keys=None):
         return self.sign, self.tail
+
+    def coins(self, purpose, step):
+        return SecureSource().coins(purpose, step)

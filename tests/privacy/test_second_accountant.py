@@ -13,7 +13,7 @@ from scipy import optimize, special
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.library import TOLERANCE, library_epsilon
-from fedmtl.privacy.accounting.losses import ApproximationDpEvent, PureDpEvent, ReplacedPoissonDpEvent
+from fedmtl.privacy.accounting.losses import PureDpEvent, ReplacedPoissonDpEvent
 from tests.oracles.accountant import least_epsilon
 
 Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
@@ -143,9 +143,6 @@ def test_dp_accounting_says_what_it_lacks() -> None:
     assert library_epsilon([(Gauss(0.01), 1)], 1e-4, 5000.0) is None
     assert library_epsilon([], 1e-4, 0.0) == 0.0
     assert library_epsilon([(Laplace(4.0), 3), (Laplace(2.0), 1)], 0.0, 1.0) == 1.25
-    apart = ApproximationDpEvent(1e-12)
-    assert library_epsilon([(Gauss(2.0), 1), (apart, 1)], 1e-9, 1.0) == math.inf
-    assert library_epsilon([(Gauss(2.0), 1), (apart, 1)], 1e-4, 1.0) > library_epsilon([(Gauss(2.0), 1)], 1e-4, 1.0)
 
 
 def test_pure_epsilons_add_up() -> None:

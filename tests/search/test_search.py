@@ -575,7 +575,6 @@ def with_privacy(**changes):
         (with_privacy(epsilon=math.inf), "privacy.epsilon is inf"),
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
         (with_privacy(mechanism="wishart"), "privacy.mechanism is 'wishart', which protects nothing"),
-        (with_privacy(mechanism="discrete_gaussian"), "privacy.mechanism is 'discrete_gaussian'"),
         (with_privacy(epsilon=2.0), "privacy.epsilon is 2.0"),
         (with_privacy(delta=1e-6), "privacy.delta is 1e-06"),
         (with_privacy(source="secure"), "privacy.source is 'secure'"),

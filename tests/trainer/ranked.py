@@ -80,10 +80,6 @@ CASES: dict[str, dict[str, Any]] = {
         ),
         "rounds": 9,
     },
-    "whole numbers": {
-        "algorithm": FedAvg(local=SOLVER),
-        "privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, mechanism="discrete_gaussian"),
-    },
     "mp_mtl": {"algorithm": MPMTL(row_norm=1.0, lam=0.05), **TASKS},
     "private_prior": {
         "algorithm": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),

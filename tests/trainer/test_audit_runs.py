@@ -16,13 +16,15 @@ from fedmtl.privacy import (
     ClientPrivacy,
     FixedCohort,
     FullParticipation,
+    GaussianNoise,
+    LaplaceNoise,
     PoissonSampling,
     RecordPrivacy,
-    grid_width,
 )
 from fedmtl.privacy.audit import Claims, Setup
 from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid, width_of
+from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.trainer.audit.runs import audit_runs, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
@@ -128,7 +130,7 @@ def test_numbers_on_a_grid_are_told_from_others() -> None:
     assert on_grid("update", cells[:10]).skipped
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_the_width_is_the_one_that_the_channel_promises(norm: str) -> None:
+@pytest.mark.parametrize(("law", "part"), [(LaplaceNoise, 2.0**-20), (GaussianNoise, 2.0**-40)])
+def test_the_width_is_the_one_that_the_channel_promises(law, part: float) -> None:
     for bound, size, scale in ((0.5, 147, 3.0), (1e-3, 1, 1e3), (20.0, 100_000, 0.01)):
-        assert width_of(bound, norm, size, scale) == grid_width(bound, norm, size, scale)
+        assert width_of(bound, law.norm, size, scale * part) == grid_width(law, bound, size, scale)

@@ -39,8 +39,7 @@ def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> flo
         event: a ``dp_accounting`` event: Gaussian, Laplace, K-norm (:class:`.knorm.KNormDpEvent`), each of these or
             several together under Poisson sampling, NoOp (0), NonPrivate (infinite), and ComposedDpEvent and
             SelfComposedDpEvent of all of them. A RepeatAndSelectDpEvent of these (see :mod:`.selection`) is composed by
-            Renyi divergences. Noise multipliers are relative to the full sensitivity. With
-            :class:`.losses.ApproximationDpEvent` beside them a part of ``delta`` is set aside.
+            Renyi divergences. Noise multipliers are relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
         delta: in [0, 1); at 0 pure epsilons add up (infinite for Gaussian noise).
         coarsen: factor on the width of the grid; above 1 is faster and looser, still an upper bound.
@@ -50,34 +49,7 @@ def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> flo
     """
     if uses == 0:
         return 0.0
-    every = elementary(event)
-    distance = total_variation(every, uses)
-    parts = tuple((part, count) for part, count in every if not isinstance(part, losses.ApproximationDpEvent))
-    if not distance:
-        return _epsilon(parts, uses, delta, coarsen)
-    found, value = 0.0, -1.0
-    while found > value:  # seldom more than twice: what is set aside is tiny
-        value = found * (1 + 1e-9)
-        left = delta_left(delta, distance, value)
-        if left <= 0:
-            return math.inf
-        found = _epsilon(parts, uses, left, coarsen)
-    return value
-
-
-def total_variation(event: Any, uses: int) -> float:
-    """Return H, a bound on the total variation distance of ``uses`` of an event (or of its elementary parts) from the
-    one that is accounted: 0 without :class:`.losses.ApproximationDpEvent`."""
-    parts = event if isinstance(event, tuple) else elementary(event)
-    divergences = [n * part.divergence for part, n in parts if isinstance(part, losses.ApproximationDpEvent)]
-    return math.sqrt(uses * math.fsum(divergences) / 2)
-
-
-def delta_left(delta: float, distance: float, epsilon: float) -> float:
-    """Return what of ``delta`` is left to the mechanism that is accounted: ``delta - (1 + exp(epsilon)) distance``,
-    rounded down."""
-    aside = math.inf if epsilon > 700 else (1 + math.exp(epsilon)) * distance * (1 + 1e-9)
-    return math.nextafter(delta - aside, -math.inf)
+    return _epsilon(elementary(event), uses, delta, coarsen)
 
 
 def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:

@@ -26,18 +26,13 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
         near: the epsilon that it is compared with, which sets the width of the grid of losses.
 
     Returns:
-        Epsilon, up to :data:`TOLERANCE`; infinite where something is released without noise, or where ``delta`` is less
-        than what releases that are only close to those of their events need at ``near``. None where the library does
-        not have a law of the composition, or ``near`` is above 600. Where a grid as fine as ``near`` asks for would
-        take very long, a lower bound on epsilon by a coarser one if it is above ``near``, and None else.
+        Epsilon, up to :data:`TOLERANCE`; infinite where something is released without noise. None where the library
+        does not have a law of the composition, or ``near`` is above 600. Where a grid as fine as ``near`` asks for
+        would take very long, a lower bound on epsilon by a coarser one if it is above ``near``, and None else.
     """
     parts = list(_parts(composition))
-    delta -= set_aside(parts, near)
-    parts = [(event, count) for event, count in parts if not _approximates(event)]
     if near > _LARGEST:
         return None
-    if delta < 0:
-        return math.inf
     if delta == 0:
         if not all(isinstance(event, dp_event.LaplaceDpEvent) for event, _ in parts):
             return None
@@ -59,13 +54,6 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
     return max(0.0, value)
 
 
-def set_aside(composition: Sequence[tuple[Any, int]], epsilon: float) -> float:
-    """Return what a claim of ``epsilon`` needs of delta for releases that are only close to those of their events:
-    (1 + exp(epsilon)) sqrt(K / 2), K the sum of their Kullback-Leibler divergences."""
-    whole = math.fsum(count * event.divergence for event, count in _parts(composition) if _approximates(event))
-    return (1 + math.exp(min(epsilon, _LARGEST))) * math.sqrt(whole / 2)
-
-
 def _reach(event: Any) -> float:
     """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes one of all uses."""
     if isinstance(event, dp_event.LaplaceDpEvent):
@@ -74,10 +62,6 @@ def _reach(event: Any) -> float:
     if isinstance(inner, dp_event.GaussianDpEvent):
         return 10 / inner.noise_multiplier + 0.5 / inner.noise_multiplier**2
     return 0.0 if inner is None else _reach(inner)
-
-
-def _approximates(event: Any) -> bool:
-    return type(event).__name__ == "ApproximationDpEvent"
 
 
 def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:

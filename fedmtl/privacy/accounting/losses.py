@@ -45,22 +45,6 @@ class PureDpEvent(dp_event.DpEvent):
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class ApproximationDpEvent(dp_event.DpEvent):
-    """Says that a release is not quite the one that the other events are of, but close to it, whatever the data.
-
-    Over a run the divergences add up to K. The total variation distance of the run from the one that is accounted is at
-    most H = sqrt(K / 2), and a pair (epsilon, d) of the latter becomes (epsilon, d + (1 + exp(epsilon)) H). So at delta
-    the epsilon is the least one that is no smaller than that of the other events at delta - (1 + exp(epsilon)) H.
-
-    Attributes:
-        divergence: a bound on the Kullback-Leibler divergence of one release from the one that is accounted, at least
-            0, given all releases before.
-    """
-
-    divergence: float
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
 class ReplacedPoissonDpEvent(dp_event.DpEvent):
     """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record *replaced*.
 

@@ -98,6 +98,17 @@ def halting_probability(mean: float, shape: float) -> float:
     return math.exp(-float(optimize.brentq(excess, 1e-18, high, xtol=1e-16, rtol=1e-14)))
 
 
+def most_repetitions(mean: float, shape: float) -> int:
+    """Return a number that K exceeds with a probability below exp(-1000).
+
+    Args:
+        mean, shape: as for :func:`selection_event`.
+    """
+    if math.isinf(shape):
+        return math.ceil(math.e**2 * mean + 1000)  # P(K > k) <= exp(-mean) (e mean / k)^k
+    return math.ceil(2000 * (1 + shape) / halting_probability(mean, shape))
+
+
 def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: float) -> int:
     """Return K, by inversion of its distribution function from one uniform number.
 

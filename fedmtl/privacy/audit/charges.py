@@ -23,12 +23,12 @@ from ..settings import RecordPrivacy
 from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .play import caps_of, local_of, release_nothing, rounds, silence, stated_multiplier, uses_of
-from .setup import ACTIVATIONS, CLIENTS, Claims, Setup, whole_width
+from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
 
 _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
-_KINDS = {"gaussian": "gaussian", "discrete_gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
+_KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
 
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
@@ -74,7 +74,6 @@ def _events(setup: Setup, claims: Claims, seed: int) -> Finding:
             event = claims.of(claims.names[0], k, use).event
             if _coordinates(event) not in ([], [claims.of(name).size for name in claims.names]):
                 wrong.append(f"{whose}the event {event} has other numbers of coordinates than the releases")
-            wrong += _distance(setup, claims, use) if setup.gradients is None else []
     if setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
     told = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums"
@@ -85,21 +84,6 @@ def _coordinates(event: Any) -> list[int]:
     """Return the numbers of coordinates that the K-norm noise of an event has."""
     parts = getattr(event, "events", [getattr(event, "event", None)])
     return [event.dimension] if hasattr(event, "dimension") else [d for one in parts if one for d in _coordinates(one)]
-
-
-def _distance(setup: Setup, claims: Claims, use: int) -> list[str]:
-    """Return what is wrong with the divergence from Gaussian noise that is charged for noise in whole numbers: it is at
-    most D / (300 s^4), with s the deviation in cells."""
-    needed = 0.0
-    for name in claims.names:
-        claim = claims.of(name, use=use)
-        if claim.kind == "gaussian":
-            spacing = whole_width(claim, setup.sampler.n) / (claim.multiplier * claim.sensitivity)
-            needed += claim.size / 300 * spacing**4
-    apart = claims.of(claims.names[0], use=use).apart
-    if setup.privacy.mechanism != "discrete_gaussian" or (apart is not None and apart >= needed * (1 - 1e-6)):
-        return []
-    return [f"noise in whole numbers diverges by {needed:.3g} from Gaussian noise, charged are {apart}"]
 
 
 # The ledger, by the audit's own reader

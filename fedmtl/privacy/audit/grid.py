@@ -1,4 +1,4 @@
-"""In secure mode, and with noise in whole numbers, every released number is a whole multiple of a public width.
+"""In secure mode every released number is a whole multiple of a public width.
 
 The width follows from public constants alone (the clip norm, the noise that is charged, the dimension, the public
 denominator), so the least significant bits say nothing of the sum that was noised. It is computed here anew, by the
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .findings import Finding, exact, skipped
 from .play import played
-from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, whole_width
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import auditor
 
 _STEPS, _LOCAL = 4, 2
@@ -26,7 +26,7 @@ _ROUNDING = 2.0**-49  # of a product, a division and the scaling of an off-diago
 
 def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Check releases of clients that contribute small vectors."""
-    if not setup.secure and (setup.gradients is not None or claims.of(claims.names[0]).apart is None):
+    if not setup.secure:
         return [skipped("grid", "seeded noise is not rounded")]
     coins = auditor(seed, "grid")
 
@@ -48,26 +48,27 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
 
 def _width(setup: Setup, name: str, claim: Claim, growth: float) -> float:
     """Return the public width of the grid of a sum."""
-    if claim.apart is not None:
-        return whole_width(claim, setup.sampler.n)
     bound = claim.sensitivity if name.endswith("/count") else claim.bound if claim.form == "vector" else claim.bound**2
     scale = claim.multiplier * claim.sensitivity
     if setup.gradients is None:  # the root mean square of a coordinate
         scale *= {"gaussian": 1.0, "laplace": math.sqrt(2), "knorm": math.sqrt(claim.size + 1)}[claim.kind]
-    return width_of(bound * growth, claim.norm, claim.size, scale * growth)
+    if claim.bands:
+        bound, scale = bound / (2 * len(claim.bands)), scale / claim.bands[0]
+    part = 2.0**-40 if claim.kind == "gaussian" else 2.0**-20
+    return width_of(bound * growth, claim.norm, claim.size, scale * growth * part)
 
 
-def width_of(bound: float, norm: str, size: int, scale: float) -> float:
-    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and 2^-20 of the noise."""
+def width_of(bound: float, norm: str, size: int, most: float) -> float:
+    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at most ``most``."""
     spread = float(size) if norm == "l1" else math.sqrt(size)
-    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, scale * 2.0**-20)))
+    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
 
 
 def on_grid(name: str, cells: np.ndarray) -> Finding:
     """Check sums in units of the public width: numbers off the grid, and grids of another width."""
     check = f"grid: {name}"
     nearest = np.rint(cells)
-    usable = np.abs(cells) < 2.0**40  # beyond, doubles are too coarse to tell
+    usable = np.abs(cells) < 2.0**45  # beyond, doubles are too coarse to tell
     off = int((~(np.abs(cells - nearest) <= _ROUNDING * np.abs(cells)) & (usable | ~np.isfinite(cells))).sum())
     if usable.sum() < _FEWEST:
         return skipped(check, f"only {usable.sum()} numbers")

@@ -15,7 +15,7 @@ from ..settings import ClientPrivacy
 from ..sums import BoundedMeans, ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence, turns
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup, whole_width
+from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 
 _COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
 _ROUNDING = 1 + 1e-9  # noise is added in floating point
@@ -188,9 +188,7 @@ def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generat
     names = [name for name in claims.names if setup.gradients is None and claims.of(name).form == "vector"]
     if not names:
         return [skipped("exact sum", "no vectors of clients are clipped and summed")]
-    sums = [_exact_sum(setup, name, claims.of(name), seed, coins) for name in names]
-    noised = [name for name in names if claims.of(name).apart is not None]
-    return sums + [_exact_with_noise(setup.seeded(), claims, name, seed, coins) for name in noised]
+    return [_exact_sum(setup, name, claims.of(name), seed, coins) for name in names]
 
 
 def _released(setup: Setup, claims: Claims, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
@@ -223,27 +221,6 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     differ = int((one != two).sum())
     detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
     return exact(f"exact sum: {name}", wrong + differ, detail)
-
-
-def _exact_with_noise(setup: Setup, claims: Claims, name: str, seed: int, coins: np.random.Generator) -> Finding:
-    """Check that noise in whole numbers is added to exact sums, to the last cell.
-
-    With the same noise, rows within the clip move a release by the sum of their coordinates, each truncated toward zero
-    to the public grid. And the noise alone is not on a coarser grid, which would show the last bits of a sum.
-    """
-    claim, clients = claims.of(name), np.sort(coins.permutation(setup.sampler.n)[:3])
-    size, width = (len(clients), claim.size), whole_width(claim, setup.sampler.n)
-    most = int(min(1000.0, claim.bound / (2 * width * math.sqrt(claim.size))))  # within the clip
-    if most < 2:
-        return skipped(f"exact sum: {name} with noise", "rows within the clip are shorter than a cell")
-    cells = coins.integers(-most, most, size) + coins.choice([0.25, 0.75], size)
-    with_rows = _released(setup, claims, name, seed, torch.from_numpy(cells * width), clients) / width
-    without = _released(setup, claims, name, seed, torch.zeros(size), clients) / width
-    wrong = int((~(np.abs(with_rows - without - np.trunc(cells).sum(0)) < 0.01)).sum())
-    detail = f"{wrong} of {claim.size:,} coordinates are not moved by the whole numbers of {len(clients):,} rows"
-    even = claim.size >= 32 and not (np.rint(without) % 2).any()
-    detail += "; all noise is in even numbers" if even else ""
-    return exact(f"exact sum: {name} with noise", wrong + int(even), detail)
 
 
 # Gradients of clients that act one at a time, in the forms of their own

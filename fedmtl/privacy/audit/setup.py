@@ -233,8 +233,6 @@ class Claim:
         denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled event, else None.
         event: of one charge: a whole step with all its sums, or one release of gradients.
-        apart: of noise in whole numbers, the bound on the divergence of a step from ``event`` that is charged; else
-            None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
             is independent as it is.
     """
@@ -249,7 +247,6 @@ class Claim:
     denominator: float
     sampled: float | None
     event: Any
-    apart: float | None = None
     bands: tuple[float, ...] = ()
 
     @property
@@ -365,8 +362,7 @@ class Claims:
     def _of_rows(self, name: str, use: int) -> Claim:
         setup, weights = self._setup, self._price(0).weights
         charged = self.prices.event(0, use if weights is None else min(use, len(weights) - 1))
-        event, apart = _exactly(charged)
-        inner, sampled = unsampled(event)
+        inner, sampled = unsampled(charged)
         parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
         kind, multiplier = law_of(parts[name])
         relation = relation_of(setup.sampler)
@@ -384,8 +380,7 @@ class Claims:
             size=plan.size,
             denominator=expected_cohort(setup.sampler),
             sampled=sampled,
-            event=event,
-            apart=apart,
+            event=charged,
             bands=self._bands.get(name, ()),
         )
 
@@ -431,13 +426,6 @@ def clip_claim(setup: Setup, name: str) -> Claim:
     )
 
 
-def whole_width(claim: Claim, clients: int) -> float:
-    """Return the width of a cell of noise in whole numbers: that of exact sums, 2^(53 - l) of which are at least C, for
-    n <= 2^l clients, or the largest power of two that is at most 2^-39 of the noise, whichever is larger."""
-    exact = math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(clients)) - 53
-    return 2.0 ** max(exact, math.floor(math.log2(claim.multiplier * claim.sensitivity)) - 39)
-
-
 def relation_of(sampler: BoundSampler) -> Relation:
     """Return how neighbours differ, by the kind of cohort."""
     if isinstance(sampler, BoundFixed):
@@ -451,17 +439,6 @@ def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None]
     if type(event).__name__ == ("ReplacedPoissonDpEvent" if replaced else "PoissonSampledDpEvent"):
         return event.event, float(event.sampling_probability)
     return event, None
-
-
-def _exactly(event: Any) -> tuple[Any, float | None]:
-    """Return the event of a step without what says how close the noise is to it, and that divergence."""
-    if not isinstance(event, dp_event.ComposedDpEvent):
-        return event, None
-    apart = [one.divergence for one in event.events if type(one).__name__ == "ApproximationDpEvent"]
-    rest = [one for one in event.events if type(one).__name__ != "ApproximationDpEvent"]
-    if not apart:
-        return event, None
-    return rest[0] if len(rest) == 1 else dp_event.ComposedDpEvent(rest), math.fsum(apart)
 
 
 def _parts(event: Any, releases: int) -> list[Any]:

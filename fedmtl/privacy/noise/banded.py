@@ -25,6 +25,10 @@ scaled to a norm of 1 (Kalinin, Lampert, "Banded square root matrix factorizatio
 training", NeurIPS 2024). They are positive and fall with j, so their polynomial has no zero in the closed unit disk
 (Enestroem, Kakeya) and w does not grow.
 
+In secure mode z_t / c_0 is discrete Gaussian noise on a public grid, the other terms of w_t, -c_j w_{t-j} / c_0, are
+rounded to it together, and so is x_t. The means of y_t then differ by sqrt(D) widths more, in units of s / c_0: as
+c_0 (c_0 + ... + c_{b-1}) <= b, the margin of the clip covers it for a grid of a clip norm 2 b times smaller.
+
 The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew where it is resumed. In secure
 mode w begins anew with every session, since rounds that an earlier session released, and this one releases again, would
 otherwise meet a band twice: the matrix of all sessions is then block diagonal, with columns as short as before.
@@ -38,6 +42,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _LIMIT = 64  # multiples of b after which the deviation of w has reached its limit
 
@@ -77,30 +83,34 @@ class CorrelatedNoise:
 
     Args:
         bands: the matrix.
-        draw: step -> z of that step, (D,) float64.
+        draw: step -> z / c_0 of that step, (D,) float64, and the width of its grid or None.
         repeatable: whether ``draw`` gives the same numbers whenever it is asked (seeded noise).
     """
 
-    def __init__(self, bands: Bands, draw: Callable[[int], np.ndarray], *, repeatable: bool) -> None:
+    def __init__(self, bands: Bands, draw: Callable[[int], tuple[Tensor, float | None]], *, repeatable: bool) -> None:
         self._bands, self._draw, self._repeatable = bands, draw, repeatable
-        self._latest: deque[np.ndarray] = deque(maxlen=len(bands) - 1)  # w of the last rounds, the newest first
+        self._latest: deque[Tensor] = deque(maxlen=len(bands) - 1)  # w of the last rounds, the newest first
         self._next: tuple[int, int] | None = None  # step and process
 
-    def at(self, step: int) -> np.ndarray:
-        """Return w of ``step``, (D,) float64. Where it does not follow the last one that was asked for, repeatable
-        noise is that of a run from step 0, and other noise begins anew; so in a process that was forked."""
+    def at(self, step: int) -> tuple[Tensor, float | None]:
+        """Return w of ``step``, (D,) float64, and the width of its grid. Where it does not follow the last one that was
+        asked for, repeatable noise is that of a run from step 0, and other noise begins anew; so in a process that was
+        forked."""
         if (step, os.getpid()) != self._next:
             self._latest.clear()
             for earlier in range(step) if self._repeatable else ():
                 self._advance(earlier)
         return self._advance(step)
 
-    def _advance(self, step: int) -> np.ndarray:
+    def _advance(self, step: int) -> tuple[Tensor, float | None]:
         first, *further = self._bands.coefficients
-        noise = self._draw(step)
-        for c, earlier in zip(further, self._latest, strict=False):
-            noise = noise - c * earlier
-        noise = noise / first
+        noise, width = self._draw(step)
+        earlier = torch.zeros_like(noise)
+        for c, w in zip(further, self._latest, strict=False):
+            earlier += c / first * w
+        if width is not None:
+            earlier = torch.round(earlier / width) * width
+        noise = noise - earlier
         self._latest.appendleft(noise)
         self._next = step + 1, os.getpid()
-        return noise.copy()
+        return noise.clone(), width

@@ -1,34 +1,35 @@
-r"""The discrete Gaussian: noise in whole numbers, drawn exactly, for sums that are whole numbers.
+r"""The discrete Gaussian: noise in whole numbers, drawn exactly.
 
 N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The discrete Gaussian for
-differential privacy", NeurIPS 2020). Rows of clients are truncated to a public grid and summed as whole numbers (see
-:mod:`fedmtl.privacy.clip`), s in cells of that grid is a whole number, no smaller than what the multiplier asks for,
-and :func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. What is released
-is therefore, bit by bit, what the theorem speaks of; it is divided by a public constant afterwards.
+differential privacy", NeurIPS 2020). In secure mode sums are rounded to a public grid (see :mod:`.grid`), s in cells of
+that grid is a whole number of at least 2**40, no smaller than what the multiplier asks for, and
+:func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. What is released is
+therefore, bit by bit, what the theorem speaks of; it is divided by a public constant afterwards.
 
 What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer. Q added to a whole
 number is a Gaussian mechanism followed by rounding, so all accounting of Gaussian noise holds for it, with any sampling
-and in any number of coordinates. P is close to Q, for s >= 1. With u uniform on (-1/2, 1/2),
+and in any number of coordinates. P is close to Q. With u uniform on (-1/2, 1/2),
 
     Q(k) = exp(-k^2 / (2 s^2)) / (s sqrt(2 pi)) r(k),    r(k) = E[exp(-u^2 / (2 s^2)) cosh(k u / s^2)],
 
-and Z >= s sqrt(2 pi) by Poisson's summation formula, so KL(P, Q) <= -E_P log r(k). By Jensen's inequality and
-log cosh t >= t^2 / 2 - t^4 / 12, with E u^2 = 1/12 and E u^4 = 1/80,
+and s sqrt(2 pi) <= Z <= s sqrt(2 pi) (1 + 2.1 exp(-2 pi^2 s^2)) by Poisson's summation formula. By Jensen's inequality
+r(k) >= exp(-1 / (24 s^2)), and r(k) <= cosh(k / (2 s^2)) <= exp(k^2 / (8 s^4)), so for every k
 
-    -log r(k) <= 1 / (24 s^2) - k^2 / (24 s^4) + k^4 / (960 s^8).
+    log P(k) / Q(k) <= 1 / (24 s^2),        log Q(k) / P(k) <= k^2 / (8 s^4) + 2.1 exp(-2 pi^2 s^2).
 
-The same formula gives s^2 - E_P k^2 <= 4 pi^2 s^4 2.1 exp(-2 pi^2 s^2) and E_P k^4 <= 3.0001 s^4, so the divergence is
-at most 1 / (319 s^4) for each coordinate; 1 / (300 s^4) is charged, which leaves far more than the mass beyond 64-bit
-integers needs. Divergences of releases add up, also where one depends on those before; be K their sum over a run. By
-Pinsker's inequality the total variation is at most H = sqrt(K / 2). Let x and x' be neighbours, M the run with noise P
-and M' that with noise Q, which is (epsilon, d)-private. For any event E,
+Let x and x' be neighbours, M the run with noise P and M' that with noise Q, which is (epsilon, delta)-private, and let
+N numbers be drawn in all, independent of one another and of everything else. All abs(k) are at most R s, but for an
+event of probability at most 2 N exp(-R^2 / 2) under Q, so for every set E of outputs
 
-    P(M(x) in E) <= P(M'(x) in E) + H <= exp(epsilon) P(M'(x') in E) + d + H
-                 <= exp(epsilon) P(M(x') in E) + d + (1 + exp(epsilon)) H.
+    P(M(x) in E) <= exp(N / (24 s^2)) P(M'(x) in E) <= exp(N / (24 s^2)) (exp(epsilon) P(M'(x') in E) + delta),
+    P(M'(x') in E) <= exp(N (R^2 + 1) / (8 s^2)) P(M(x') in E) + 2 N exp(-R^2 / 2).
 
-Of the run's delta, (1 + exp(epsilon)) H is set aside, and epsilon is that of Gaussian noise at what is left: see
-:class:`~fedmtl.privacy.accounting.losses.ApproximationDpEvent`. A release in which a client takes no part has one law
-under both neighbours, so accounts of clients are charged for their own releases alone.
+Take R^2 = 2 (epsilon + 1000) + 2 log(N): the last term, times exp(epsilon), is 2 exp(-1000), which no double shows
+beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1 + slack) with epsilon + slack,
+
+    slack = N 2**-80 (epsilon + 1100) / 3 >= N (1 / 24 + (R^2 + 1) / 8) / s^2.
+
+That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a thousand rounds.
 
 How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of the paper, with a
 staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
@@ -43,24 +44,21 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from ..._check import positive_int
 from ...errors import PrivacyError
-from ..events import dp_event
-from .laws import NoiseLaw
 
 if TYPE_CHECKING:
-    from .sources import NoiseSource, Words
+    from .sources import Words
 
 MARGIN = 2.0**-40
 """Relative error that doubles are trusted to stay below in the probability of a trial (it is below 2**-42)."""
 
-LARGEST = 1 << 50
-"""Of a deviation in cells; below it a magnitude of 32 deviations is exact as a double."""
+LARGEST = 1 << 47
+"""Of a deviation in cells; below it a magnitude of 64 deviations is exact as a double."""
 
 _SLOT_BITS = 16
 _SLOTS = 1 << _SLOT_BITS
@@ -69,60 +67,14 @@ _TRIALS = 1 << 15  # whose arrays stay in the cache together
 _FAR = 256.0  # exponents beyond are left to whole numbers
 
 
-@dataclass(frozen=True)
-class DiscreteGaussianNoise(NoiseLaw):
-    """N_Z(0, s^2) on every coordinate, in cells of the public grid on which rows are summed; s is z S over the width of
-    a cell, rounded up, S the L2 sensitivity.
+def slack(numbers: int, epsilon: float) -> float:
+    """Return what noise in whole numbers, of at least 2**40 cells, adds to an ``epsilon`` of Gaussian noise.
 
     Args:
-        multiplier: z, the deviation in units of the sensitivity, above 0.
+        numbers: N, noised numbers of all the releases.
+        epsilon: of the releases with Gaussian noise; infinite without noise.
     """
-
-    name = "discrete_gaussian"
-    norm = "l2"
-    joint = True
-    whole = True
-
-    def event(self, dimension: int | None = None) -> Any:
-        """Return ``GaussianDpEvent(z)``, of the noise that it is close to; the difference is charged by
-        :func:`~fedmtl.privacy.release.step_event`, which knows the grid."""
-        return dp_event.GaussianDpEvent(self.multiplier)
-
-    def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Return z S: the standard deviation of a coordinate."""
-        return self.multiplier * sensitivity
-
-    def cells(self, source: NoiseSource, purpose: str, step: int, size: int, deviation: int) -> np.ndarray:
-        """Return noise of one release in cells: (size,) int64.
-
-        Args:
-            source, purpose, step: where the bits come from.
-            size: coordinates.
-            deviation: s, in cells, at least 1.
-        """
-        return discrete_gaussian(source.words(purpose, step), size, deviation)
-
-    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Refuse: the noise has no value without a grid."""
-        raise PrivacyError("Discrete Gaussian noise is drawn in cells of a grid, and not at sensitivity 1.")
-
-    def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
-        """Refuse: rows of clients on a grid are summed before they are noised."""
-        raise PrivacyError("Discrete Gaussian noise by client is not supported.")
-
-    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        raise PrivacyError("Discrete Gaussian noise is not made by inversion.")
-
-
-def divergence(size: int, spacing: float) -> float:
-    """Return a bound on the Kullback-Leibler divergence of ``size`` coordinates of discrete Gaussian noise from those
-    of rounded Gaussian noise.
-
-    Args:
-        size: D.
-        spacing: a bound on the width of a cell over the deviation, 1 / s; infinite divergence above 1.
-    """
-    return size * spacing**4 / 300 * (1 + 1e-9) if spacing <= 1 else math.inf
+    return numbers * 2.0**-80 * (epsilon + 1100) / 3
 
 
 def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, margin: float = MARGIN) -> np.ndarray:
@@ -131,7 +83,7 @@ def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, mar
     Args:
         words: count -> (count,) uint64 fresh random words.
         size: how many.
-        deviation: s, above 0 and below 2**50, of any size (1 and more where it is accounted for).
+        deviation: s, above 0 and below 2**47, of any size (2**40 and more where it is accounted for).
         margin: relative error of doubles; whatever it is, the numbers made of the same words are the same.
 
     Raises:
@@ -202,7 +154,9 @@ class _Stairs:
 def _stairs(deviation: Fraction) -> _Stairs:
     if not 0 < deviation < LARGEST:
         raise PrivacyError(
-            f"The deviation of discrete Gaussian noise is {float(deviation):g}; it must be in (0, 2**50)."
+            f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be in (0, 2**47). Noise "
+            f"that is more than some 10 million times the clip norm over the square root of the dimension cannot be "
+            f"drawn exactly: ask for a larger epsilon."
         )
     bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
     square = (deviation / (1 << bits)) ** 2

@@ -1,16 +1,17 @@
-"""The public grid of secure mode: the least significant bits of a released value say nothing.
+"""Where noise is added, and the public grid of secure mode: the least significant bits of a released value say nothing.
 
 A double made by adding noise to a private sum gives the sum away through its low bits (Mironov, "On
-significance of the least significant bits for differential privacy", CCS 2012). Sum and noise are therefore
-rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
-the rounded sum plus the noise, and which values are reachable does not depend on the sum.
+significance of the least significant bits for differential privacy", CCS 2012). In secure mode the sum is therefore
+rounded to multiples of a public power of two, the noise is a multiple of it too, and both are added as whole numbers: a
+release is a function of the rounded sum plus the noise, and which values are reachable does not depend on the sum.
 
-Noise in whole numbers (:mod:`.discrete`) needs none of this: the rows are on a grid before they are summed, and the
-noise is drawn on it. Of the other laws, what is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds
-but for a delta of about ``D 2**-128``.
-The noise is a double with a spacing of about 2**-52 of its size, so the law of the rounded noise is the ideal one up to
-relative errors that grow as the width shrinks beside the noise; no epsilon here accounts for them, and reports of runs
-in secure mode say so.
+Gaussian noise is drawn in whole numbers from the discrete Gaussian law itself (:mod:`.discrete`), so nothing is left
+to the arithmetic. Laplace and L2-Laplace noise is computed in float64 and rounded to the grid. Its tails end at
+2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``, and its doubles have a spacing of about 2**-52
+of their size, so the law of the rounded noise is the ideal one up to relative errors that grow as the width shrinks
+beside the noise; no epsilon here accounts for them, and reports say so.
+
+In seeded mode, a simulation, noise is added in float64 as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..._check import positive, positive_int
-from .laws import Norm
+from .laws import NoiseLaw
 from .sources import NoiseSource
 
 
@@ -49,9 +50,8 @@ class GridValue:
         return int((cells * self.width / self.divisor != self.value).sum())
 
 
-def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: float | Tensor) -> float | Tensor:
-    """Return the width of the public grid: a power of two, at most ``scale * 2**-20``; a number, or float64 (k,) by
-    row.
+def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, scale: float) -> float:
+    """Return the width of the public grid: a power of two, at most 2**-40 of Gaussian noise, 2**-20 of other noise.
 
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
     apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
@@ -59,107 +59,87 @@ def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: fl
     and of sums that are not exact (outer products, multiples of rows of records) for up to 2**15 rows in any order.
 
     Args:
-        clip_bound: C, the bound on one contribution, above 0; a number, or (k,) by row.
-        norm: the norm of that bound.
+        law: of the noise, which needs the bound in its norm.
+        bound: C on one contribution, above 0.
         dimension: D, at least 1.
-        scale: size of the noise on one coordinate of the sum (root mean square), above 0; a number, or (k,) by row.
+        scale: size of the noise on one coordinate of the sum (root mean square), above 0.
     """
-    bound, size = (torch.as_tensor(value, dtype=torch.float64) for value in (clip_bound, scale))
-    for name, value in (("clip_bound", bound), ("scale", size)):
-        if value.numel():
-            positive("grid_width", **{name: float(value.min())})
+    positive("grid_width", bound=bound, scale=scale)
     positive_int("grid_width", dimension=dimension)
-    spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
-    mantissa, exponent = torch.frexp(torch.minimum(bound * 2.0**-21 / spread, size * 2.0**-20))
-    width = torch.ldexp(torch.ones_like(mantissa), exponent - 1)
-    return width if width.ndim else float(width)
+    spread = float(dimension) if law.norm == "l1" else math.sqrt(dimension)
+    return math.ldexp(1.0, math.frexp(min(bound * 2.0**-21 / spread, scale * law.cell))[1] - 1)
 
 
-def whole_width(sum_width: float, scale: float) -> float:
-    """Return the width of the grid on which rows are truncated, summed and noised in whole numbers: a power of two.
-
-    It is that of exact sums, or the largest one that is at most 2**-39 of the noise, where that is larger. Then a
-    deviation is less than 2**40 cells, rounded up, and a sum at most 2**53 of them, so sums and noise fit 64-bit
-    integers: of a coordinate, 2**62 cells are four million deviations.
+def release_noise(
+    law: NoiseLaw, source: NoiseSource, purpose: str, step: int, size: int, *, sensitivity: float, bound: float
+) -> tuple[Tensor, float | None]:
+    """Draw the noise of one release.
 
     Args:
-        sum_width: g, from :func:`fedmtl.privacy.clip.sum_width`.
-        scale: deviation of the noise on one coordinate of the sum, above 0.
+        law: of the noise, with its multiplier.
+        source: seeded or secure.
+        purpose, step: which address seeded noise.
+        size: D, noised coordinates.
+        sensitivity: S, of the sum.
+        bound: C, on one contribution to the sum.
+
+    Returns:
+        (D,) float64, and the width of the grid of which it is a multiple; None in seeded mode.
     """
-    return max(sum_width, math.ldexp(1.0, math.frexp(scale)[1] - 40))
+    if source.name == "seeded":
+        return torch.from_numpy(law.draw(source, purpose, step, size)) * sensitivity, None
+    width = grid_width(law, bound, size, law.std(sensitivity, size))
+    return torch.from_numpy(law.whole(source, purpose, step, (size,), sensitivity / width)) * width, width
 
 
-def sum_spacing(clients: int) -> float:
-    """Return a bound on the width of the grid of exact sums over the clip norm C, whatever C is: of n <= 2**l clients
-    it is less than 2**(l - 52) C. With 2**-39 of the deviation of the noise, which bounds the other of the two widths
-    of :func:`whole_width`, it bounds their larger one.
-
-    Args:
-        clients: n, the most rows that are summed.
-    """
-    return math.ldexp(1.0, (clients - 1).bit_length() - 52)
-
-
-def noised(
-    total: Tensor,
-    noise: Tensor,
+def client_noise(
+    law: NoiseLaw,
     source: NoiseSource,
+    purpose: str,
+    steps: Tensor | int,
+    keys: Tensor,
+    size: int,
     *,
-    bound: float | Tensor,
-    norm: Norm,
-    scale: float | Tensor,
-    cell: float | None = None,
-) -> tuple[Tensor, float | Tensor | None]:
+    sensitivity: Tensor,
+    bound: float,
+) -> tuple[Tensor, Tensor | None]:
+    """Draw the noise of k clients on a sum of each.
+
+    Args:
+        law, source, purpose, size, bound: as for :func:`release_noise`.
+        steps: number of the step; int64 (k,) where every client has one of its own.
+        keys: int64 (k,) of the clients, which with ``steps`` address seeded noise.
+        sensitivity: float64 (k,).
+
+    Returns:
+        (k, D) float64, and the widths of the grids (k,); None in seeded mode.
+    """
+    if source.name == "seeded":
+        return torch.from_numpy(law.draw_rows(source, purpose, steps, keys, size)) * sensitivity[:, None], None
+    noise = torch.empty(len(keys), size, dtype=torch.float64)
+    widths = torch.ones(len(keys), dtype=torch.float64)
+    for one in torch.unique(sensitivity).tolist():
+        rows = torch.nonzero(sensitivity == one).flatten()
+        width = grid_width(law, bound, size, law.std(one, size))
+        noise[rows] = torch.from_numpy(law.whole(source, purpose, 0, (len(rows), size), one / width)) * width
+        widths[rows] = width
+    return noise, widths
+
+
+def noised(total: Tensor, noise: Tensor, width: float | Tensor | None = None) -> Tensor:
     """Return a private sum with its noise: the one place where noise is added.
 
-    Whole numbers of a cell are added as integers, exactly. Other noise is added as it is in seeded mode, and in secure
-    mode on the public grid, to which the sum and the noise are rounded, the latter with a dither of its own.
+    The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
 
     Args:
-        total: (..., D) float64 private sum; with ``cell`` whole multiples of it, at most 2**53 of them.
-        noise: the same shape and device, drawn from ``source``: float64 and scaled to the sensitivity, or int64 in
-            cells.
-        source: seeded or secure.
-        bound: C, the bound on one contribution; a number, or (k,) of k rows.
-        norm: the norm of that bound.
-        scale: size of the noise on one coordinate (root mean square); a number, or (k,) of k rows.
-        cell: from :func:`whole_width`, where the noise is in whole numbers.
+        total: (..., D) float64 private sum.
+        noise: the same shape and device.
+        width: of the public grid, of which the noise is a multiple, to which the sum is rounded: a number, or a tensor
+            that broadcasts; None adds as it is.
 
     Returns:
-        (..., D) float64, and the width of the grid, a number or (k,); None without one, in seeded mode.
+        (..., D) float64.
     """
-    secure = source.name == "secure"
-    if cell is not None:
-        return ((total / cell).to(torch.int64) + noise).to(torch.float64) * cell, cell if secure else None
-    if not secure:
-        return total + noise, None
-    width = grid_width(bound, norm, total.shape[-1], scale)
-    dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view(noise.shape)
-    each = width.to(total.device)[:, None] if isinstance(width, Tensor) else width
-    return to_grid(total, noise, each, dither.to(total.device)), width
-
-
-def to_grid(total: Tensor, noise: Tensor, width: float | Tensor, dither: Tensor | None = None) -> Tensor:
-    """Return ``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
-
-    The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53. The total goes to the
-    nearest multiple; so does the noise, or with ``dither`` to the multiple above where the fraction left over exceeds
-    it, else to the one below. The dither is one more independent noise, so no guarantee changes, and it makes the law
-    of the rounded noise smoother than the doubles it comes from.
-
-    Args:
-        total: float64 private sum, any shape.
-        noise: float64, the same shape.
-        width: from :func:`grid_width`, a number or a tensor that broadcasts.
-        dither: float64 in [0, 1), the same shape, secret and fresh like the noise; None to round to the nearest.
-
-    Returns:
-        float64, the shape of ``total``.
-    """
-    cells = noise / width
-    if dither is None:
-        cells = torch.round(cells)
-    else:
-        whole = torch.floor(cells)
-        cells = whole + (dither < cells - whole)
-    return (torch.round(total / width) + cells) * width
+    if width is None:
+        return total + noise
+    return torch.round(total / width) * width + noise

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..._check import positive, positive_int
 from ..accounting.knorm import KNormDpEvent
 from ..events import dp_event
+from .discrete import discrete_gaussian
 from .sources import BLOCK_ELEMENTS, client_tails
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class NoiseLaw(ABC):
         norm: in which it needs the sensitivity, so in which rows are clipped.
         pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
         joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
-        whole: whether it is drawn in whole numbers of the grid on which rows are summed.
+        cell: the most that a cell of the public grid of secure mode is wide, over the scale of the noise.
         matrices: whether it is noise on symmetric matrices only.
         refuted: why the event does not hold, for the law of a paper that protects nothing: the event is then what the
             paper claims, and epsilon is infinite. Else None.
@@ -60,7 +61,7 @@ class NoiseLaw(ABC):
     norm: ClassVar[Norm]
     pure: ClassVar[bool] = False
     joint: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
+    cell: ClassVar[float] = 2.0**-20
     matrices: ClassVar[bool] = False
     refuted: ClassVar[str | None] = None
 
@@ -125,6 +126,28 @@ class NoiseLaw(ABC):
             out[part] = self._invert(*client_tails(sources, purpose, uses[part], keys[part], coins))
         return out
 
+    def whole(self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float) -> np.ndarray:
+        """Return noise in whole numbers of cells, for secure mode: rounded to the cell above or below at random, in
+        proportion to how near they are.
+
+        Such a dither is one more independent noise, so no guarantee changes, and it makes the law of the rounded noise
+        smoother than the doubles it comes from.
+
+        Args:
+            source, purpose, step: where the bits come from.
+            shape: (size,) of one vector, or (k, size) of several, each with the law of one.
+            cells: the sensitivity in cells of the grid.
+
+        Returns:
+            float64 of that shape, whole numbers.
+        """
+        rows = math.prod(shape[:-1])
+        sign, tail = source.tails(purpose, step, rows * self._coins(shape[-1]))
+        noise = self._invert(sign.reshape(rows, -1), tail.reshape(rows, -1)).reshape(shape) * cells
+        down = np.floor(noise)
+        dither = source.coins(f"{purpose}/dither", step).uniform(noise.size).reshape(shape)
+        return down + (dither < noise - down)
+
     def _coins(self, size: int) -> int:
         """Return the number of tails that one vector of ``size`` coordinates takes."""
         return size
@@ -145,6 +168,7 @@ class GaussianNoise(NoiseLaw):
     name = "gaussian"
     norm = "l2"
     joint = True
+    cell = 2.0**-40
 
     def event(self, dimension: int | None = None) -> Any:
         """Return ``GaussianDpEvent(z)``, whatever the dimension."""
@@ -157,6 +181,12 @@ class GaussianNoise(NoiseLaw):
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
         """Return noise of one release at sensitivity 1: (size,) float64."""
         return source.normal(purpose, step, size) * self.multiplier
+
+    def whole(self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float) -> np.ndarray:
+        """Return noise in whole numbers of cells, exactly of the discrete Gaussian law; see :mod:`.discrete`."""
+        deviation = math.floor(self.multiplier * cells) + 1
+        drawn = discrete_gaussian(source.words(purpose, step), math.prod(shape), deviation)
+        return drawn.reshape(shape).astype(np.float64)
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
         return _normal(sign, tail) * self.multiplier

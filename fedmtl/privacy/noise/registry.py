@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from .discrete import DiscreteGaussianNoise
 from .laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 
-LAWS: dict[str, type[NoiseLaw]] = {
-    law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, DiscreteGaussianNoise)
-}
+LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise)}
