@@ -1,5 +1,5 @@
-"""Milliseconds a release by the law of its noise: Gaussian, ordinary and on the grid of secure mode, and discrete
-Gaussian, beside the discrete Gaussian noise of OpenDP.
+"""Milliseconds a release by the law and source of its noise (Gaussian noise of secure mode is drawn in whole numbers),
+beside the discrete Gaussian noise of OpenDP.
 
 A release of fedmtl is the channel's: charge, clip and sum of one row, noise, grid, division; that of OpenDP is its
 noise on a vector of zeros. The contenders take turns. Processor seconds of all threads, of which there is one.
@@ -26,8 +26,8 @@ from rounds import interpreter, machine  # noqa: E402
 
 from fedmtl.privacy import Channel, ClientPrivacy, FullParticipation, ReleasePlan, open_channel  # noqa: E402
 
-LAWS = [(mechanism, source) for mechanism in ("gaussian", "discrete_gaussian") for source in ("seeded", "secure")]
-CELLS = 2.0**39  # deviation of OpenDP's noise: the least of fedmtl's
+LAWS = [(mechanism, source) for mechanism in ("gaussian", "l2_laplace") for source in ("seeded", "secure")]
+CELLS = 2.0**40  # deviation of OpenDP's noise: the least of fedmtl's
 CLIENTS = 100
 
 

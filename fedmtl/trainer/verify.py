@@ -34,7 +34,6 @@ from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
 from ..privacy.noise.grid import GridValue, grid_width
-from ..privacy.noise.registry import LAWS
 from ..privacy.price import Price, normalized
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Release, ReleasePlan, bind_releases, step_law, step_price
