@@ -343,6 +343,7 @@ def test_less_noise_in_the_header(copy: Path) -> None:
     rewrite(copy, lambda lines: [lines[0] | {"noise_multiplier": 1.0}, *lines[1:]])
     found = failed(copy)
     assert "by dp-accounting" in found.pop("epsilon")
+    assert "is not that of the noise" in found.pop("grid")
     assert set(found) == {"checkpoint"}  # it holds the head of the chain before
 
 

@@ -34,7 +34,7 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
         d = setup.records.dimension if setup.gradients is not None else setup.release(name).dimension
         few = clients[: max(1, MOST_ELEMENTS // d)]
         rows = coins.standard_normal((len(few), d)) * 1e-2 * setup.privacy.initial_norm
-        return torch.from_numpy(rows.astype(np.float32)), few
+        return torch.from_numpy(rows), few
 
     steps = _STEPS * CLIENTS if setup.one_at_a_time else min(_STEPS, setup.steps)
     found = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
