@@ -1087,9 +1087,10 @@ def _one_band_forgotten(self, step):
 
 
 def _added_up(self, step):
-    """w = C z, and not C^-1 z."""
-    drawn = [self._draw(t) for t in range(max(0, step - len(self._bands) + 1), step + 1)]
-    return sum(c * noise for c, (noise, _) in zip(self._bands.coefficients, drawn[::-1], strict=False)), drawn[-1][1]
+    """Multiplied by C in place of its inverse: noise that piles up."""
+    noise, width = self._draw(step)
+    self._latest.appendleft(noise)
+    return sum(c * z for c, z in zip(self._bands.coefficients, self._latest, strict=False)), width
 
 
 def _one_window(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
