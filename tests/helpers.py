@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
@@ -63,17 +61,3 @@ def delta_at(law: LossLaw, epsilon: float) -> float:
     """The hockey-stick divergence of a law of losses at ``epsilon``, by its definition."""
     above = law.losses > epsilon
     return law.infinity + float(law.masses[above] @ -np.expm1(epsilon - law.losses[above]))
-
-
-class Interrupted(Exception):
-    """Raised by :class:`Interrupting`."""
-
-
-class Interrupting:
-    """A callback that ends a run after its first step."""
-
-    def on_event(self, event: object, state: object) -> None:
-        raise Interrupted
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, channel, open_channel
 from fedmtl.schedules import Block
+from tests import small
+from tests.small import check_resumed
 
 from .harness import everyone, problem_of, run
 
@@ -440,32 +443,12 @@ def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "mapped"])
 def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str) -> None:
-
-    class Crash(Exception):
-        pass
-
-    class Stop:
-        def on_event(self, event: Block, state: State) -> None:
-            if event.step == 4:
-                raise Crash
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: None
-
-    def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
-        return Trainer(
-            algorithm=MPMTL(row_norm=1.0, momentum="nesterov", own_penalty="l1"),
-            data=data(), model=models.linear_regression(), loss="half_mse", schedule=FullParticipation(), rounds=7,
-            privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5), folder=folder, checkpoint_every=2,
-            callbacks=callbacks, progress=False, dtype="float64", client_store=store,
-        )  # fmt: skip
-
-    whole = trainer(tmp_path / "whole").fit()
-    with pytest.raises(Crash):
-        trainer(tmp_path / "cut", (Stop(),)).fit()
-    again = trainer(tmp_path / "cut").fit(resume=True)
-    assert torch.equal(whole.personal, again.personal)
-    assert again.epsilon == whole.epsilon
+    settings: dict[str, Any] = {
+        "algorithm": MPMTL(row_norm=1.0, momentum="nesterov", own_penalty="l1"), "data": data(), "rounds": 7,
+        "model": models.linear_regression(), "loss": "half_mse", "checkpoint_every": 2, "client_store": store,
+        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
+    }  # fmt: skip
+    check_resumed(partial(small.trainer, **settings), tmp_path, 4)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 from dp_accounting import dp_event, pld
 from scipy import optimize
 
-from fedmtl import Callback, PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.graphs import Graph, Ring
+from tests.small import check_resumed
 
 from .harness import blocks_of, open_activations
 from .harness import run_activations as run
@@ -183,25 +185,11 @@ def trainer(**settings) -> Trainer:
     return Trainer(**(given | settings), rounds=1000, device="cpu", progress=False, dtype="float64")
 
 
-class Stop(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("at", [3, 18, 40])
 def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path) -> None:
-    class Dies(Callback):
-        def on_event(self, event, state) -> None:
-            if event.step >= at:
-                raise Stop
-
-    times = {"eval_every": 100, "checkpoint_every": 2}
-    whole = trainer(folder=tmp_path / "whole", **times).fit()
-    with pytest.raises(Stop):
-        trainer(folder=tmp_path / "run", callbacks=(Dies(),), **times).fit()
-    again = trainer(folder=tmp_path / "run", **times).fit(resume=True)
-    assert torch.equal(again.personal, whole.personal)
-    assert again.privacy.releases == whole.privacy.releases == 18
-    assert again.epsilon == whole.epsilon == pytest.approx(2.0, rel=1e-3)
+    found = check_resumed(partial(trainer, eval_every=100, checkpoint_every=2), tmp_path, at)
+    assert found.privacy.releases == 18
+    assert found.epsilon == pytest.approx(2.0, rel=1e-3)
 
 
 def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import open_channel
-from tests.helpers import Interrupted, Interrupting, ragged_classification
+from tests.helpers import ragged_classification
+from tests.small import check_resumed
 
 from .harness import everyone, problem_of, run
 
@@ -336,17 +338,7 @@ def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-
-    def saved(folder: str, callbacks: tuple[Any, ...] = ()) -> Trainer:
-        options = {"folder": tmp_path / folder, "checkpoint_every": 1, "callbacks": callbacks}
-        return trainer(prior(share=0.5), **options)
-
-    whole = saved("whole").fit()
-    with pytest.raises(Interrupted):
-        saved("cut", (Interrupting(),)).fit()
-    again = saved("cut").fit(resume=True)
-    assert torch.equal(whole.personal, again.personal)
-    assert again.epsilon == whole.epsilon
+    check_resumed(partial(trainer, prior(share=0.5), checkpoint_every=1), tmp_path)
 
 
 @pytest.mark.parametrize(

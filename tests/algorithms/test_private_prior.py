@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 from torch import Tensor
 
-from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, Trainer, models
+from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, models
 from fedmtl.algorithms import Cohort, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
@@ -26,7 +27,8 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.schedules import Block
-from tests.helpers import Interrupted, Interrupting
+from tests import small
+from tests.small import check_resumed
 
 from .harness import everyone, problem_of, run
 
@@ -322,20 +324,9 @@ def test_repetitions_are_separate_runs() -> None:
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-
-    def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
-        return Trainer(
-            algorithm=PrivatePrior(ridge=RIDGE), data=data(), model=models.linear_regression(), loss="half_mse",
-            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=20.0, delta=1e-5), rounds=1,
-            folder=folder, checkpoint_every=1, callbacks=callbacks, progress=False, dtype="float64",
-        )  # fmt: skip
-
-    whole = trainer(tmp_path / "whole").fit()
-    with pytest.raises(Interrupted):
-        trainer(tmp_path / "cut", (Interrupting(),)).fit()
-    again = trainer(tmp_path / "cut").fit(resume=True)
-    assert torch.equal(whole.personal, again.personal)
-    assert again.epsilon == whole.epsilon
+    settings = {"algorithm": PrivatePrior(ridge=RIDGE), "model": models.linear_regression(), "loss": "half_mse"}
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=20.0, delta=1e-5)
+    check_resumed(partial(small.trainer, data=data(), privacy=privacy, checkpoint_every=1, **settings), tmp_path)
 
 
 def test_what_is_refused() -> None:

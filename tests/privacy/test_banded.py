@@ -8,6 +8,7 @@ import json
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.row_noise import RowNoise
-from fedmtl.trainer import Callback
 
+from ..small import check_resumed
 from ..trainer.settings import SOLVER, trainer
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="auto")
@@ -300,18 +301,4 @@ def test_impossible_settings_are_refused(bad: dict) -> None:
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     settings = {"algorithm": FedAvg(local=SOLVER), "schedule": CyclicCohorts(3), "privacy": PRIVACY, "rounds": 8}
-    whole = trainer(**settings, folder=tmp_path / "whole").fit()
-
-    class Gone(RuntimeError):
-        pass
-
-    class Stop(Callback):
-        def on_event(self, event, state) -> None:
-            if event.step == 4:
-                raise Gone
-
-    with pytest.raises(Gone):
-        trainer(**settings, folder=tmp_path / "part", callbacks=(Stop(),)).fit()
-    part = trainer(**settings, folder=tmp_path / "part").fit(resume=True)
-    assert torch.equal(whole.shared, part.shared)
-    assert whole.epsilon == part.epsilon
+    check_resumed(partial(trainer, **settings), tmp_path, 4)

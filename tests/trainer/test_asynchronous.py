@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from fedmtl import (
     PMTL,
     PPDMTL,
     AsyncLearner,
-    Callback,
     ClientPrivacy,
     FullParticipation,
     Latencies,
@@ -33,7 +33,8 @@ from fedmtl.trainer.audit.settings import resolved
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 
-from .ledgers import participations, read_lines
+from ..small import Ended, Ends, check_resumed
+from .ledgers import participations
 
 TASKS, ANSWERS = 5, 12
 DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30)
@@ -97,28 +98,10 @@ def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
     assert result.personal.shape == (TASKS, 6)
 
 
-class Stop(BaseException):
-    """The process ends here."""
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("at", [6, 20, 33, 51])
 def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
-    class Dies(Callback):
-        def on_event(self, event, state):
-            if event.step >= at:
-                raise Stop
-
-    whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=5).fit()
-    with pytest.raises(Stop):
-        trainer(case, folder=tmp_path / "run", checkpoint_every=5, callbacks=(Dies(),)).fit()
-    charged = [line for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "charge"]
-    assert charged[-1]["end"] > at
-    resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=5).fit(resume=True)
-    assert torch.equal(resumed.personal, whole.personal)
-    times = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (resumed, whole)]
-    assert times[0] == times[1]
-    assert resumed.epsilon == whole.epsilon
+    check_resumed(partial(trainer, case, checkpoint_every=5), tmp_path, at)
     assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
 
 
@@ -137,15 +120,9 @@ def test_the_public_state_is_a_function_of_the_releases(case):
 
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0, source="secure")
-
-    class Dies(Callback):
-        def on_event(self, event, state):
-            if event.step >= 20:
-                raise Stop
-
     settings = {"privacy": privacy, "folder": tmp_path / "run", "checkpoint_every": 10}
-    with pytest.raises(Stop):
-        trainer("learner", **settings, callbacks=(Dies(),)).fit()
+    with pytest.raises(Ended):
+        trainer("learner", **settings, callbacks=(Ends(20),)).fit()
     result = trainer("learner", **settings).fit(resume=True)
     assert result.stopped == "budget"  # what was lost stays charged
     assert result.epsilon <= 5.0

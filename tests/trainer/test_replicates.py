@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from fedmtl import (
     PMTL,
     PPDMTL,
     AsyncLearner,
-    Callback,
     ClientPrivacy,
     EarlyStopping,
     FullParticipation,
@@ -36,6 +36,7 @@ from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import evaluate_models
+from tests.small import check_resumed
 
 TASKS, ANSWERS, SEED = 4, 5, 3
 EPSILONS, RUNS = (2.0, math.inf), 3
@@ -155,38 +156,11 @@ def test_rows_are_means_and_percentiles_by_budget():
     assert [row["epsilon"] for row in result.bands] == pytest.approx(EPSILONS)
 
 
-class Stop(BaseException):
-    """The process ends here."""
-
-
-class Dies(Callback):
-    """Ends the process after a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_event(self, event, state):
-        if event.step >= self.step:
-            raise Stop
-
-
 @pytest.mark.parametrize("case", EVERY)
 def test_an_interrupted_run_resumes_to_the_same_bits(case, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmtl.report.bands.plot_bands", lambda *args, **options: None)
-
-    whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=4).fit()
-    with pytest.raises(Stop):
-        trainer(
-            case,
-            folder=tmp_path / "run",
-            checkpoint_every=4,
-            callbacks=(Dies(min(10, EVERY[case].get("rounds", 1000) - 1)),),
-        ).fit()
-    resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=4).fit(resume=True)
-    assert resumed.replicates == whole.replicates
-    assert torch.equal(resumed.personal, whole.personal)
-    times = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (resumed, whole)]
-    assert times[0] == times[1]
+    step = min(10, EVERY[case].get("rounds", 1000) - 1)
+    check_resumed(partial(trainer, case, checkpoint_every=4), tmp_path, step)
 
 
 def test_files_and_words_of_several_runs(tmp_path):

@@ -47,6 +47,7 @@ from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
+from tests.small import check_resumed
 
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
@@ -401,25 +402,9 @@ def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:
     assert next(check for check in verify(tmp_path).checks if check.name == "model").verdict == FAILED
 
 
-class Stop(Exception):
-    """The run ends here."""
-
-
 def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(tmp_path: Path) -> None:
-    whole = head(folder=tmp_path / "whole").fit()
-
-    step = PMTL.step
-
-    def stopped(self: PMTL, problem: Any, state: Any, block: Any, channel: Any) -> Any:
-        if block.first == 4:
-            raise Stop
-        return step(self, problem, state, block, channel)
-
-    run = head(folder=tmp_path / "part")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PMTL, "step", stopped)
-        with pytest.raises(Stop):
-            run.fit()
+    check_resumed(head, tmp_path, 3)
+    assert verify(tmp_path / "run").fits
     other = copy.deepcopy(NETWORK)
     with torch.no_grad():
         other[1].bias += 1.0
@@ -430,7 +415,4 @@ def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(tmp_path:
         (head(model=other), "frozen parameters"),
     ):
         with pytest.raises(ResumeError, match=f"was written for other {named}"):
-            Trainer(**vars(changed) | {"folder": tmp_path / "part"}).fit(resume=True)
-    resumed = run.fit(resume=True)
-    assert torch.equal(resumed.personal, whole.personal)
-    assert verify(tmp_path / "part").fits
+            replace(changed, folder=tmp_path / "run").fit(resume=True)
