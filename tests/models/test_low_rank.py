@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedmtl import FedAvg, LocalSGD, Trainer, models
+from fedmtl import FedAvg, LocalSGD, models
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.models import lora, merge_lora
-from fedmtl.privacy import FullParticipation
 from fedmtl.stacked import Layout, StackedModule, check_stackable, example_gradients, prepare_module
 from fedmtl.stacked.losses import cross_entropy
+from tests import small
 
 CPU = torch.device("cpu")
 
@@ -282,17 +282,13 @@ def test_adapters_of_full_rank_reach_the_least_squares_fit() -> None:
     y = x @ torch.randn(5, 3, generator=generator, dtype=torch.float64)
     y += 0.3 * torch.randn(60, 3, generator=generator, dtype=torch.float64)
     parts = {f"client-{i}": (x[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]) for i in range(3)}
-    result = Trainer(
-        algorithm=FedAvg(local=LocalSGD(lr=0.1, steps=1, batch_size=None)),  # gradient steps on all records
+    result = small.trainer(
+        algorithm=FedAvg(local=LocalSGD(lr=0.1, steps=1, batch_size=None)),
         data=FederatedDataset.from_tensors(parts, test=parts, classes=None),
         model=lora(models.linear_regression(bias=False), rank=3),
-        schedule=FullParticipation(),
-        privacy=None,
         rounds=600,
-        dtype="float64",
         device="cpu",
         eval_every=600,
-        progress=False,
     ).fit()
     exact = np.linalg.lstsq(x.numpy(), y.numpy(), rcond=None)[0].T
     merged = merge_lora(result.shared_model())

@@ -29,6 +29,7 @@ from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
 from fedmtl.stacked import Layout
+from tests import small
 from tests.helpers import ragged_classification
 from tests.test_cli import command
 
@@ -45,12 +46,8 @@ def sentences(clients: int = 4) -> FederatedDataset:
 
 
 def fit(data, model, *, algorithm=None, **options):
-    return Trainer(
-        algorithm=algorithm or Local(local=LocalSGD(lr=0.5, batch_size=4)),
-        data=data,
-        model=model,
-        schedule=FullParticipation(),
-        **({"privacy": None, "rounds": 1, "dtype": "float64", "progress": False} | options),
+    return small.trainer(
+        algorithm=algorithm or Local(local=LocalSGD(lr=0.5, batch_size=4)), data=data, model=model, **options
     ).fit()
 
 
@@ -487,7 +484,7 @@ def test_settings_take_numbers_of_numpy_as_pythons_own(tmp_path):
 def test_repetitions_and_budgets_take_numbers_of_numpy():
     agents = load_data("synthetic_agents", agents=4, features=3)
     bands = (
-        Trainer(
+        small.trainer(
             algorithm=AsyncLearner(),
             data=agents,
             model=models.linear_regression(),
@@ -496,7 +493,6 @@ def test_repetitions_and_budgets_take_numbers_of_numpy():
             rounds=10,
             replicates=np.int64(2),
             epsilons=[np.float32(1.0), np.int64(3)],
-            progress=False,
         )
         .fit()
         .bands

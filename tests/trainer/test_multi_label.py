@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
+from fedmtl import FedAvg, Local, LocalSGD, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
 from fedmtl.trainer import problem as problems
+from tests import small
 from tests.helpers import ragged_classification
 
 
@@ -32,13 +33,8 @@ def tagged(clients: int = 5, features: int = 6, labels: int = 9, seed: int = 0) 
 
 def fit(data, algorithm, **options):
     options = {"privacy": None, "schedule": FullParticipation(), "rounds": 2} | options
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=models.logistic_regression(),
-        dtype="float64",
-        progress=False,
-        **options,
+    return small.trainer(
+        algorithm=algorithm, data=data, model=models.logistic_regression(), dtype="float64", **options
     ).fit()
 
 
@@ -105,15 +101,7 @@ def test_what_does_not_fit_many_labels_is_refused():
     with pytest.raises(ConfigError, match=r"loss is 'cross_entropy'.*the examples have 9 labels"):
         fit(tagged(), Local(local=LocalSGD(lr=0.5)), loss="cross_entropy")
     with pytest.raises(ModelError, match=r"the data has 9 classes or labels; the output must be \(B, 9\)"):
-        Trainer(
-            algorithm=Local(local=LocalSGD(lr=0.5)),
-            data=tagged(),
-            model=torch.nn.Linear(6, 3),
-            schedule=FullParticipation(),
-            privacy=None,
-            rounds=1,
-            progress=False,
-        ).fit()
+        small.trainer(algorithm=Local(local=LocalSGD(lr=0.5)), data=tagged(), model=torch.nn.Linear(6, 3)).fit()
     with pytest.raises(ModelError, match="logistic_regression is for 2 classes or several labels, not 3"):
         models.logistic_regression()(ragged_classification().spec)
 

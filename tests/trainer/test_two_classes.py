@@ -16,7 +16,6 @@ from fedmtl import (
     FullParticipation,
     PeerToPeer,
     PoissonClocks,
-    Trainer,
     models,
 )
 from fedmtl.algorithms.local_fit import LocalFit
@@ -24,6 +23,7 @@ from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
+from tests import small
 
 CODINGS = {
     "0/1 int": lambda b: b.astype(np.int64),
@@ -54,16 +54,13 @@ def dataset(coding, classes="infer"):
 
 def fit(algorithm, data, *, rounds=30, loss="auto", model=None, asynchronous=False):
     schedule = PoissonClocks(per_client=20) if asynchronous else FullParticipation()
-    return Trainer(
+    return small.trainer(
         algorithm=algorithm,
         data=data,
         model=models.linear_regression(bias=False) if model is None else model,
         schedule=schedule,
-        privacy=None,
         rounds=1000 if asynchronous else rounds,
         loss=loss,
-        dtype="float64",
-        progress=False,
     ).fit()
 
 
@@ -155,11 +152,10 @@ def test_with_noise_targets_do_not_decide_whether_there_are_classes(loss: str, l
     data = FederatedDataset.from_tensors(rows, classes=None)
     algorithm = MPMTL(loss="logistic", lam=0.01, row_norm=1.0) if loss == "auto" else FedAvg(local=LocalSGD(lr=0.1))
     with pytest.raises(ConfigError, match="the number of classes came from the records"):
-        Trainer(
+        small.trainer(
             algorithm=algorithm,
             data=data,
             model=models.linear_regression(),
-            schedule=FullParticipation(),
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-3),
             rounds=2,
             loss=loss,
