@@ -18,7 +18,7 @@ from .._check import given, id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import Pair, as_targets, choose, group_rows, infer_classes, pool, read_clients, stack
-from .examples import DataSpec, Domain, Examples, Side, cut, pixel_domain
+from .examples import SIDES, DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
 from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
 
@@ -127,8 +127,8 @@ class FederatedDataset:
 
     def side(self, side: Side) -> Examples:
         """Return the training or the test examples."""
-        if side not in ("train", "test"):
-            raise ConfigError(f"side is {side!r}; accepted: 'train', 'test'.")
+        if side not in SIDES:
+            raise ConfigError(f"side is {side!r}; accepted: {', '.join(map(repr, SIDES))}.")
         part: Examples = getattr(self, side)
         return part
 
@@ -216,7 +216,7 @@ class FederatedDataset:
                 [0, 1], whose bounds are then the domain, and is :class:`Cast` otherwise.
             domain: public bounds that every example keeps.
             name: for messages and reports.
-            source: names the data in messages about clients that are left out; None for ``name``.
+            source: names the data in messages, such as their file; None for ``name``.
 
         Raises:
             DataError: malformed data, or no client with ``min_examples``.
@@ -225,15 +225,16 @@ class FederatedDataset:
         positive_int("data", min_examples=min_examples, **given(clients=draw))
         if test_fraction is not None:
             checks.check_fraction(test_fraction)
-        train, packed = read_clients(clients, name)
+        where = source or name
+        train, packed = read_clients(clients, where)
         held: Mapping[str, Pair] = {}
         if test is not None:
             if not test:
-                raise DataError(f"{name}: test names no clients; at least one client needs test examples.")
-            held, _ = read_clients(test, f"{name} (test)", like=train, packed=packed)
+                raise DataError(f"{where}: test names no clients; at least one client needs test examples.")
+            held, _ = read_clients(test, f"{where} (test)", like=train, packed=packed)
         if test_fraction is not None:
             train, held = pool(train, held), {}
-        ids = choose(train, held, source or name, min_examples=min_examples, draw=draw, seed=seed)
+        ids = choose(train, held, where, min_examples=min_examples, draw=draw, seed=seed)
         whole = stack(train, ids)
         return cls.from_flat(
             whole.x,
@@ -247,6 +248,7 @@ class FederatedDataset:
             transform=packed if transform is None else transform,
             domain=domain,
             name=name,
+            source=where,
         )
 
     @classmethod
@@ -297,6 +299,7 @@ class FederatedDataset:
         transform: Transform | None = None,
         domain: Domain | None = None,
         name: str = "data",
+        source: str | None = None,
     ) -> FederatedDataset:
         """Return a dataset from flat tensors; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
@@ -304,23 +307,23 @@ class FederatedDataset:
             x, y, offsets: as in :class:`Examples`.
             ids: of the clients.
             test: the test examples of the same clients; None holds out ``test_fraction`` of each client's examples.
-            test_fraction, seed, classes, transform, domain, name: as in :meth:`from_tensors`.
+            test_fraction, seed, classes, transform, domain, name, source: as in :meth:`from_tensors`.
         """
-        ids = tuple(map(id_of, ids))
-        checks.check_ids(ids, name)
+        ids, source = tuple(map(id_of, ids)), source or name
+        checks.check_ids(ids, source)
         whole = Examples(x, y, offsets)
-        sides = {name: whole} if test is None else {f"{name} (train)": whole, f"{name} (test)": test}
+        sides = {source: whole} if test is None else {f"{source} (train)": whole, f"{source} (test)": test}
         for part in sides.values():
             if len(part.offsets) != len(ids) + 1:
-                raise DataError(f"{name}: examples of {len(part.offsets) - 1} clients, but {len(ids)} ids.")
+                raise DataError(f"{source}: examples of {len(part.offsets) - 1} clients, but {len(ids)} ids.")
         if (whole.counts == 0).any():
             client = ids[int((whole.counts == 0).nonzero()[0])]
-            raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 1.")
+            raise DataError(f"{source}: client {client!r} has no examples; every client needs at least 1.")
         inferred = ("classes",) if classes == "infer" else ()
         if classes == "infer":
             counts = torch.cat([part.counts for part in sides.values()])
             both = torch.cat([part.y for part in sides.values()])
-            classes = infer_classes(both, rows.offsets_of(counts), ids * len(sides), name)
+            classes = infer_classes(both, rows.offsets_of(counts), ids * len(sides), source)
         transform, domain = _scaled(x, transform, domain)
         for where, part in sides.items():
             checks.check_finite(part.x, part.offsets, ids, where, "x")
@@ -328,7 +331,7 @@ class FederatedDataset:
             sides[where] = Examples(part.x, y, part.offsets)
         train, *held = sides.values()
         if not held:
-            train, *held = cut(train.x, train.y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
+            train, *held = cut(train.x, train.y, offsets, ids, test_fraction=test_fraction, seed=seed, where=source)
         return cls(train, held[0], ids, transform, classes, name, domain=domain, inferred=inferred, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from . import checks, rows
 from .split import split_rows
 
 Side = Literal["train", "test"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,12 @@ from fedmtl.errors import ConfigError, DataError
 from tests.test_cli import command
 
 
+@pytest.fixture
+def any_files(monkeypatch):
+    """The checksums are those of the original files."""
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda file, md5: Path(file).is_file())
+
+
 def write_cifar(root: Path, each: int, *, classes: int = 10, seed: int = 0) -> Path:
     """``each`` train images and 2 test images a class, as torchvision extracts them."""
     generator = np.random.default_rng(seed)
@@ -37,9 +43,7 @@ def write_batch(file: Path, labels: np.ndarray, field: str, generator: np.random
 
 
 @pytest.mark.parametrize(("classes", "reference"), [(10, CIFAR10), (100, CIFAR100)])
-def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, monkeypatch, classes, reference):
-    monkeypatch.setattr(reference, "_check_integrity", lambda self: True)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, any_files, classes, reference):
     write_cifar(tmp_path, 6, classes=classes)
     data = read_cifar(tmp_path, classes=classes, partition=ByClasses(classes // 5, 5), seed=3)
     assert (len(data), data.classes, data.spec.shape) == (classes // 5, classes, (3, 32, 32))
@@ -81,48 +85,23 @@ def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, class
     assert per_client == classes or any(set(y[rows]) != set(y[third[name]]) for name, rows in parts.items())
 
 
+def test_files_that_are_not_the_original_ones_are_refused_before_they_are_opened(tmp_path):
+    refused = r"cifar-10-batches-py is missing or damaged \(Dataset not found or corrupted.*give the folder into which"
+    with pytest.raises(DataError, match=refused):
+        read_cifar(tmp_path)
+    folder = write_cifar(tmp_path, 5)
+    (folder / "data_batch_1").write_bytes(pickle.dumps(Evil()))
+    for root in (tmp_path, folder):
+        with pytest.raises(DataError, match=refused):
+            read_cifar(root)
+
+
 class Evil:
     def __reduce__(self):
-        return (print, ("run",))
+        return (pytest.fail, ("a pickle was opened",))
 
 
-def broken(content):
-    def write(folder: Path) -> None:
-        (folder / "data_batch_2").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
-
-    return write
-
-
-BAD = {
-    "missing": (lambda folder: (folder / "data_batch_4").unlink(), r"data_batch_4 is missing; give the folder"),
-    "truncated": (
-        lambda folder: (folder / "test_batch").write_bytes((folder / "test_batch").read_bytes()[:100]),
-        r"test_batch cannot be read .*truncated",
-    ),
-    "code": (broken(Evil()), r"data_batch_2 cannot be read \(it names builtins.print, which is no array\)"),
-    "kind": (broken([1]), r"data_batch_2 holds a list; accepted: a dictionary"),
-    "no data": (broken({"labels": [1]}), r"data_batch_2: field 'data' is NoneType; accepted: uint8"),
-    "shape": (broken({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}), r"field 'data' is uint8 \(2, 9\)"),
-    "length": (
-        broken({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}),
-        r"field 'labels' has 1 labels; accepted",
-    ),
-    "label": (
-        broken({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}),
-        r"data_batch_2: row 1, field 'labels' holds 10; accepted: 0 to 9",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_malformed_files_are_refused(tmp_path, case):
-    break_it, message = BAD[case]
-    break_it(write_cifar(tmp_path, 5))
-    with pytest.raises(DataError, match=message):
-        read_cifar(tmp_path, partition=ByClasses(2, 5))
-
-
-def test_impossible_deals_are_refused(tmp_path):
+def test_impossible_deals_are_refused(tmp_path, any_files):
     write_cifar(tmp_path, 5)
     with pytest.raises(
         ConfigError, match=r"ByClasses.clients is 50: class \d has 5 examples for 25 of them; ask for fewer"
@@ -134,7 +113,7 @@ def test_impossible_deals_are_refused(tmp_path):
         read_cifar(tmp_path, classes=20)
 
 
-def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tmp_path):
+def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tmp_path, any_files):
     write_cifar(tmp_path, 20)
     data = read_cifar(tmp_path, partition=Dirichlet(6, 0.5), test_fraction=0.25, seed=1)
     assert len(data.train) + len(data.test) == 220
@@ -145,7 +124,7 @@ def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tm
     assert (data.transform, data.classes) == (read_cifar(tmp_path, partition=ByClasses(2, 5)).transform, 10)
 
 
-def test_the_command_trains_the_network_of_fedrep(tmp_path):
+def test_the_command_trains_the_network_of_fedrep(tmp_path, any_files):
     write_cifar(tmp_path, 10)
     words = (
         "data=cifar",

@@ -11,8 +11,13 @@ import torch
 
 from fedmtl.data import RatingsGraph, load_data
 from fedmtl.data.readers.als import als_features
-from fedmtl.data.readers.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens
-from fedmtl.data.readers.movielens_files import read_ratings
+from fedmtl.data.readers.movielens import (
+    LEARNED_FEATURES,
+    USER_CENTRE,
+    movielens_users,
+    read_movielens,
+    read_ratings,
+)
 from fedmtl.errors import ConfigError, DataError
 
 SMALL = {"features": 2, "sweeps": 5}
@@ -51,8 +56,9 @@ def test_all_formats_hold_the_same_ratings(tmp_path):
     windows.write_bytes(b"\xef\xbb\xbf" + csv.read_bytes().replace(b"\n", b"\r\n"))
     for path in (plain, csv, dat, packed, archive, windows, tmp_path):
         read = read_ratings(path)
-        got = list(zip(read.user.tolist(), read.item.tolist(), read.rating.tolist(), strict=True))
-        assert got == [(user, item, float(rating)) for user, item, rating, _ in lines]
+        assert list(read.itertuples(index=False, name=None)) == [
+            (user, item, float(rating)) for user, item, rating, _ in lines
+        ]
 
 
 GOOD = "1\t2\t3\t4\n1\t3\t4\t4\n"
@@ -226,7 +232,7 @@ def test_by_name_and_impossible_settings(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             movielens_users(path, **options)
-    with pytest.raises(DataError, match="no user has 20 or more ratings"):
+    with pytest.raises(DataError, match="no client has 20 or more examples"):
         movielens_users(path, min_examples=20)
 
 

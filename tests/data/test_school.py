@@ -122,14 +122,15 @@ def test_small_schools_are_left_out_and_keep_their_numbers(tmp_path):
     assert data.ids == ("school-0", "school-2")
 
 
+OTHER_SHAPE = r"client 'school-1', field 'x' has examples of shape \(3,\); client 'school-0' has \(4,\)"
 BAD = {
-    "rows": (lambda x, y: (x, [*y[:3], y[3][:1]]), r"school-3: Y has shape \(1, 1\); accepted: \(2, 1\)"),
-    "wide scores": (lambda x, y: (x, [np.ones((12, 2)), *y[1:]]), r"school-0: Y has shape \(12, 2\)"),
-    "columns": (lambda x, y: ([x[0], x[1][:, :3], *x[2:]], y), r"school-1: X has shape \(7, 3\); .* \(pupils, 4\)"),
+    "rows": (lambda x, y: (x, [*y[:3], y[3][:1]]), r"'school-3': field 'x' has 2 examples and field 'y' has 1"),
+    "wide scores": (lambda x, y: (x, [np.ones((12, 2)), *y[1:]]), r"'school-0': field 'x' has 12 .* 'y' has 24"),
+    "columns": (lambda x, y: ([x[0], x[1][:, :3], *x[2:]], y), OTHER_SHAPE),
     "schools": (lambda x, y: (x, y[:3]), r"X has 4 cells and Y has 3"),
-    "none": (lambda x, y: ([], []), r"X and Y have no cells"),
-    "text": (lambda x, y: ([np.array(["ab"]), *x[1:]], y), r"school-0: X holds <U2; accepted: numbers"),
-    "NaN": (lambda x, y: ([*x[:2], x[2] * np.nan, x[3]], y), r"school-2, row 0: X holds nan; every value must"),
+    "none": (lambda x, y: ([], []), r"there are no clients"),
+    "text": (lambda x, y: ([np.array(["ab"]), *x[1:]], y), r"school-0: X holds <U2 \(1,\); accepted: a matrix of numb"),
+    "NaN": (lambda x, y: ([*x[:2], x[2] * np.nan, x[3]], y), r"'school-2', example 0, field 'x' holds nan; every"),
     "score": (lambda x, y: (x, [y[0] * 0 + 71, *y[1:]]), r"school-0, row 0: Y holds 71; a score must be from 1 to 70"),
     "low score": (lambda x, y: (x, [y[0] * 0, *y[1:]]), r"school-0, row 0: Y holds 0; a score must be from 1 to 70"),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from peers import Array, Row, budgets, mean_and_error, objective_of, owners, ref
 from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from fedmtl import PeerToPeer
 from fedmtl.data import FederatedDataset, MovieLens, movielens_users
-from fedmtl.data.readers.movielens_files import RATINGS
+from fedmtl.data.readers.movielens import RATINGS
 from fedmtl.graphs import Complete, Graph, knn_cosine
 
 SEEDS, VALIDATION = tuple(range(5)), 100

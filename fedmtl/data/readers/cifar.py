@@ -1,25 +1,20 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), dealt to clients by classes, from the files that torchvision keeps."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), dealt to clients by classes, from the files that torchvision extracts."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..._check import one_of
-from ...errors import DataError
+from ...errors import DataError, first_line
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
 from ..partition import ByClasses, Partition, from_partition
 
 SHAPE = (3, 32, 32)
-_FILES: dict[int, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
-    10: ("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "labels"),
-    100: ("cifar-100-python", ("train",), ("test",), "fine_labels"),
-}
 
 
 @reader("cifar")
@@ -46,14 +41,12 @@ def read_cifar(
         seed: of the deal and of the split.
 
     Raises:
-        DataError: a missing, truncated or malformed file.
+        DataError: a missing file, or one whose checksum is not the original's.
         ConfigError: an impossible setting.
     """
     one_of("read_cifar", (10, 100), classes=classes)
-    folder, train, test, field = _FILES[classes]
-    base = Path(root) if (Path(root) / train[0]).is_file() else Path(root) / folder
     partition = partition or ByClasses(clients=500, classes_per_client=5)
-    pools = [_read([base / name for name in names], field, classes) for names in (train, test)]
+    pools = [_pool(Path(root), classes, train=train) for train in (True, False)]
     options: dict[str, Any] = {
         "classes": classes,
         "name": f"cifar{classes}",
@@ -67,51 +60,16 @@ def read_cifar(
     return FederatedDataset.from_tensors(sides[0], test=sides[1], **options)
 
 
-def _read(files: list[Path], field: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of all files."""
-    images, labels = [], []
-    for file in files:
-        entry = _unpickle(file)
-        x, y = (entry.get(name, entry.get(name.encode())) for name in ("data", field))
-        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
-            found = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise DataError(f"{file}: field 'data' is {found}; accepted: uint8 (images, 3072).")
-        if not isinstance(y, list) or len(y) != len(x):
-            found = str(len(y)) if isinstance(y, list) else f"a {type(y).__name__}"
-            raise DataError(f"{file}: field {field!r} has {found} labels; accepted: a list of {len(x)}.")
-        for row, label in enumerate(y):
-            if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not 0 <= label < classes:
-                raise DataError(f"{file}: row {row}, field {field!r} holds {label!r}; accepted: 0 to {classes - 1}.")
-        images.append(x.reshape(-1, *SHAPE))
-        labels.append(np.array(y, dtype=np.int64))
-    return np.concatenate(images), np.concatenate(labels)
+def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums torchvision verifies."""
+    from torchvision.datasets import CIFAR10, CIFAR100
 
-
-class _Arrays(pickle.Unpickler):
-    """Reads arrays and plain containers; nothing else that a pickle could name is loaded or run."""
-
-    _ALLOWED = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-        return super().find_class(module, name)
-
-
-def _unpickle(file: Path) -> dict[Any, Any]:
-    if not file.is_file():
-        raise DataError(f"{file} is missing; give the folder into which torchvision extracts CIFAR.")
+    kind = CIFAR10 if classes == 10 else CIFAR100
     try:
-        with open(file, "rb") as content:
-            entry = _Arrays(content, encoding="latin1").load()
-    except Exception as error:  # a damaged pickle can fail in many ways
-        raise DataError(f"{file} cannot be read ({error}); it may be truncated, or no file of CIFAR.") from error
-    if not isinstance(entry, dict):
-        raise DataError(f"{file} holds a {type(entry).__name__}; accepted: a dictionary with 'data' and labels.")
-    return entry
+        pool = kind(root.parent if root.name == kind.base_folder else root, train=train)
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the folder into which "
+            "torchvision extracts CIFAR."
+        ) from error
+    return pool.data.transpose(0, 3, 1, 2), np.array(pool.targets, dtype=np.int64)

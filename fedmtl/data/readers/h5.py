@@ -65,11 +65,18 @@ def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iter
                 for field in fields:
                     if not isinstance(group.get(field), h5py.Dataset):
                         raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
-                found = {field: np.asarray(group[field][()]) for field in (*fields, *optional) if field in group}
+                found = {field: _values(group[field]) for field in (*fields, *optional) if field in group}
                 lengths = {field: values.shape[0] if values.ndim else -1 for field, values in found.items()}
                 if len(set(lengths.values())) > 1 or -1 in lengths.values():
-                    told = ", ".join(f"{field!r} {length}" for field, length in lengths.items())
-                    raise DataError(f"{where}: fields have different numbers of examples ({told}); they must agree.")
+                    each = ", ".join(f"{field!r} {length}" for field, length in lengths.items())
+                    raise DataError(f"{where}: fields have different numbers of examples ({each}); they must agree.")
                 yield client, found
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as HDF5 ({error}); it may be truncated.") from error
+
+
+def _values(dataset: Any) -> np.ndarray:
+    """Return the values of a field, texts decoded."""
+    import h5py
+
+    return np.asarray((dataset if h5py.check_string_dtype(dataset.dtype) is None else dataset.asstr())[()])

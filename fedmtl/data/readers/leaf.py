@@ -193,10 +193,10 @@ def _read_client(entry: Any, count: Any, where: str) -> tuple[list[Any], list[An
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
-    """Return a client's x or y as an array of finite numbers.
+    """Return a client's x or y as an array of numbers.
 
     Raises:
-        DataError: text, another object, examples of different shapes, or a number that is not finite.
+        DataError: text, another object, or examples of different shapes.
     """
     try:
         array = np.asarray(value)
@@ -211,12 +211,6 @@ def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
         )
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}, field {field!r} holds values that are not numbers; accepted: numbers.")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = np.argwhere(~np.isfinite(array))[0]
-        raise DataError(
-            f"{where}, example {row[0]}, field {field!r} holds {array[tuple(row)]}; "
-            "every value must be a finite number (no NaN, no infinity)."
-        )
     return array
 
 

@@ -7,9 +7,15 @@ R^20 that are known to all. A row of the dataset is (x, y) = (phi_j, centred rat
 
 from __future__ import annotations
 
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 import numpy as np
 import torch
@@ -17,22 +23,36 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from ..._check import given, positive, positive_int
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, first_line
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits
-from ..checks import check_fraction, say_left_out
+from ..assemble import stack
+from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import data_of, reader
-from ..rows import offsets_of
-from ..split import client_keys, split_rows
+from ..rows import by_number
+from ..split import client_keys
 from .als import als_features
 from .bounded_rows import SHRINK, clip_rows, with_intercept
-from .movielens_files import RATINGS, Ratings, read_ratings
+from .columns import Table, find_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")
+RATINGS = (0.5, 5.0)
+"""The public range of a rating."""
+HEADER = ("userId", "movieId", "rating", "timestamp")
+_FIELDS = ("user", "item", "rating", "timestamp")
 
 USER_CENTRE = (
     "the mean of each user's own training ratings was removed from them without noise: replacing one rating moves "
     "every residual of its user, which no clipping of single records bounds"
+)
+PUBLIC_USERS = (
+    "{} users are taken as public and are no clients: their ratings fitted the item features, and no epsilon covers "
+    "them"
 )
 LEARNED_FEATURES = (
     "the item features were learned by alternating least squares from the training ratings of these users, without "
@@ -65,9 +85,8 @@ class MovieLens:
     def training_ratings(self) -> csr_array:
         """Return (users, items) float64: the ratings of the training side, as in the file; for the similarity of
         users."""
-        offsets = self.data.train.offsets.numpy()
-        stored = (self.train_rating.numpy(), self.train_item.numpy(), offsets)
-        return csr_array(stored, shape=(len(self.data), len(self.items)))
+        side = Examples(self.train_item, self.train_rating, self.data.train.offsets)
+        return _matrix(side, self.train_rating.numpy(), len(self.items))
 
 
 def movielens_users(
@@ -124,27 +143,21 @@ def movielens_users(
     check_fraction(test_fraction)
     if centre != "user":
         _check_centre(centre)
-    items, train, test, public = _read(root, public_users, test_fraction, min_examples, seed)
-    if public is not None:
-        source = public.centred()
-        note = (
-            f"{public_users} users are taken as public and are no clients: their ratings fitted the item features, "
-            "and no epsilon covers them"
-        )
-    else:
-        source, note = train.centred(), LEARNED_FEATURES
-    ratings, phi = source.matrix(len(items)), np.zeros((len(items), features))
-    own = np.arange(len(items)) if public is None else np.unique(public.item)  # which items clients rated is private
-    phi[own] = als_features(ratings[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
+    items, ratings, public = _read(root, public_users, test_fraction, min_examples, seed)
+    train, test = ratings.train, ratings.test
+    note = LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)
+    source = train if public is None else public
+    centred, phi = _matrix(source, _centred(source, source), len(items)), np.zeros((len(items), features))
+    own = np.arange(len(items)) if public is None else np.unique(public.x)  # which items clients rated is private
+    phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
     phi = clip_rows(phi, l2=feature_norm)
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
-        means = train.means()
-        y_train, y_test = train.rating - means[train.user], test.rating - means[test.user]
+        targets = [_centred(side, train) for side in (train, test)]
         target = RATINGS[1] - RATINGS[0]
         notes.append(USER_CENTRE)
     else:
-        y_train, y_test = train.rating - centre, test.rating - centre
+        targets = [side.y.numpy() - centre for side in (train, test)]
         target = max(RATINGS[1] - centre, centre - RATINGS[0])
     wide = phi.astype(np.float64)
     l1, l2 = (float(np.linalg.norm(wide, ord=order, axis=1).max()) / SHRINK for order in (1, 2))
@@ -154,19 +167,14 @@ def movielens_users(
         l1, l2 = l1 + constant, float(np.hypot(l2, constant))
     table = torch.from_numpy(phi)
     sides = [
-        Examples(table[part.item], torch.from_numpy(y.astype(np.float32)), torch.from_numpy(part.offsets))
-        for part, y in ((train, y_train), (test, y_test))
+        Examples(table[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets)
+        for side, y in zip((train, test), targets, strict=True)
     ]
     domain = Domain(l1, l2, float(target))
-    data = FederatedDataset(sides[0], sides[1], train.ids, classes=None, name=where, notes=tuple(notes), domain=domain)
-    return MovieLens(
-        data,
-        table,
-        torch.from_numpy(items),
-        torch.from_numpy(train.item),
-        torch.from_numpy(test.item),
-        torch.from_numpy(train.rating),
+    data = FederatedDataset(
+        sides[0], sides[1], ratings.ids, classes=None, name=where, notes=tuple(notes), domain=domain
     )
+    return MovieLens(data, table, torch.from_numpy(items), train.x, test.x, train.y)
 
 
 read_movielens = reader("movielens")(data_of(movielens_users))
@@ -204,98 +212,148 @@ class RatingsGraph:
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.
         """
-        items, train, _, _ = _read(self.root, self.public_users, self.test_fraction, self.min_examples, self.seed)
-        counts = np.diff(train.offsets)
-        if train.ids != data.ids or not np.array_equal(counts, data.train.counts.numpy()):
+        items, ratings, _ = _read(self.root, self.public_users, self.test_fraction, self.min_examples, self.seed)
+        train = ratings.train
+        if ratings.ids != data.ids or not torch.equal(train.counts, data.train.counts):
             raise ConfigError(
                 f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} training examples, and "
-                f"the graph's settings give {len(train.ids):,} with {len(train.item):,}; give the settings of the data."
+                f"the graph's settings give {len(ratings):,} with {len(train):,}; give the settings of the data."
             )
-        return knn_cosine((train.centred() if self.centred else train).matrix(len(items)), self.k, ids=train.ids)
+        values = _centred(train, train) if self.centred else train.y.numpy()
+        return knn_cosine(_matrix(train, values, len(items)), self.k, ids=ratings.ids)
 
 
-@dataclass(frozen=True, eq=False)
-class _Users:
-    """Ratings in the order of users and items.
+def _users(side: Examples) -> np.ndarray:
+    """Return the user of every rating, int64 (N,)."""
+    return np.repeat(np.arange(len(side.counts)), side.counts.numpy())
 
-    Attributes:
-        ids: of the users.
-        item: int64 (N,), positions of items.
-        rating: float64 (N,).
-        offsets: int64 (users + 1,).
-    """
 
-    ids: tuple[str, ...]
-    item: np.ndarray
-    rating: np.ndarray
-    offsets: np.ndarray
+def _centred(side: Examples, train: Examples) -> np.ndarray:
+    """Return ratings (N,) less the mean of their user's ratings in ``train``."""
+    means = np.bincount(_users(train), train.y.numpy(), len(train.counts)) / train.counts.numpy()
+    return side.y.numpy() - means[_users(side)]
 
-    @classmethod
-    def of(cls, ratings: Ratings, item: np.ndarray, used: np.ndarray, least: int) -> _Users:
-        """Return the ratings of the rows ``used``, of users with ``least`` of them; ``item`` has a position a row."""
-        rows = np.flatnonzero(used)
-        users, counts = np.unique(ratings.user[rows], return_counts=True)
-        if not (counts >= least).any():
-            raise DataError(f"{ratings.file}: no user has {least} or more ratings (min_examples).")
-        say_left_out(int((counts < least).sum()), str(ratings.file), f"fewer than {least} ratings (min_examples)")
-        rows = rows[np.isin(ratings.user[rows], users[counts >= least])]
-        rows = rows[np.lexsort((item[rows], ratings.user[rows]))]
-        offsets = np.concatenate([[0], np.cumsum(counts[counts >= least])]).astype(np.int64)
-        ids = tuple(f"user-{user}" for user in users[counts >= least])
-        return cls(ids, item[rows], ratings.rating[rows], offsets)
 
-    @property
-    def user(self) -> np.ndarray:
-        """Return the user of every rating, int64 (N,)."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-
-    def means(self) -> np.ndarray:
-        """Return (users,) mean rating."""
-        return np.bincount(self.user, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
-
-    def centred(self) -> _Users:
-        """Return ratings less their user's mean."""
-        return _Users(self.ids, self.item, self.rating - self.means()[self.user], self.offsets)
-
-    def matrix(self, items: int) -> csr_array:
-        """Return (users, items) float64."""
-        return csr_array((self.rating, self.item, self.offsets), shape=(len(self.ids), items))
-
-    def split(self, test_fraction: float, seed: int) -> tuple[_Users, _Users]:
-        """Return the training and the test part."""
-        offsets = torch.from_numpy(self.offsets)
-        parts = split_rows(offsets, self.ids, test_fraction=test_fraction, seed=seed, where="movielens")
-        user, sides = self.user, []
-        for rows in (part.numpy() for part in parts):
-            counts = torch.from_numpy(np.bincount(user[rows], minlength=len(self.ids)))
-            sides.append(_Users(self.ids, self.item[rows], self.rating[rows], offsets_of(counts).numpy()))
-        return sides[0], sides[1]
+def _matrix(side: Examples, values: np.ndarray, items: int) -> csr_array:
+    """Return values (N,) of ratings as a matrix (users, items) float64."""
+    return csr_array((values, side.x.numpy(), side.offsets.numpy()), shape=(len(side.counts), items))
 
 
 def _read(
     root: str | Path, public_users: int, test_fraction: float, min_examples: int, seed: int
-) -> tuple[np.ndarray, _Users, _Users, _Users | None]:
-    """Return the numbers of items (items,), the training and the test ratings of the clients, and those of the public
-    users."""
+) -> tuple[np.ndarray, FederatedDataset, Examples | None]:
+    """Return the numbers of items (items,), the ratings of the clients, and those of the public users.
+
+    Ratings have x, the position of the item, and y float64 as in the file, in the order of items.
+    """
     if isinstance(public_users, bool) or public_users != 0:
         positive_int("movielens", public_users=public_users)
-    ratings = read_ratings(root)
-    items, item = np.unique(ratings.item, return_inverse=True)
-    public = _public_rows(ratings, public_users)
-    clients = _Users.of(ratings, item, ~public, min_examples)
-    return items, *clients.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
-
-
-def _public_rows(ratings: Ratings, count: int) -> np.ndarray:
-    """Return which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
-    users = np.unique(ratings.user)
-    if count >= len(users):
+    frame = read_ratings(root).sort_values(["user", "item"])
+    items, place = np.unique(frame["item"], return_inverse=True)
+    numbers, user = np.unique(frame["user"], return_inverse=True)
+    if public_users >= len(numbers):
         raise ConfigError(
-            f"movielens.public_users is {count:,}, but there are {len(users):,} users; some must remain as clients."
+            f"movielens.public_users is {public_users:,}, but there are {len(numbers):,} users; some must remain as "
+            "clients."
         )
-    keys = client_keys([f"user-{user}" for user in users])
+    x, y = torch.from_numpy(place), torch.from_numpy(frame["rating"].to_numpy(copy=True))
+    rated = by_number(user, [f"user-{number}" for number in numbers])
+    pairs = {name: (x[rows], y[rows]) for name, rows in rated.items()}
+    keys = client_keys(list(pairs))
     score = keyed_bits(derive_key(0, "movielens/public"), keys, 0, torch.zeros(len(keys), dtype=torch.int64))
-    return np.isin(ratings.user, users[np.argsort(score.numpy(), kind="stable")[:count]])
+    chosen = score.argsort(stable=True)[:public_users].sort().values.tolist()  # by a hash of the users' numbers
+    names = list(pairs)
+    public = [names[place] for place in chosen]
+    clients = FederatedDataset.from_tensors(
+        {name: pair for name, pair in pairs.items() if name not in public},
+        test_fraction=test_fraction,
+        seed=seed,
+        min_examples=min_examples,
+        classes=None,
+        name="movielens",
+        source=str(root),
+    )
+    return items, clients, stack(pairs, public) if public else None
+
+
+def read_ratings(root: str | Path) -> pd.DataFrame:
+    """Read a rating file: columns user and item, int64, and rating, float64, in the order of the file.
+
+    ``u.data``: user, item, rating, timestamp with tabs between them; ``ratings.dat``: with ``::`` between them;
+    ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``. Any of them may be compressed
+    (.gz), or the only such file of a .zip. Timestamps are checked and not returned.
+
+    Args:
+        root: the file, or its folder.
+
+    Raises:
+        DataError: no such file, or a malformed one; the message names the row and the column.
+    """
+    path, accepted = find_file(root, FILES), "a whole number of at least 0"
+    with _opened(path) as (text, name):
+        table = _table(text, name)
+    for column in ("user", "item", "timestamp"):
+        values = table.numbers(column, low=0, accepted=accepted)
+        table.refuse((values != np.floor(values)) | (values >= 2.0**53), column, accepted)
+    rating = table.numbers("rating", low=RATINGS[0], high=RATINGS[1])
+    again = table.frame.duplicated(["user", "item"]).to_numpy()
+    table.refuse(again, "item", "an item that the user has not rated in a row before")
+    return table.frame[["user", "item"]].astype(np.int64).assign(rating=rating)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[TextIO, str]]:
+    """Open the text of a plain file, a .gz or the rating file of a .zip; yield it and its name for messages."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as text:
+                yield text, str(path)
+        elif path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] in FILES[:3]]
+                if len(members) != 1:
+                    raise DataError(f"{path} holds {len(members)} of {', '.join(FILES[:3])}; accepted: one.")
+                with archive.open(members[0]) as raw:
+                    yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), f"{path}/{members[0]}"
+        else:
+            with open(path, encoding="utf-8-sig", newline="") as text:
+                yield text, str(path)
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+        reason = first_line(error)
+        raise DataError(
+            f"{path} cannot be read as ratings ({reason}); it may be missing, truncated or no text."
+        ) from None
+
+
+def _table(text: TextIO, name: str) -> Table:
+    """Return the rows of a file with the columns ``_FIELDS``."""
+    import pandas as pd
+
+    head = text.readline().strip()
+    if not head:
+        raise DataError(f"{name} is empty, or its first line is; accepted: ratings.")
+    mark = next((mark for mark in ("\t", "::", ",") if mark in head), "\t")
+    fields = tuple(field.strip().strip('"') for field in head.split(mark))
+    if mark == "," and fields != HEADER:
+        raise DataError(
+            f"{name}: the header is {head!r}; accepted: {','.join(HEADER)} (or, without a header, values with tabs "
+            "between them)."
+        )
+    if len(fields) != len(_FIELDS):
+        raise DataError(f"{name}: the first row has {len(fields)} fields; accepted: {', '.join(_FIELDS)}.")
+    text.seek(0)
+    frame = pd.read_csv(
+        io.StringIO(text.read().replace("::", "\t")) if mark == "::" else text,
+        sep="," if mark == "," else "\t",
+        names=_FIELDS,
+        header=0 if mark == "," else None,
+        keep_default_na=False,
+        na_values=[""],
+        low_memory=False,
+    )
+    if frame.empty:
+        raise DataError(f"{name} holds no ratings.")
+    return Table(frame, Path(name))
 
 
 def _check_centre(centre: float) -> None:

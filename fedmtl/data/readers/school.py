@@ -101,24 +101,23 @@ def read_school(
 
 def centred(data: FederatedDataset) -> FederatedDataset:
     """Return the data with every client's targets minus the mean of its own training targets."""
-    train = data.train
-    mean = _client_means(train.y.double()[:, None], train.counts)[:, 0]
-    sides = [
-        Examples(side.x, (side.y.double() - mean.repeat_interleave(side.counts)).float(), side.offsets)
-        for side in (train, data.test)
-    ]
-    return replace(data, train=sides[0], test=sides[1], notes=(*data.notes, CENTRED))
+    mean = _client_means(data.train.y.double()[:, None], data.train.counts)[:, 0]
+
+    def less_mean(side: Examples) -> Examples:
+        return replace(side, y=(side.y.double() - mean.repeat_interleave(side.counts)).float())
+
+    return replace(data, train=less_mean(data.train), test=less_mean(data.test), notes=(*data.notes, CENTRED))
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
     """Return the data with every row of features (d,) scaled to length 1; a function of that row alone."""
-    sides = []
-    for side in (data.train, data.test):
+
+    def unit(side: Examples) -> Examples:
         wide = side.x.double()
         norm = wide.norm(dim=1, keepdim=True)
-        x = torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float()
-        sides.append(Examples(x, side.y, side.offsets))
-    return replace(data, train=sides[0], test=sides[1])
+        return replace(side, x=torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float())
+
+    return replace(data, train=unit(data.train), test=unit(data.test))
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:
@@ -126,17 +125,17 @@ def standardized(data: FederatedDataset) -> FederatedDataset:
 
     A column that is constant in a client's training rows is centred and not scaled.
     """
-    train, test = data.train, data.test
-    wide = train.x.double()
-    mean = _client_means(wide, train.counts)
-    variance = _client_means((wide - mean.repeat_interleave(train.counts, 0)).square(), train.counts)
+    wide, counts = data.train.x.double(), data.train.counts
+    mean = _client_means(wide, counts)
+    variance = _client_means((wide - mean.repeat_interleave(counts, 0)).square(), counts)
     floor = 1e-12 * mean.square()  # a constant column's variance is rounding
     scale = torch.where(variance > floor, variance, torch.ones_like(variance)).sqrt()
-    sides = []
-    for side in (train, test):
+
+    def scaled(side: Examples) -> Examples:
         centre, spread = mean.repeat_interleave(side.counts, 0), scale.repeat_interleave(side.counts, 0)
-        sides.append(Examples(((side.x.double() - centre) / spread).float(), side.y, side.offsets))
-    return replace(data, train=sides[0], test=sides[1], notes=(*data.notes, STANDARDIZED))
+        return replace(side, x=((side.x.double() - centre) / spread).float())
+
+    return replace(data, train=scaled(data.train), test=scaled(data.test), notes=(*data.notes, STANDARDIZED))
 
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
@@ -150,26 +149,20 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     x, y = _cells(file)
     if len(x) != len(y):
         raise DataError(f"{file}: X has {len(x):,} cells and Y has {len(y):,}; each needs one a school.")
-    if not len(x):
-        raise DataError(f"{file}: X and Y have no cells; at least one school is needed.")
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    width: int | None = None
-    for number, (features, scores) in enumerate(zip(x, y, strict=True)):
+    for number, pair in enumerate(zip(x, y, strict=True)):
         where = f"{file}: school-{number}"
-        features, scores = _numbers(features, where, "X"), _numbers(scores, where, "Y")
-        width = features.shape[-1] if width is None else width
-        if features.ndim != 2 or features.shape[1] != width or width == 0:
-            raise DataError(f"{where}: X has shape {features.shape}; accepted: (pupils, {width or 'features'}).")
-        if scores.size != len(features) or max(scores.shape, default=0) != scores.size:
-            raise DataError(
-                f"{where}: Y has shape {scores.shape}; accepted: ({len(features)}, 1), one score a row of X."
-            )
-        scores = scores.ravel()
+        for field, cell in zip("XY", pair, strict=True):
+            if not isinstance(cell, np.ndarray) or cell.dtype.kind not in "fiub" or cell.ndim != 2:
+                state = f"{cell.dtype} {cell.shape}" if isinstance(cell, np.ndarray) else type(cell).__name__
+                raise DataError(f"{where}: {field} holds {state}; accepted: a matrix of numbers.")
+        features, scores = (cell.astype(np.float64) for cell in pair)
         outside = (scores < SCORES[0]) | (scores > SCORES[1])
         if outside.any():
-            row = int(outside.argmax())
-            raise DataError(f"{where}, row {row}: Y holds {scores[row]:g}; a score must be from 1 to 70.")
-        schools[f"school-{number}"] = features, scores
+            raise DataError(
+                f"{where}, row {outside.argmax()}: Y holds {scores[outside][0]:g}; a score must be from 1 to 70."
+            )
+        schools[f"school-{number}"] = features, scores.ravel()
     return schools
 
 
@@ -190,15 +183,3 @@ def _cells(file: Path) -> tuple[list[Any], list[Any]]:
             raise DataError(f"{file}: {name} {kind}; accepted: cells X and Y with one matrix a school.")
         cells.append(list(value.ravel()))
     return cells[0], cells[1]
-
-
-def _numbers(value: Any, where: str, field: str) -> np.ndarray:
-    """Return a matrix of finite numbers as float64, whatever type it was compressed to."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise DataError(f"{where}: {field} holds {getattr(value, 'dtype', type(value).__name__)}; accepted: numbers.")
-    wide = value.astype(np.float64)
-    bad = ~np.isfinite(wide)
-    if bad.any():
-        row = int(np.argwhere(bad)[0, 0])
-        raise DataError(f"{where}, row {row}: {field} holds {wide[bad][0]}; every value must be a finite number.")
-    return wide

@@ -128,34 +128,25 @@ def _read(root: Path, progress: bool) -> tuple[dict[str, Texts], dict[str, Texts
 
 def _read_h5(file: Path, progress: bool) -> dict[str, Texts]:
     def store(fields: Fields, where: str) -> Texts:
-        plain = {name: _decoded(values, where, name) for name, values in fields.items()}
-        texts = plain["tokens"]
-        if "title" in plain:
-            texts = [f"{text} {title}" for text, title in zip(texts, plain["title"], strict=True)]
-        return texts, plain["tags"]
+        texts, tags = (_checked(fields[name].tolist(), where, name, "text") for name in ("tokens", "tags"))
+        titles = _checked(fields["title"].tolist(), where, "title", "text") if "title" in fields else []
+        return [f"{text} {title}" for text, title in zip(texts, titles, strict=True)] if titles else texts, tags
 
     return read_h5(file, ("tokens", "tags"), store, optional=("title",), progress=progress)
 
 
-def _decoded(values: np.ndarray, where: str, field: str) -> list[str]:
-    texts = []
-    for row, value in enumerate(values.tolist()):
-        if not isinstance(value, (bytes, str)):
-            raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: text.")
-        try:
-            texts.append(value.decode() if isinstance(value, bytes) else value)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}, example {row}, field {field!r} is not UTF-8 text ({error}).") from error
-    return texts
-
-
 def _leaf_texts(x: list[Any], y: list[Any], where: str) -> Texts:
-    for field, values in (("x", x), ("y", y)):
-        for row, value in enumerate(values):
-            if not isinstance(value, str):
-                accepted = "a text, words with spaces between them" if field == "x" else "tags joined by '|'"
-                raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: {accepted}.")
-    return x, y
+    texts = _checked(x, where, "x", "a text, words with spaces between them")
+    return texts, _checked(y, where, "y", "tags joined by '|'")
+
+
+def _checked(values: Iterable[Any], where: str, field: str, accepted: str) -> list[str]:
+    """Return texts; raise :class:`DataError` for the first value that is none."""
+    texts = list(values)
+    for row, value in enumerate(texts):
+        if not isinstance(value, str):
+            raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: {accepted}.")
+    return texts
 
 
 def _first(side: Mapping[str, Texts], most: int | None) -> dict[str, Texts]:
