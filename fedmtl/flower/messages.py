@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
@@ -28,7 +27,7 @@ def pack(facts: Facts, **tensors: Mapping[str, Tensor]) -> RecordDict:
     """Return a message's content: a record of settings, and one of tensors for each keyword."""
     content = RecordDict({"facts": ConfigRecord(dict(facts))})
     for name, values in tensors.items():
-        arrays = {key: Array(np.ascontiguousarray(one.detach().cpu().numpy())) for key, one in values.items()}
+        arrays = {key: Array(value.detach().cpu().contiguous().numpy()) for key, value in values.items()}
         content[name] = ArrayRecord(arrays)
     return content
 
@@ -46,7 +45,10 @@ def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:
     """
     if name not in content.array_records:
         return {}
-    return {key: torch.from_numpy(array.numpy().copy()) for key, array in content.array_records[name].items()}
+    try:
+        return {key: torch.from_numpy(array.numpy().copy()) for key, array in content.array_records[name].items()}
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def checked_rows(content: RecordDict, sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -59,19 +61,16 @@ def checked_rows(content: RecordDict, sizes: Mapping[str, int]) -> dict[str, Ten
     Raises:
         ValueError: other releases, another shape or dtype, or values that are not finite; it says which.
     """
-    record = content.array_records.get("rows")
-    if record is None:
+    if "rows" not in content.array_records:
         raise ValueError("it has no rows" if sizes else "it is empty")
-    if set(record) != set(sizes):
+    rows = tensors_of(content, "rows")
+    if rows.keys() != sizes.keys():
         raise ValueError("its releases are not those of the algorithm")
-    rows = {}
-    for name, array in record.items():
-        value = array.numpy()
-        if value.dtype not in (np.float32, np.float64) or value.shape != (1, sizes[name]):
+    for name, row in rows.items():
+        if row.dtype not in (torch.float32, torch.float64) or row.shape != (1, sizes[name]):
             raise ValueError(
-                f"{name!r} is {value.dtype} of shape {value.shape}, and not a row of {sizes[name]} numbers"
+                f"{name!r} is {row.dtype} of shape {tuple(row.shape)}, and not a row of {sizes[name]} numbers"
             )
-        if not np.isfinite(value).all():
+        if not row.isfinite().all():
             raise ValueError(f"{name!r} is not finite")
-        rows[name] = torch.from_numpy(value.copy())
     return rows

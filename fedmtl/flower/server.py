@@ -65,10 +65,11 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_as_flower()
-        given = context.run_config.get("folder")
-        folder = trainer.folder if given is None else str(given)
+        configured = context.run_config.get("folder")
+        folder = trainer.folder if configured is None else str(configured)
         result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather, hello=hello)
-        logger.info("%s\n%s", _head(result), result.privacy.text())
+        where = "" if folder is None else f"; fedmtl verify {folder}"
+        logger.info("%s: %d rounds%s\n%s", result.algorithm, result.final["round"], where, result.privacy.text())
 
     return app
 
@@ -123,11 +124,6 @@ def check(trainer: Trainer) -> None:
         raise ConfigError("baselines needs all clients in one process; leave it out of the trainer of a Flower app.")
     if trainer.client_store == "mapped":
         raise ConfigError("client_store is 'mapped', but every node has a folder of its own; leave it out.")
-
-
-def _head(result: Result) -> str:
-    where = "" if result.folder is None else f"; fedmtl verify {result.folder}"
-    return f"{result.algorithm}: {result.final['round']} rounds{where}"
 
 
 class Nodes:
@@ -190,8 +186,8 @@ class Nodes:
         """Send messages; return the node of each that was taken, by the message's number."""
         if not messages:
             return {}
-        sent = zip(self.grid.push_messages(messages), (one.metadata.dst_node_id for one in messages), strict=False)
-        return {number: node for number, node in sent if number}
+        numbers = self.grid.push_messages(messages)
+        return {n: message.metadata.dst_node_id for n, message in zip(numbers, messages, strict=False) if n}
 
     def _replies(self, waiting: dict[str, int], seconds: float) -> Iterable[tuple[int, RecordDict]]:
         """Yield node and content of every reply in time to the messages ``waiting``, in which those remain that are
@@ -212,8 +208,8 @@ class Nodes:
             yield from list(self.grid.pull_messages(sent))
         except Exception:
             if len(sent) > 1:
-                for one in sent:
-                    yield from self._pulled([one], waiting)
+                for number in sent:
+                    yield from self._pulled([number], waiting)
             else:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
 
@@ -237,8 +233,6 @@ class NodeEngine:
             if isinstance(schedule, FixedCohort):  # as under noise, which caps how often a client is drawn
                 schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(settings.rounds).cap)
             settings = replace(settings, privacy=silent, schedule=schedule)
-            return settings.open(problem, run.fingerprint, run.ledger, resume)
-        # a round is long, and a crash loses one at most
         channel, source = settings.open(problem, run.fingerprint, run.ledger, resume)
         channel.rows_are_noised = True
         return channel, source
@@ -277,10 +271,10 @@ class NodeEngine:
         algorithm, cohort, step = run.algorithm, block.cohort, block.first
         logger.info("round %d of %d", step + 1, run.source.stop)
         replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
-        found = {name: self._rows(name, replies.get(name), step) for name in contents}
-        counted = cohort[torch.tensor([rows is not None for rows in found.values()], dtype=torch.bool)]
-        sent = [rows for rows in found.values() if rows is not None]
-        rows = {name: torch.cat([one[name] for one in sent] or [torch.zeros(0, d)]) for name, d in self.sizes.items()}
+        answers = [self._rows(name, replies.get(name), step) for name in contents]
+        counted = cohort[torch.tensor([answer is not None for answer in answers], dtype=torch.bool)]
+        sent = [answer for answer in answers if answer is not None]
+        rows = {name: torch.cat([torch.zeros(0, d), *(a[name] for a in sent)]) for name, d in self.sizes.items()}
         heard = replace(block, clients=counted[None, None])
         state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
