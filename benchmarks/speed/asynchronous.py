@@ -171,7 +171,7 @@ def tasks() -> Workload:
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)
     rows, targets = [r.numpy() for r in algorithm.data(problem).x], [t.numpy() for t in records.y]
-    a2, threshold = algorithm._steps(problem)
+    a2, threshold = algorithm.steps(problem)
 
     run = pp_dmtl(rows, targets, a2=a2, threshold=threshold, clip=1.0)
 

@@ -19,7 +19,7 @@ from .p2p.algorithm import PeerToPeer
 from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
-from .pp_dmtl.simulated import largest_delay
+from .pp_dmtl.step_size import largest_delay
 from .ppsgd import PPSGD
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior

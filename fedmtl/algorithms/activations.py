@@ -100,7 +100,7 @@ def simulated_objectives(
         parts: how many.
 
     Returns:
-        (parts + 1, R) float64; NaN or infinite where a run diverges.
+        (parts + 1, R) float64, fewer of runs of fewer activations; NaN or infinite where a run diverges.
     """
     problem = replace(problem, prepared={})
     settings = None if privacy is None else replace(privacy, source="seeded")
@@ -112,7 +112,7 @@ def simulated_objectives(
     )
     state, last = algorithm.init(problem, runs), int(lengths.max())
     objectives = [algorithm.objective(problem, state)]
-    for start, stop in pairwise(last * part // parts for part in range(parts + 1)):
+    for start, stop in pairwise(sorted({last * part // parts for part in range(parts + 1)})):
         channel.begin(start, block.client[:, start:stop])
         state = algorithm.step(problem, state, block.window(start, stop), channel)
         objectives.append(algorithm.objective(problem, state))

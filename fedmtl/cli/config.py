@@ -54,7 +54,8 @@ _REMOVED = {  # settings of earlier versions, and what there is instead
     "privacy.guarantee": "what a paper prescribes is algorithm=NAME_published",
     "algorithm.guarantee": "what a paper prescribes is algorithm=NAME_published",
     **dict.fromkeys(
-        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"), "use algorithm=pp_dmtl_published"
+        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"),
+        "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
     ),
     "algorithm.method": "use algorithm=async_learner, public_start or moments",
     "execution.graphs": "local steps run as they are, on every device",

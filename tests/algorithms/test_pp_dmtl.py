@@ -16,7 +16,7 @@ from scipy import optimize
 from fedmtl import models
 from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
-from fedmtl.algorithms.pp_dmtl.simulated import largest_delay
+from fedmtl.algorithms.pp_dmtl.step_size import largest_delay
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource
@@ -159,12 +159,9 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
             own[:, t] = move_own(own[:, t], g, algorithm.a1, algorithm.tau, algorithm.own_penalty)
         else:
             old = own[:, t].copy()
-            if algorithm.exact_q:
-                own[:, t] = exact_own(loss, x, y, returned[:, t], algorithm.tau)
-            else:
-                raw = mean_gradient(loss, x, y, returned[:, t] + old, size=size)
-                own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
-            at = own[:, t] if algorithm.gauss_seidel else old
+            raw = mean_gradient(loss, x, y, returned[:, t] + old, size=size)
+            own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
+            at = own[:, t]
             z1 = inner[k] * (2 * algorithm.a1 * clip / size) / query
             g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip, size) + outer[k]
         s[:, t] = g
@@ -211,8 +208,8 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gauss_seidel": False}, {"exact_q": True}, {"start": "single_task"}, {"query_epsilon": 0.7}],
-    ids=["printed", "jacobi", "exact", "start", "query"],
+    [{}, {"start": "single_task"}],
+    ids=["printed", "start"],
 )
 def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
@@ -224,7 +221,7 @@ def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
     data, start = arrays(problem), None
     if "start" in options:
         start = np.stack([exact_own(loss, x, y, np.zeros(D), 0.3) for x, y in data], axis=1)
-    query = options.get("query_epsilon", 1 / 0.5)
+    query = 1 / 0.5
     for r in range(2):
         args = {"clip": 0.3, "inner": inner[:, r], "query": query, "start": start}
         expected = slow(algorithm, data, clients[r], outer[:, r], 0.5, **args)
@@ -366,11 +363,13 @@ def test_the_optimum_of_an_independent_solver() -> None:
     assert best < 0.9 * zero
 
 
-def test_gauss_seidel_and_exact_q_reach_the_same_optimum() -> None:
+def test_both_starts_reach_the_same_optimum() -> None:
     problem = tasks("squared", counts=(30, 40, 35), d=4)
     clients = np.tile(np.arange(3), 400)[None]
-    for options in ({}, {"gauss_seidel": False, "start": "single_task"}, {"exact_q": True}):
-        algorithm = PublishedPPDMTL(row_norm=1.0, loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, **options)
+    for start in ("zero", "single_task"):
+        algorithm = PublishedPPDMTL(
+            row_norm=1.0, loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, start=start
+        )
         state, _ = run(algorithm, problem, clients)
         p = state.public["shared"][0].T.numpy()
         q = state.private.gather("own", torch.arange(3))[:, 0].T.numpy()
@@ -496,11 +495,9 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
 
 def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
     problem, clients = tasks(), schedule(1, 20, 0)
-    for options, claim in (({}, 4.0), ({"query_epsilon": 0.5}, 2.5)):
-        _, channel = run(PublishedPPDMTL(row_norm=1.0, a1=0.1, **options), problem, clients, KNORM)
-        report = channel.report
-        assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(claim))
-        assert "sensitivity" in report.refuted
+    _, channel = run(PublishedPPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
+    assert (channel.report.epsilon, channel.report.claimed) == (math.inf, pytest.approx(4.0))
+    assert "sensitivity" in channel.report.refuted
     _, channel = run(PPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert math.isfinite(channel.report.epsilon)
     assert channel.report.claimed is None
@@ -601,9 +598,7 @@ def test_the_delay_of_a_schedule() -> None:
     ("options", "match"),
     [
         ({"tau": 0.0}, "tau is 0"),
-        ({"tau": 0.0, "exact_q": True}, "tau is 0"),
         ({"tau": 0.0, "start": "single_task"}, "tau is 0"),
-        ({"batch_rate": 0.5, "exact_q": True}, "batch_rate < 1 takes some"),
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(options: dict, match: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from scipy import optimize
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy, models
-from fedmtl.algorithms.pp_dmtl.simulated import largest_delay, synthetic_tasks
+from fedmtl.algorithms.pp_dmtl.step_size import largest_delay, synthetic_tasks
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import RandomLatency
@@ -55,7 +55,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
     for one in (found, worst):
         state, _ = run_activations(one, work, block.client)
         ends.append(float(one.objective(work, state)))
-    assert found.a2 > 2 * worst._steps(work)[0]
+    assert found.a2 > 2 * worst.steps(work)[0]
     assert ends[0] < ends[1]
 
 

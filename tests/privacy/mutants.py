@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
-from fedmtl.algorithms.pp_dmtl import simulated
+from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
@@ -1622,7 +1623,15 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _weighed_by_their_records(self, problem, public, clip):
     """Owners count by the sizes of their private rows."""
     sizes = torch.stack([x.abs().sum() for x in LinearData.of(problem).x])
+    if isinstance(self, Moments):
+        train = SimpleNamespace(counts=sizes)
+        return _ridge(self, SimpleNamespace(data=SimpleNamespace(train=train)), public, clip)
     return one_answer.PublicPrior.of(self, self.public_rows(problem), clip).solve(public, sizes)
+
+
+def _owners_weighed(patch, trainer):
+    for kind in (Moments, PublicStart):
+        patch.setattr(kind, "model", _weighed_by_their_records)
 
 
 _ridge, _silent_steps, _moments = Moments.model, PeerToPeer._data_gradients, Moments.gradients
@@ -2068,7 +2077,7 @@ MUTANTS = [
     ),
     Mutant(
         "owners weighed by their records",
-        _set(PublicStart, "model", _weighed_by_their_records),
+        _owners_weighed,
         TRANSCRIPT,
         CLOCK,
         _ONCE,
@@ -2083,7 +2092,7 @@ MUTANTS = [
     ),
     Mutant(
         "step simulated on private rows",
-        _set(simulated, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
+        _set(step_size, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
         TRANSCRIPT,
         CLOCK_GAUSS,
         ("simulated step",),

@@ -32,7 +32,7 @@ from tasks import FIRST, TASKS, Kind, Tasks, alone, optimum, personal, refined, 
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
 from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL  # noqa: E402
-from fedmtl.algorithms.pp_dmtl.simulated import largest_delay  # noqa: E402
+from fedmtl.algorithms.pp_dmtl.step_size import largest_delay  # noqa: E402
 from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 
 Row = dict[str, Any]

@@ -28,15 +28,14 @@ from torch import Tensor
 from ..._check import boolean, given, non_negative, one_of, positive, positive_int, positive_or
 from ...errors import ConfigError
 from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
-from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, ScaledRows
-from ...privacy.channel import GRADIENT
-from ...schedules import Block, BoundSchedule
-from ..base import Problem, Released, State
-from ..cohort import Cohort, Own
-from ..linear.data import LinearAlgorithm, LinearData, prepared
+from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
+from ...schedules import BoundSchedule
+from ..activations import Answers, OneAtATime
+from ..base import Problem, State
+from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
-from .simulated import choose_step
+from .step_size import choose_step
 
 SharedPenalty = Literal["nuclear", "l21"]
 SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
@@ -47,7 +46,7 @@ SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL(LinearAlgorithm):
+class PPDMTL(OneAtATime, LinearAlgorithm):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -60,7 +59,7 @@ class PPDMTL(LinearAlgorithm):
             simulation of the schedule and the noise on synthetic tasks of the same sizes, together with the ``delay``
             for which it is stable: it reads nothing private, and most gradients are far less old than the oldest, so
             that a larger step is stable than for the worst case
-            (:func:`~fedmtl.algorithms.pp_dmtl.simulated.choose_step`). The server repeats a task's
+            (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). The server repeats a task's
             last gradient at every event, so a column moves on by gradients taken long before.
         delay: the most events from an activation of a task to its next but one, for which a gradient taken at the
             column of the first is used: a public property of the schedule, :func:`largest_delay`. ``None``: 2 T, which
@@ -111,8 +110,6 @@ class PPDMTL(LinearAlgorithm):
     batch_rate: float = 1.0
 
     name = "pp_dmtl"
-    supports_replicates = True
-    one_at_a_time = True
 
     def __post_init__(self) -> None:
         one_of(self, ("logistic", "squared"), loss=self.loss)
@@ -121,14 +118,11 @@ class PPDMTL(LinearAlgorithm):
         boolean(self, refine=self.refine)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
-        for field in ("smoothness", "refine_tau", "refine_across"):
-            positive(self, **given(**{field: getattr(self, field)}))
+        others = given(smoothness=self.smoothness, refine_tau=self.refine_tau, refine_across=self.refine_across)
+        positive(self, batch_rate=self.batch_rate, **others)
         positive_or(self, "auto", **given(a2=self.a2))
-        if self.delay is not None:
-            positive_int(self, delay=self.delay)
-        if self.threshold is not None:
-            non_negative(self, threshold=self.threshold)
-        positive(self, batch_rate=self.batch_rate)
+        positive_int(self, **given(delay=self.delay))
+        non_negative(self, **given(threshold=self.threshold))
         if self.batch_rate > 1:
             raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
         if self.refine_across is not None and self.own_penalty != "frobenius":
@@ -150,58 +144,44 @@ class PPDMTL(LinearAlgorithm):
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
-        self._steps(problem)
+        self.steps(problem)
         shape = (replicates, problem.clients, problem.dimension)
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
         return State(public, problem.client_store({}))
 
-    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
-        return {GRADIENT: self._gradients(self.data(c.problem), c.public)}, c.own
-
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        assert released.clients is not None
-        new = {name: value.clone() for name, value in public.items()}
-        self._serve(problem, new, released.clients.numpy(), released.values[GRADIENT].numpy()[None])
-        return new
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Compute all activations of a block, of all replicates; in place."""
-        answers = channel.answers(self._gradients(self._work(problem)[0], state.public))
-        for tasks, gradient in zip(block.client.T.numpy(), answers, strict=True):
-            self._serve(problem, state.public, tasks, gradient)
-        return state
-
-    def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
         """Return the gradients of the tasks' records at p_t + q_t, which the release clips and noises: Algorithm 1,
         lines 9 and 11 to 13."""
-        p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
+        p, q = public["returned"].numpy(), public["own"].numpy()
+        return self.data(problem).gradients(
+            self.linear_loss, lambda tasks, runs: p[runs, tasks] + q[runs, tasks], len(p)
+        )
 
-        def factors(task: int, which: np.ndarray, runs: np.ndarray) -> np.ndarray:
-            point = p[runs, task] + q[runs, task] if self.a1 > 0 else p[runs, task]  # else q_t is 0
-            return loss.factors(point, *data.arrays[task])
-
-        return ScaledRows(factors)
-
-    def _serve(self, problem: Problem, public: Mapping[str, Tensor], tasks: np.ndarray, gradient: np.ndarray) -> None:
-        """Take the noised gradients G_t (R, p) of ``tasks`` (R,), -1 for none, in place."""
-        _, a2, threshold = self._work(problem)
-        runs = np.flatnonzero(tasks >= 0)
-        at = runs, tasks[runs]
+    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+        """Take the noised gradients G_t of the tasks that act."""
+        a2, threshold = prepared(problem, self, lambda: self.steps(problem))
+        (runs,) = np.nonzero(answers.clients >= 0)
+        gradient, at = answers.values[runs], (runs, answers.clients[runs])
         shared, stale, returned = (public[name].numpy() for name in ("shared", "stale", "returned"))
         if self.a1 > 0 and "own" in public:  # line 10, by the gradient that was released
-            own, step = public["own"].numpy(), torch.from_numpy(gradient[runs])
-            own[at] = own_step(torch.from_numpy(own[at]), step, self.a1, self.tau, self.own_penalty)
-        stale[at] = gradient[runs]  # line 14: column t of S
-        moved = torch.from_numpy(shared[runs] - a2 * stale[runs])
-        shared[runs] = SHARED_PENALTIES[self.penalty].prox(moved, threshold)  # line 15: P
+            own = public["own"].numpy()
+            moved = own_step(torch.from_numpy(own[at]), torch.from_numpy(gradient), self.a1, self.tau, self.own_penalty)
+            own[at] = moved.numpy()
+        stale[at] = gradient  # line 14: column t of S
+        step = torch.from_numpy(shared[runs] - a2 * stale[runs])
+        shared[runs] = SHARED_PENALTIES[self.penalty].prox(step, threshold)  # line 15: P
         returned[at] = shared[at]  # line 16: p_t goes back
 
     def curvature(self, problem: Problem) -> float:
         """Return L, ``smoothness`` or that of the domain."""
         return self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
 
-    def _steps(self, problem: Problem) -> tuple[float, float]:
-        """Return a2 and the proximal threshold."""
+    def steps(self, problem: Problem) -> tuple[float, float]:
+        """Return a2 and the proximal threshold.
+
+        Raises:
+            ConfigError: a step size beyond the stable ones.
+        """
         if self.a2 == "auto":
             raise ConfigError("PPDMTL.a2 is 'auto', which a Trainer fills in; give a number, or resolve_auto().")
         smooth = self.curvature(problem)
@@ -221,10 +201,6 @@ class PPDMTL(LinearAlgorithm):
                 f"{1 / (smooth + self.tau):.4g}."
             )
         return a2, a2 * self.lam if self.threshold is None else self.threshold
-
-    def _work(self, problem: Problem) -> tuple[LinearData, float, float]:
-        """Return the records within the bounds, a2 and the proximal threshold; made once."""
-        return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has."""
@@ -260,31 +236,28 @@ class PPDMTL(LinearAlgorithm):
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
         ``refine``."""
-        return self._personal(problem, state, clients, slice(0, 1))[0]
+        return self._personal(problem, state.public["shared"][:1], self._own(state)[:1], clients)[0]
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
-        return self._personal(problem, state, torch.arange(problem.clients), slice(None))
+        return self._personal(problem, state.public["shared"], self._own(state), torch.arange(problem.clients))
 
-    def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
-        shared = state.public["shared"][which][:, clients]
-        if not self.refine or not len(clients):
-            own = self._own(state)[which][:, clients]
-        else:
-            data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
-            turns = None
-            if self.refine_across is not None:
-                turns = shared_axes(state.public["shared"][which], tau, self.refine_across)
-
-            def fit(t: int, p: Tensor) -> Tensor:
-                x, y = data.x[t], data.y[t]
-                if turns is None:
-                    return fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
-                pairs = zip(turns, p, strict=True)
-                return torch.stack([m @ fit_own(self.linear_loss, x @ m, y, one, tau, "frobenius") for m, one in pairs])
-
-            own = torch.stack([fit(t, shared[:, k]) for k, t in enumerate(clients.tolist())], dim=1)
-        return (shared + own).to(problem.initial)
+    def _personal(self, problem: Problem, shared: Tensor, own: Tensor, clients: Tensor) -> Tensor:
+        """Return p_t + q_t of ``clients`` (R, k, p) for P and Q (R, T, p)."""
+        own, data = own[:, clients].clone(), self.data(problem)
+        tau = self.tau if self.refine_tau is None else self.refine_tau
+        axes = None if self.refine_across is None else shared_axes(shared, tau, self.refine_across)
+        for k, t in enumerate(clients.tolist() if self.refine else []):
+            x, y, p = data.x[t], data.y[t], shared[:, t]
+            if axes is None:
+                own[:, k] = fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
+            else:
+                fits = [
+                    m @ fit_own(self.linear_loss, x @ m, y, each, tau, "frobenius")
+                    for m, each in zip(axes, p, strict=True)
+                ]
+                own[:, k] = torch.stack(fits)
+        return (shared[:, clients] + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
         """Return Q (R, T, p)."""
@@ -312,7 +285,7 @@ class PPDMTL(LinearAlgorithm):
         """Return the objective of equation (2) on the training records, (R,) float64, not private."""
         data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
-        a2, threshold = self._steps(problem)
+        a2, threshold = self.steps(problem)
         total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
         total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
         for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):

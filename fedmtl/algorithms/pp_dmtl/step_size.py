@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ...data import Examples, FederatedDataset
-from ...privacy import RecordPrivacy, open_channel
+from ...privacy import RecordPrivacy
 from ...random import derive_key
-from ...schedules import Block, BoundSchedule
+from ...schedules import BoundSchedule
+from ..activations import simulated_objectives
 from ..base import Problem
 from ..linear.data import probe_linear
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .algorithm import PPDMTL
 
 logger = logging.getLogger("fedmtl")
-_EVENTS, _MARKS, _RANK, _MOST = 1500, 4, 3, 0.95
+_EVENTS, _PARTS, _RANK, _MOST = 1500, 4, 3, 0.95
 
 
 def choose_step(
@@ -52,8 +52,9 @@ def choose_step(
     step = 1 / ((delay + 1) * smooth)
     while step <= 1 / smooth:
         allowed = max(1, int(2 / (step * smooth) * (1 + 1e-9)) - 1)
-        one = replace(algorithm, a2=step, delay=allowed)
-        tried[step, allowed] = _objective(one, synthetic, schedule, block, privacy, seed)
+        candidate = replace(algorithm, a2=step, delay=allowed)
+        values = simulated_objectives(candidate, synthetic, schedule, block, privacy, seed=seed, parts=_PARTS)
+        tried[step, allowed] = float(values.mean()) if values.isfinite().all() else math.inf
         least = min(tried.values())
         if len(tried) > 2 and min(list(tried.values())[-2:]) > least:
             break
@@ -115,29 +116,3 @@ def synthetic_tasks(algorithm: PPDMTL, problem: Problem, smooth: float, seed: in
     features = torch.cat(rows(low)).reshape(-1, *shape).float()
     own = Examples(features, y.float() if data.classes is None else (y >= 0).long(), offsets)
     return FederatedDataset(own, own, tuple(data.ids), classes=data.classes, name="synthetic tasks", domain=data.domain)
-
-
-def _objective(
-    algorithm: PPDMTL,
-    problem: Problem,
-    schedule: BoundSchedule,
-    block: Block,
-    privacy: RecordPrivacy | None,
-    seed: int,
-) -> float:
-    """Return the mean objective at the marks, of the events that the budget allows; infinite where it is not a
-    number."""
-    settings = None if privacy is None else replace(privacy, source="seeded")
-    plan = algorithm.plan(problem, schedule)
-    channel = open_channel(settings, plan, "as given", seed=seed)
-    state, found = algorithm.init(problem), []
-    events = int(channel.account.fitting(block.client.numpy()[:, :, None])[0])
-    marks = sorted({events * k // _MARKS for k in range(_MARKS + 1)})
-    for start, stop in pairwise(marks):
-        part = block.window(start, stop)
-        channel.begin(start, part.client)
-        state = algorithm.step(problem, state, part, channel)
-        found.append(float(algorithm.objective(problem, state).mean()))
-    channel.close()
-    mean = sum(found) / max(1, len(found))
-    return mean if math.isfinite(mean) else math.inf
