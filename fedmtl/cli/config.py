@@ -64,6 +64,7 @@ _REMOVED = {  # settings of earlier versions, and what there is instead
     "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
     "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
     "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
+    "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
     "algorithm.groups": "every owner answers with its own noise",
     "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
     "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",

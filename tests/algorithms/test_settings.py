@@ -63,7 +63,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     },
     "PPSGD": SERVER | {"ratio": 0.5},
     "PeerToPeer": BOUNDS | {
-        "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "idle_confidence": 0.1,
+        "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0,
         "start": 0.5, "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
         "confidence_power": 2.0,
     },
@@ -80,7 +80,6 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
     ("PeerToPeer", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
-    ("PeerToPeer", "idle_confidence"): "is of agents without records, and here all have some",
 } | {
     ("PriorLayers", field): "shapes the release, and of four clients' changes of a network nothing stands out"
     for field in ("layers", "side", "edge", "floor", "scale")

@@ -44,7 +44,7 @@ def given(loss="squared", n=6, p=3, seed=0, empty=(), mu=0.7, lam=None):
     graph = Graph(weights, tuple(map(str, range(n))))
     largest = max(float(x.norm(dim=1).max()) for x in xs if len(x))
     smooth = LinearLoss(loss).smoothness(largest)
-    network = Network(graph, counts.astype(np.int64), mu, lam, smooth, 1e-3)
+    network = Network(graph, counts.astype(np.int64), mu, lam, smooth)
     return PeerProblem(network, LinearData(tuple(xs), tuple(ys), False), LinearLoss(loss)), weights
 
 
@@ -179,7 +179,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
     channel, run = open_run(algorithm, problem, PoissonClocks(per_client=250), None, seed=0)
-    state, block = algorithm.init(problem), run.table(0, run.stop)
+    state, block = algorithm.init(problem), run.schedule.events(run.seed, 0, run.stop)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(objective.value(np.zeros((5, 3))))
     channel.begin(0, block.client)

@@ -1634,7 +1634,7 @@ def _owners_weighed(patch, trainer):
         patch.setattr(kind, "model", _weighed_by_their_records)
 
 
-_ridge, _silent_steps, _moments = Moments.model, PeerToPeer._data_gradients, Moments.gradients
+_ridge, _serve_peers, _moments = Moments.model, PeerToPeer.serve, Moments.gradients
 
 
 def _ridge_of_raw_moments(self, problem, public, clip):
@@ -1652,24 +1652,17 @@ def _moments_of_the_next_too(self, problem, public):
     return RecordGradients(both)
 
 
-def _silent_along_raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+def _silent_along_raw_gradients(self, problem, public, answers):
     """Agents whose budget is spent look at their records again."""
-    work, read = PeerToPeer._work, []
-
-    def watched(self, problem):
-        read[:] = [work(self, problem)]
-        return read[0]
-
-    def raw(self, network, public, at, answer, answered):
-        found, records = _silent_steps(self, network, public, at, answer, answered), read[0][1]
-        for k in np.flatnonzero(~answered).tolist():
-            x, y = records.data.arrays[at[1][k]]
-            theta = public["theta"][at[0][k], at[1][k]]
-            found[k] = (records.loss.factors(theta[None], x, y) @ x / len(x))[0]
-        return found
-
-    patch.setattr(PeerToPeer, "_work", watched)
-    patch.setattr(PeerToPeer, "_data_gradients", raw)
+    silent, theta = (answers.clients >= 0) & ~answers.answered, public["theta"].numpy().copy()
+    _serve_peers(self, problem, public, answers)
+    network = self.network(problem)
+    for run in np.flatnonzero(silent).tolist():
+        agent = answers.clients[run]
+        x, y = self.data(problem).arrays[agent]
+        gradient = (self.linear_loss.factors(theta[run, agent][None], x, y) @ x / len(x))[0]
+        step = self.mu * network.alpha[agent] * network.confidence[agent]
+        public["theta"][run, agent] -= torch.from_numpy(step * gradient)
 
 
 def _caps_before_the_block(self, members):
@@ -2085,7 +2078,7 @@ MUTANTS = [
     Mutant("ridge of raw moments", _set(Moments, "model", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
     Mutant(
         "silent agents along raw gradients",
-        _silent_along_raw_gradients,
+        _set(PeerToPeer, "serve", _silent_along_raw_gradients),
         TRANSCRIPT,
         CLOCK_GAUSS,
         _SILENT,

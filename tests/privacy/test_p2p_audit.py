@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from fedmtl import PeerToPeer, Trainer
-from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
@@ -44,14 +44,14 @@ def _curvature_of_own_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _confidence_of_own_labels(patch: pytest.MonkeyPatch) -> None:
-    network = PeerToPeer._built
+    network = PeerToPeer._network
 
     def built(self, problem):
         made = network(self, problem)
-        made[0].__dict__["confidence"] = made[0].confidence * float(problem.data.train.y.double().mean())
+        made.__dict__["confidence"] = made.confidence * float(problem.data.train.y.double().mean())
         return made
 
-    patch.setattr(PeerToPeer, "_built", built)
+    patch.setattr(PeerToPeer, "_network", built)
 
 
 def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
@@ -65,39 +65,27 @@ def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PeerToPeer, "init", raw)
 
 
-def _data(patch: pytest.MonkeyPatch) -> list[LinearData]:
-    """The records of the run that makes steps, once it has begun."""
-    work, read = PeerToPeer._work, []
-
-    def watched(self, problem):
-        read[:] = [self.data(problem)]
-        return work(self, problem)
-
-    patch.setattr(PeerToPeer, "_work", watched)
-    return read
-
-
 def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
-    wake, read = PeerToPeer._wake, _data(patch)
+    serve = PeerToPeer.serve
 
-    def leaky(self, network, public, agents, answer, answered):
-        raw = torch.stack([x.mean(0) for x in read[0].x]).mean(0).numpy()
-        return wake(self, network, public, agents, answer + 1e-6 * raw, answered)
+    def leaky(self, problem, public, answers):
+        raw = torch.stack([x.mean(0) for x in self.data(problem).x]).mean(0).numpy()
+        serve(self, problem, public, answers._replace(values=answers.values + 1e-6 * raw))
 
-    patch.setattr(PeerToPeer, "_wake", leaky)
+    patch.setattr(PeerToPeer, "serve", leaky)
 
 
 def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:
-    gradients, read = PeerToPeer._data_gradients, _data(patch)
+    serve = PeerToPeer.serve
 
-    def leaky(self, network, public, at, answer, answered):
-        steps = gradients(self, network, public, at, answer, answered)
-        for row, agent in enumerate(at[1].tolist()):
-            if not answered[row]:
-                steps[row] += 1e-6 * (read[0].x[agent] * read[0].y[agent][:, None]).mean(0).numpy()
-        return steps
+    def leaky(self, problem, public, answers):
+        serve(self, problem, public, answers)
+        data = self.data(problem)
+        for run in np.flatnonzero((answers.clients >= 0) & ~answers.answered).tolist():
+            agent = answers.clients[run]
+            public["theta"][run, agent] += 1e-6 * (data.x[agent] * data.y[agent][:, None]).mean(0)
 
-    patch.setattr(PeerToPeer, "_data_gradients", leaky)
+    patch.setattr(PeerToPeer, "serve", leaky)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def simulate(
         seen(0, state.public["theta"].numpy(), state.public["sent"].numpy())
     start = 0
     for end in ends:
-        block = activations.table(start, end)
+        block = activations.schedule.events(activations.seed, start, end, replicates=len(given))
         channel.begin(start, block.client)
         state = algorithm.step(problem, state, block, channel)
         if seen is not None and end in at:

@@ -82,10 +82,10 @@ def run(
     state, start, time = algorithm.init(own.problem, replicates), 0, torch.zeros(replicates, dtype=torch.float64)
     for stop in at:
         while start < stop:
-            block = source.table(start, min(stop, start + _BLOCK))
+            end = min(stop, start + _BLOCK)
+            block = source.schedule.events(source.seed, start, end, replicates=replicates)
             channel.begin(start, block.client)
-            state, time = algorithm.step(own.problem, state, block, channel), block.time[:, -1]
-            start = min(stop, start + _BLOCK)
+            state, time, start = algorithm.step(own.problem, state, block, channel), block.time[:, -1], end
         yield start, time, state
     channel.close()
 

@@ -46,31 +46,26 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
 from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
-from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
-from ...privacy.channel import GRADIENT
+from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.noise.registry import LAWS
-from ...schedules import Block, BoundSchedule
-from ..base import Problem, Released, State
-from ..cohort import Cohort, Own
+from ...schedules import BoundSchedule
+from ..activations import Answers, OneAtATime
+from ..base import Problem, State
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
-from .model import LinearRecords, ModelRecords, Records
+from .model import ModelRecords
 from .network import Array, Ints, Network
-
-Arrays = Mapping[str, NDArray[Any]]
-"""The public state of R repetitions, changed in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer(LinearAlgorithm):
+class PeerToPeer(OneAtATime, LinearAlgorithm):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -89,7 +84,6 @@ class PeerToPeer(LinearAlgorithm):
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
             the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
             be public knowledge; only stability rests on it.
-        idle_confidence: c_i of an agent without data, above 0; its loss is lambda ||theta||^2 alone.
         start: Theta(0), a public constant: a number for all coordinates or one a coordinate; ``None``: 0, and with
             ``loss="model"`` the model's own start.
         allocation: how the budget is spread over an agent's wake-ups, see
@@ -103,7 +97,7 @@ class PeerToPeer(LinearAlgorithm):
         releases: K, the most releases of an agent, those of its first wake-ups; afterwards it goes on averaging
             without its records. None: every wake-up is one.
         confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the
-            inverse of their noise's variance, which is proportional to 1 / m_i^2.
+            inverse of their noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
 
     Raises:
         ConfigError: a value outside these ranges, or settings that exclude one another.
@@ -116,7 +110,6 @@ class PeerToPeer(LinearAlgorithm):
     row_norm: float | Literal["auto"] | None = "auto"
     target: float | Literal["auto"] | None = "auto"
     smoothness: float | None = None
-    idle_confidence: float = 1e-3
     start: float | tuple[float, ...] | None = None
     allocation: Allocation = "uniform"
     refine: float | None = None
@@ -125,8 +118,6 @@ class PeerToPeer(LinearAlgorithm):
     confidence_power: float = 1.0
 
     name = "p2p"
-    supports_replicates = True
-    one_at_a_time = True
     accepts_empty_clients = True
 
     def __post_init__(self) -> None:
@@ -137,7 +128,7 @@ class PeerToPeer(LinearAlgorithm):
         if self.releases is not None:
             positive_int(self, releases=self.releases)
         non_negative(self, confidence_power=self.confidence_power)
-        positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
+        positive(self, mu=self.mu)
         self.check_bounds()
         positive_or(self, "inverse", lam=self.lam)
         positive(self, **given(smoothness=self.smoothness, refine=self.refine))
@@ -189,7 +180,21 @@ class PeerToPeer(LinearAlgorithm):
         Raises:
             ConfigError: the graph and the data have different agents.
         """
-        return self._work(problem)[0]
+        return prepared(problem, self, lambda: self._network(problem))
+
+    def _network(self, problem: Problem) -> Network:
+        graph = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
+        return Network(
+            graph.ordered(problem.data.ids),
+            counts=problem.data.train.counts.numpy().astype(np.int64),
+            mu=self.mu,
+            lam=None if self.lam == "inverse" else float(self.lam),
+            smoothness=self.smoothness or self.linear_loss.smoothness(self.largest_row(problem)),
+            power=self.confidence_power,
+        )
+
+    def _model_records(self, problem: Problem) -> ModelRecords:
+        return prepared(problem, "records of any model", lambda: ModelRecords(problem))
 
     def row_bound(self, problem: Problem) -> RowBound | None:
         """Return the bound on features, which holds where the models are used too; None with ``loss="model"``."""
@@ -263,45 +268,26 @@ class PeerToPeer(LinearAlgorithm):
             public |= {"slope": torch.zeros_like(theta), "told": torch.zeros(theta.shape[:2], dtype=torch.int64)}
         return State(public, problem.client_store({}))
 
-    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
-        # the gradient of the agent's records at its own model
-        return {GRADIENT: self._work(c.problem)[1].gradients_at(c.public["theta"].numpy())}, c.own
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+        """Return the gradients of the agents' records at their own models."""
+        theta = public["theta"].numpy()
+        if self.loss == "model":
+            return self._model_records(problem).gradients_at(theta)
+        return self.data(problem).gradients(self.linear_loss, lambda agents, runs: theta[runs, agents], len(theta))
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
-        assert released.clients is not None
-        new = {name: value.clone() for name, value in public.items()}
-        answer, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
-        self._wake(self.network(problem), _arrays(new), released.clients.numpy(), answer, answered)
-        return new
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Compute all activations of a block, of all replicates, in their order; in place."""
-        (network, records), arrays = self._work(problem), _arrays(state.public)
-        answers = channel.answers(records.gradients_at(arrays["theta"]))
-        each = zip(block.client.T.numpy(), answers, channel.answering(len(block)), strict=True)
-        for agents, answer, answered in each:
-            self._wake(network, arrays, agents, answer, answered)
-        return state
-
-    def _wake(self, network: Network, public: Arrays, agents: Ints, answer: Array, answered: NDArray[np.bool_]) -> None:
-        """Let one agent wake in each of R repetitions: ``agents`` (R,), -1 for none, ``answer`` (R, D) what it
-        releases, zero unless it ``answered`` (R,)."""
-        (runs,) = (agents >= 0).nonzero()
-        who = agents[runs]
-        at, theta = (runs, who), public["theta"]
-        gradient = self._data_gradients(network, public, at, answer[runs], answered[runs])
-        keep, alpha, push = network.coefficients[:, who, None]
-        theta[at] = keep * theta[at] + alpha * network.means(theta, runs, who) - push * gradient  # (4), (6)
-        public["sent"][runs] += network.graph.degrees[who]
+    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+        """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
+        network, theta = self.network(problem), public["theta"].numpy()
+        (runs,) = np.nonzero(answers.clients >= 0)
+        who = answers.clients[runs]
+        at, alpha, pull = (runs, who), network.alpha[who, None], self.mu * network.confidence[who, None]
+        gradient = self._data_gradients(network, public, at, answers.values[runs], answers.answered[runs])
+        gradient = gradient + 2 * network.ridge[who, None] * theta[at]  # of L_i
+        theta[at] = (1 - alpha) * theta[at] + alpha * (network.means(theta, runs, who) - pull * gradient)  # (4), (6)
+        public["sent"].numpy()[runs] += network.graph.degrees[who]
 
     def _data_gradients(
-        self,
-        network: Network,
-        public: Arrays,
-        at: tuple[Ints, Ints],
-        answer: Array,
-        answered: NDArray[np.bool_],
+        self, network: Network, public: Mapping[str, Tensor], at: tuple[Ints, Ints], answer: Array, answered: Array
     ) -> Array:
         """Return the data gradients (k, D) that agents step along, ``at`` repetitions and agents (k,).
 
@@ -312,8 +298,8 @@ class PeerToPeer(LinearAlgorithm):
         """
         if self.releases is None:
             return answer
-        slope, told = public["slope"], public["told"]
-        bend = network.smoothness * public["theta"][at]
+        theta, slope, told = (public[name].numpy() for name in ("theta", "slope", "told"))
+        bend = network.smoothness * theta[at]
         mean, count = slope[at], told[at] + answered
         mean += np.where(answered, 1.0 / np.maximum(count, 1), 0.0)[:, None] * (answer - bend - mean)
         slope[at], told[at] = mean, count
@@ -329,18 +315,18 @@ class PeerToPeer(LinearAlgorithm):
         """Return the personal models of every replicate, (R, n, D) float64."""
         return self._refined(problem, state, state.public["theta"], torch.arange(problem.clients))
 
-    def shared(self, state: State) -> Tensor | None:
-        """Return None: there is no model of all."""
-        return None
-
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
-        (network, records), theta = self._work(problem), state.public["theta"]
-        total = torch.tensor([network.roughness(one) for one in theta.numpy()], dtype=torch.float64)
+        network, theta = self.network(problem), state.public["theta"]
+        total = torch.tensor([network.roughness(models) for models in theta.numpy()], dtype=torch.float64)
         weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence)
         total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge))
         for i in np.flatnonzero(network.counts).tolist():
-            total += weight[i] * records.mean_losses(i, theta[:, i])
+            if self.loss == "model":
+                total += weight[i] * self._model_records(problem).mean_losses(i, theta[:, i])
+            else:
+                data = self.data(problem)
+                total += weight[i] * self.linear_loss.value(theta[:, i], data.x[i], data.y[i]).mean(1)
         return total
 
     # Inside
@@ -366,31 +352,3 @@ class PeerToPeer(LinearAlgorithm):
         means = network.means(all_models, where, np.tile(agents, len(theta)))
         alone = torch.from_numpy(network.graph.degrees[agents] == 0)
         return torch.where(alone[:, None], theta, torch.from_numpy(means).reshape(theta.shape))
-
-    def _work(self, problem: Problem) -> tuple[Network, Records]:
-        return prepared(problem, self, lambda: self._built(problem))
-
-    def _built(self, problem: Problem) -> tuple[Network, Records]:
-        given = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
-        graph = given.ordered(problem.data.ids)
-        counts = problem.data.train.counts.numpy().astype(np.int64)
-        lam = None if self.lam == "inverse" else float(self.lam)
-        smooth = self.smoothness
-        if smooth is None:
-            smooth = self.linear_loss.smoothness(self.largest_row(problem))
-        network = Network(
-            graph,
-            counts,
-            mu=self.mu,
-            lam=lam,
-            smoothness=smooth,
-            idle=self.idle_confidence,
-            power=self.confidence_power,
-        )
-        if self.loss == "model":
-            return network, ModelRecords(problem)
-        return network, LinearRecords(self.data(problem), self.linear_loss)
-
-
-def _arrays(public: Mapping[str, Tensor]) -> Arrays:
-    return {name: value.numpy() for name, value in public.items()}

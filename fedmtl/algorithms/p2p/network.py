@@ -13,6 +13,7 @@ from ...graphs import Graph
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _EDGES = 1 << 14
+_IDLE = 1e-3  # confidence of an agent without data, whose loss is lambda ||theta||^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,6 @@ class Network:
         mu: the weight of the local losses.
         lam: lambda of every agent, or None for 1 / m_i (1 for an agent without data).
         smoothness: Lipschitz constant of the gradient of one record's loss, of the domain.
-        idle: confidence of an agent without data.
         power: k of c_i = (m_i / max_j m_j)^k.
     """
 
@@ -34,14 +34,13 @@ class Network:
     mu: float
     lam: float | None
     smoothness: float
-    idle: float
     power: float = 1.0
 
     @cached_property
     def confidence(self) -> Array:
-        """Return c_i = (m_i / max_j m_j)^power, and a small constant for agents without data."""
+        """Return c_i = (m_i / max_j m_j)^power, and .001 for agents without data."""
         most = max(1, int(self.counts.max()))
-        return np.where(self.counts > 0, (self.counts / most) ** self.power, self.idle)
+        return np.where(self.counts > 0, (self.counts / most) ** self.power, _IDLE)
 
     @cached_property
     def ridge(self) -> Array:
@@ -54,13 +53,9 @@ class Network:
         return np.where(self.counts > 0, self.smoothness, 0.0) + 2 * self.ridge
 
     @cached_property
-    def coefficients(self) -> Array:
-        """Return the coefficients of Theta_i, of its neighbours' mean and of the data gradient in equations (4) and
-        (6), (3, n): with alpha = 1 / (1 + mu c_i L_i^loc) they are 1 - alpha - 2 alpha mu c_i lambda_i, alpha and
-        alpha mu c_i."""
-        pull = self.mu * self.confidence
-        alpha = 1.0 / (1.0 + pull * self.curvature)
-        return np.stack([1.0 - alpha - 2 * alpha * pull * self.ridge, alpha, alpha * pull])
+    def alpha(self) -> Array:
+        """Return alpha = 1 / (1 + mu c_i L_i^loc) of equation (4)."""
+        return 1.0 / (1.0 + self.mu * self.confidence * self.curvature)
 
     @property
     def convexity(self) -> float:
