@@ -159,8 +159,8 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
 class _Curious(PPDMTL):
     """Its tasks look at the records of another one."""
 
-    def _gradients(self, data, public):
-        message = super()._gradients(data, public)
+    def gradients(self, problem, public):
+        message, data = super().gradients(problem, public), self.data(problem)
 
         def factors(task, which, where):
             return message.factors(task, which, where) + 1e-3 * float(data.x[task - 1].mean())

@@ -595,15 +595,11 @@ def test_the_delay_of_a_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"tau": 0.0}, "tau is 0"),
-        ({"tau": 0.0, "start": "single_task"}, "tau is 0"),
-    ],
+    ("kind", "options"), [(PPDMTL, {"tau": 0.0}), (PublishedPPDMTL, {"tau": 0.0, "start": "single_task"})]
 )
-def test_settings_that_exclude_one_another_are_refused(options: dict, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        PublishedPPDMTL(**options)
+def test_an_exact_fit_without_a_ridge_is_refused(kind: type[PPDMTL], options: dict) -> None:
+    with pytest.raises(ConfigError, match="tau is 0"):
+        kind(**options)
 
 
 def test_data_that_do_not_suit_are_refused() -> None:
