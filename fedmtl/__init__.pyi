@@ -23,6 +23,7 @@ from .algorithms import PFedMe as PFedMe
 from .algorithms import PriorLayers as PriorLayers
 from .algorithms import PrivatePrior as PrivatePrior
 from .algorithms import PublicStart as PublicStart
+from .algorithms import Scaffold as Scaffold
 from .algorithms import ServerOptimizer as ServerOptimizer
 from .data import FederatedDataset as FederatedDataset
 from .data import load_data as load_data

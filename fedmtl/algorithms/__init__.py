@@ -23,6 +23,7 @@ from .pp_dmtl.step_size import largest_delay
 from .ppsgd import PPSGD
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
+from .scaffold import Scaffold
 from .server import ServerOptimizer, apply_update
 from .shared_model import SharedModel
 from .store import ClientStore
@@ -58,6 +59,7 @@ __all__ = [
     "Problem",
     "PublicStart",
     "Released",
+    "Scaffold",
     "ServerOptimizer",
     "SharedModel",
     "State",

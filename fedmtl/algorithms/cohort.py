@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -88,6 +88,10 @@ class Cohort:
         """Return the clients' numbers of training examples, int64 (k,)."""
         return self.problem.data.train.counts[self.ids]
 
+    def steps(self, solver: LocalSolver) -> Tensor:
+        """Return the clients' numbers of local steps in one training by ``solver``, int64 (k,)."""
+        return solver.step_counts(self.examples) if self.local is None else self.local.steps(self.ids)
+
     @property
     def new(self) -> Tensor:
         """Return the places of the clients that never took part, int64 on the host."""
@@ -138,6 +142,7 @@ class Cohort:
         divergence: Loss | None = None,
         moving: Tensor | None = None,
         mixture: Mixture | None = None,
+        correction: Tensor | None = None,
     ) -> Tensor:
         """Return every client's model after its local run: (k, D), on the device and in the dtype of ``initial``.
 
@@ -156,14 +161,13 @@ class Cohort:
             mixture: personal models (k, D) that are trained beside, at the same batches, see
                 :class:`fedmtl.local.Mixture`; changed in place, and without noise where records are protected, since
                 nothing of them is sent. None without.
+            correction: added to every gradient, (D,) or (k, D); under DP-SGD after the noise. None for none.
 
         Raises:
             PrivacyError: single records are protected, and the round has charged no local steps.
         """
         models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        run = LocalTraining(
-            self.problem.data, self.problem.loss, solver, self.round, start, lam, anchor, divergence, moving, mixture
-        )
+        run = self._run(solver, start, lam, anchor, divergence, moving, mixture, correction)
         self._train(run, lambda place, trained: _write(models, place, trained))
         return models
 
@@ -175,6 +179,7 @@ class Cohort:
         lam: Strength = 0.0,
         anchor: Tensor | None = None,
         mixture: Mixture | None = None,
+        correction: Tensor | None = None,
         kept: Tensor | None = None,
         name: str = "update",
     ) -> Tensor | RowTotal:
@@ -182,7 +187,7 @@ class Cohort:
         clipped sum where the channel needs no rows.
 
         Args:
-            solver, start, lam, anchor, mixture: see :meth:`train`.
+            solver, start, lam, anchor, mixture, correction: see :meth:`train`.
             kept: (k, D), which the models themselves are written to; None: they are not kept.
             name: of the release.
         """
@@ -198,14 +203,14 @@ class Cohort:
             else:
                 total.add(models - shared)
 
-        run = LocalTraining(
-            self.problem.data, self.problem.loss, solver, self.round, start, lam, anchor, mixture=mixture
-        )  # fmt: skip
-        self._train(run, send)
+        self._train(self._run(solver, start, lam, anchor, mixture=mixture, correction=correction), send)
         if total is None:
             return changes
         total.has(self.ids)
         return total
+
+    def _run(self, solver: LocalSolver, start: Tensor, *settings: Any, **more: Any) -> LocalTraining:
+        return LocalTraining(self.problem.data, self.problem.loss, solver, self.round, start, *settings, **more)
 
     def _train(self, run: LocalTraining, receive: Finish) -> None:
         """Train the clients, and hand places among them and models to ``receive`` as they finish; of a client without

@@ -126,7 +126,7 @@ def _trusting(words: list[str]) -> list[str]:
             continue
         module = module or next(rest, "")
         if not all(part.isidentifier() for part in module.split(".")):
-            raise ConfigError(f"--trust is {module!r}; give the name of a module, such as --trust my_ditto.")
+            raise ConfigError(f"--trust is {module!r}; give the name of a module, such as --trust my_feddyn.")
         TRUST.set((*TRUST.get(), module))
     return left
 

@@ -22,7 +22,7 @@ from ..stacked.per_example import example_gradients
 from ..stacked.products import descend, output_gradient
 from .batches import BatchPlan
 from .mixture import Mixture, MixtureSteps
-from .optimizers import Strength, rows_of
+from .optimizers import Gradient, Strength, rows_of
 from .solver import LocalSolver
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class LocalTraining:
             clipped without them. None trains all.
         mixture: personal models of the n clients that are trained beside, see :mod:`.mixture`; they follow the
             gradients of the examples as they are, and nothing of them is released. None without.
+        correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for none.
     """
 
     data: FederatedDataset
@@ -142,6 +143,7 @@ class LocalTraining:
     divergence: Loss | None = None
     moving: Tensor | None = None
     mixture: Mixture | None = None
+    correction: Tensor | None = None
 
     def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Trained:
         """Train one stack of clients on the batches of a plan.
@@ -180,10 +182,14 @@ class LocalTraining:
         beside = None if self.mixture is None else MixtureSteps(self.mixture, self.solver, self.round, rows, place)
         frozen = self._frozen(rows)
         still = None if frozen is None else rows[:, frozen].clone()
+        correction = rows_of(self.correction, place)
         for step in steps:
             if beside is not None:
                 beside(step.active, step.mean)
-            optimizer.step(step.active, step.gradient)
+            gradient = step.gradient
+            if correction is not None:
+                gradient = partial(_corrected, gradient, rows_of(correction, slice(step.active)))
+            optimizer.step(step.active, gradient)
             if frozen is not None and still is not None:
                 rows[: step.active, frozen] = still[: step.active]
             if len(step.done):
@@ -235,6 +241,12 @@ class LocalTraining:
             )
             release = partial(_release, records, clients[:active], step, frozen)
             yield PrivateStep(active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1))
+
+
+def _corrected(gradient: Gradient, correction: Tensor, target: Tensor, keep: float, rate: float) -> None:
+    """Descend by ``gradient`` plus a correction, (D,) or (A, D)."""
+    gradient(target, keep, rate)
+    target.sub_(correction, alpha=rate)
 
 
 def _release(records: LocalSteps, clients: Tensor, step: int, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:

@@ -28,6 +28,7 @@ _TITLES = {
     "fedper": "FedPer",
     "clustered_pmtl": "Clustered PMTL",
     "ifca": "IFCA",
+    "scaffold": "SCAFFOLD",
 }
 
 

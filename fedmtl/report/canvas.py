@@ -49,6 +49,7 @@ _METHOD_COLOURS = {
     "p2p": "#a0522d",
     "clustered_pmtl": "#4a8fd0",
     "ifca": "#5d4037",
+    "scaffold": "#006b8f",
     "private_prior": "#ad1457",
     "prior_layers": "#e91e90",
     "fedavg + finetuning": "#8a3d00",

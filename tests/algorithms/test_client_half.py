@@ -26,6 +26,7 @@ from fedmtl import (
     PFedMe,
     PriorLayers,
     PrivatePrior,
+    Scaffold,
     models,
 )
 from fedmtl.algorithms import Cohort, Released
@@ -51,6 +52,7 @@ ALGORITHMS = {
     "pfedme": PFedMe(lam=0.5, local=SOLVER),
     "apfl": APFL(alpha=0.4, local=SOLVER),
     "ppsgd": PPSGD(ratio=0.7, local=SOLVER),
+    "scaffold": Scaffold(local=LocalSGD(lr=0.2, epochs=2, batch_size=4)),
     "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(9)}, lam=0.5, local=SOLVER),
     "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
@@ -174,7 +176,7 @@ class _RecordClient(_Client):
         return self.send(public, step, self.channel)
 
 
-@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto"])
+@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
     algorithm = ALGORITHMS[name]
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")

@@ -75,6 +75,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "edge": 1e6,
         "floor": 1.0, "scale": 0.5,
     },
+    "Scaffold": SERVER,
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why

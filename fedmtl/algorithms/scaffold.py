@@ -1,0 +1,77 @@
+"""SCAFFOLD: local gradients corrected by control variates, against the drift of clients with different data.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020, Algorithm 1 with option II. With differential privacy both releases are noised, as in Noble, Bellet,
+Dieuleveut: "Differentially Private Federated Learning on Heterogeneous Data", AISTATS 2022.
+
+    y_k   <- y_k - lr (grad l_k(y_k) - c_k + c),  K_k times from y_k = x         (local steps from the shared model x)
+    c_k^+ =  c_k - c + (x - y_k) / (K_k lr)                                      (option II)
+    x     <- x + server_lr mean(y_k - x),   c <- c + (m / n) mean(c_k^+ - c_k)   (over a cohort of m of n clients)
+
+A client sends two rows, y_k - x and c_k^+ - c_k. Each is clipped by itself, and both are charged as one release of
+twice the length. A client adds to its c_k what it has sent, so that c stays the mean of all c_k but for noise; since
+what is sent contains -c, old noise fades. Where single records are protected, both rows follow from noised gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..local import LocalSGD
+from ..privacy import BoundSampler, ReleasePlan
+from .base import Problem, Released, State
+from .cohort import Cohort, Own
+from .shared_model import SharedModel
+from .store import Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(SharedModel):
+    """Federated averaging with control variates (Karimireddy et al. 2020, Algorithm 1, option II).
+
+    Args:
+        local: the clients' local solver, :class:`LocalSGD` without momentum: option II takes the change of a model for
+            the sum of its gradients.
+        server_lr, server_optimizer: see :class:`SharedModel`.
+
+    Raises:
+        ConfigError: a value outside these ranges, or another solver.
+    """
+
+    name = "scaffold"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.local, LocalSGD) or self.local.momentum:
+            raise ConfigError(
+                f"Scaffold.local is {self.local!r}; it must be LocalSGD without momentum, since a control variate is "
+                "the mean gradient of a local run, computed from its step size and its change."
+            )
+
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        (update,) = super().plan(problem, schedule)
+        return update, replace(update, name="control")
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        state = super().init(problem)
+        return replace(state, public={**state.public, "control": torch.zeros_like(problem.initial)})
+
+    def fields(self, problem: Problem) -> Fields:
+        return {"control": ((problem.dimension,), problem.initial.dtype)}
+
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        control, own = c.public["control"], c.own["control"]
+        change = c.train(self.local, c.shared, correction=control - own) - c.shared
+        run = (self.local.lr_at(c.round) * c.steps(self.local).to(change))[:, None]  # K_k lr
+        sent = c.clip("control", torch.where(run > 0, -control - change / run, 0.0))
+        return {"update": change, "control": sent}, {"control": own + sent}
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        share = released.denominator / problem.clients
+        control = public["control"] + share * released.values["control"].to(public["control"])
+        return {**super().server(problem, public, released), "control": control}
