@@ -6,7 +6,7 @@ whole of `Trainer.fit`: ledger, noise, evaluation, checkpoint, plots, tables and
 without the parts that it calls, in processor seconds, which other work on the machine does not lengthen.
 
     OMP_NUM_THREADS=1 python benchmarks/speed/population.py
-    OMP_NUM_THREADS=1 python benchmarks/speed/population.py --clients 1000000 --evaluate all --store memory mapped
+    OMP_NUM_THREADS=1 python benchmarks/speed/population.py --clients 1000000 --evaluate all
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0, delta=1e-8),
         rounds=arguments.rounds,
         folder=arguments.folder,
-        client_store=arguments.store[0],
         eval_every=max(1, arguments.rounds // 2),
         evaluate_clients=evaluated,
         progress=False,
@@ -136,7 +135,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "clients": len(data),
         "algorithm": arguments.algorithm,
         "sampling": arguments.sampling,
-        "store": arguments.store[0],
         "evaluated": arguments.evaluate,
         "rounds": len(rounds),
         "seconds_per_round": [median(rounds), min(rounds), max(rounds)],
@@ -160,7 +158,7 @@ def memory() -> float:
 def line(found: dict[str, Any]) -> str:
     """Return one row of the table."""
     parts = found["processor_seconds"]
-    cells = [f"{found['clients']:>9,}", found["algorithm"], found["sampling"], found["store"], found["evaluated"]]
+    cells = [f"{found['clients']:>9,}", found["algorithm"], found["sampling"], found["evaluated"]]
     cells += [f"{1e3 * found['seconds_per_round'][0]:.1f}", *(f"{parts.get(name, 0.0):.2f}" for name in COLUMNS)]
     cells += [f"{sum(parts.values()):.1f}", f"{found['memory_mib']:,.0f}", f"{found['memory_imported_mib']:,.0f}"]
     return "| " + " | ".join(cells) + " |"
@@ -172,7 +170,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="pmtl")
     parser.add_argument("--sampling", choices=list(SAMPLERS), nargs="+", default=list(SAMPLERS))
-    parser.add_argument("--store", choices=["memory", "mapped"], nargs="+", default=["memory"])
     parser.add_argument("--evaluate", default="1000", help="number of clients that are evaluated, or all")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--data", type=Path, help="keep the populations in this folder (default: a temporary one)")
@@ -190,15 +187,14 @@ def main() -> None:
             if not data.exists():
                 write_population(clients, data)
             for sampling in arguments.sampling:
-                for store in arguments.store:
-                    with tempfile.TemporaryDirectory() as folder:
-                        words = [sys.executable, __file__, "--data", str(data), "--folder", f"{folder}/run"]
-                        words += ["--sampling", sampling, "--store", store, "--evaluate", arguments.evaluate]
-                        words += ["--rounds", str(arguments.rounds), "--algorithm", arguments.algorithm]
-                        text = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-                    print(text, end="", flush=True)
-                    rows.append(json.loads(text))
-    print("| clients | algorithm | cohorts | store | evaluated | ms a round | " + " | ".join(COLUMNS), end="")
+                with tempfile.TemporaryDirectory() as folder:
+                    words = [sys.executable, __file__, "--data", str(data), "--folder", f"{folder}/run"]
+                    words += ["--sampling", sampling, "--evaluate", arguments.evaluate]
+                    words += ["--rounds", str(arguments.rounds), "--algorithm", arguments.algorithm]
+                    text = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+                print(text, end="", flush=True)
+                rows.append(json.loads(text))
+    print("| clients | algorithm | cohorts | evaluated | ms a round | " + " | ".join(COLUMNS), end="")
     print(" | all | memory, MiB | of which imports |")
     print("\n".join(map(line, rows)))
 

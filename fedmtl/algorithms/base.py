@@ -58,7 +58,6 @@ class Problem:
         executor: computes chunks of clients.
         rounds: planned number of events.
         seed: of the run.
-        rows_in_files: whether the clients' own tensors are read from files of the run's folder, and not kept in memory.
         protects_records: whether the protected unit is one record, so that gradients of local training are released.
         tally: counts local trainings, for whoever runs the simulation; private.
         ranks: the processes that compute the run.
@@ -75,7 +74,6 @@ class Problem:
     executor: Executor
     rounds: int
     seed: int
-    rows_in_files: bool = False
     protects_records: bool = False
     tally: Tally | None = None
     ranks: Ranks = ALONE
@@ -135,7 +133,6 @@ class Problem:
             device=self.initial.device,
             members=None if self.owner is None else (self.owner == self.ranks.rank).nonzero()[:, 0],
             part=f"{self.ranks.rank}-of-{self.ranks.size}",
-            in_files=self.rows_in_files,
         )
 
     def gathered(self, store: ClientStore) -> ClientStore:

@@ -1,4 +1,4 @@
-"""The clients' own tensors: rows in memory or in files, and files of rows that a checkpoint names.
+"""The clients' own tensors: rows that changed since the last checkpoint in memory, the others in files that it names.
 
 A file of rows only grows. A checkpoint has the number of rows of each file that count, and of several rows of a client
 the last one counts; what an interrupted save has left behind them is cut off by the next one. A file whose rows are
@@ -41,14 +41,14 @@ def checked(fields: Fields) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 class Rows:
-    """Rows (n, *shape), zeros at first, of which those that were ever written take memory.
+    """Rows (n, *shape), zeros at first, of which those that were ever written take room: in memory since the last
+    checkpoint, and before in the files that the checkpoint names.
 
     Args:
         members: int64 (m,), the clients that have rows here, ascending.
         clients: n.
         shape, dtype: of one row.
         device: where the rows are.
-        in_files: whether rows that a checkpoint has named are read from its file, and not kept in memory.
     """
 
     def __init__(
@@ -58,21 +58,19 @@ class Rows:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        in_files: bool = False,
     ) -> None:
-        self._members, self._shape, self._in_files = members, shape, in_files
-        self._changed = torch.zeros(clients, dtype=torch.bool)  # since the last save
-        self._line = torch.full((clients,), -1, dtype=torch.int32)  # of a client's row in the file; -1: none is read
-        self._file, self._length = "", 0  # the file of the last save, and its rows
+        self._members, self._shape = members, shape
         width = math.prod(shape) * dtype.itemsize
         self._record = np.dtype([("client", "<i8"), ("row", "u1", (width,))])
-        self._records = np.empty(0, self._record)
         self._empty = torch.zeros(0, *shape, dtype=dtype, device=device)
+        self._file, self._length = "", 0  # to which the next save appends, and its rows
+        self._saved: list[np.ndarray] = []  # the records of the last checkpoint, of each of its files
+        self._line = torch.full((clients,), -1, dtype=torch.int32)  # of a client's row among all of these; -1: none
         self._clear()
 
     def _clear(self) -> None:
         """Forget the rows in memory."""
-        self._place = torch.full_like(self._line, -1)  # of a client's row in memory
+        self._place = torch.full_like(self._line, -1)  # of a client's row in memory; -1: none
         self._ids, self._rows = torch.zeros(0, dtype=torch.int64), self._empty  # the first len(ids) rows
 
     def read(self, ids: Tensor) -> Tensor:
@@ -86,11 +84,13 @@ class Rows:
         if bool((place >= 0).all()):
             return self._rows[place]
         rows = self._rows.new_zeros(len(ids), *self._shape)
-        filed = ((place < 0) & (line >= 0)).nonzero()[:, 0]
-        if len(filed):
-            rows[filed] = self._decoded(self._records["row"][line[filed].numpy()])
-        there = (place >= 0).nonzero()[:, 0]
-        rows[there] = self._rows[place[there]]
+        first = 0
+        for records in self._saved:
+            here = ((place < 0) & (first <= line) & (line < first + len(records))).nonzero()[:, 0]
+            rows[here] = self._decoded(records["row"][(line[here] - first).numpy()])
+            first += len(records)
+        held = (place >= 0).nonzero()[:, 0]
+        rows[held] = self._rows[place[held]]
         return rows
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
@@ -105,71 +105,58 @@ class Rows:
                 grown[:first] = self._rows[:first]
                 self._rows = grown
         self._rows[self._place[ids].long()] = rows.detach().to(self._rows)
-        self._changed[ids] = True
         if len(new) and len(self._ids) == len(self._members):
-            self._hold(self.gather(self._members))
+            self.take(self.gather(self._members))
 
     def take(self, rows: Tensor) -> None:
         """Replace the rows of all clients here by ``rows`` (m, *shape), which belong to the store from now on."""
-        self._hold(rows.detach().to(self._rows))
-        self._changed[self._members] = True
-
-    def _hold(self, rows: Tensor) -> None:
-        self._ids, self._rows = self._members, rows
+        self._ids, self._rows = self._members, rows.detach().to(self._rows)
         self._place[self._members] = torch.arange(len(rows), dtype=torch.int32)
 
     def save(self, folder: Path, name: str) -> dict[str, int]:
-        """Append the rows that changed since the last save to their file in ``folder``, or write those of all clients
-        to the new file ``name`` where there is none, or where most rows of the old one no longer count.
+        """Append the rows in memory to their file in ``folder``, or write those of all clients to the new file ``name``
+        where there is none, or where most rows of the old one no longer count.
 
         Returns:
             The file and its number of rows, for the checkpoint; empty if no client has a row.
         """
-        ids = self._changed.nonzero()[:, 0]
         every = ((self._place >= 0) | (self._line >= 0)).nonzero()[:, 0]
-        if len(ids) and (not self._file or self._length + len(ids) > 2 * len(every)):
-            ids, self._file, self._length = every, name, 0
+        ids = (self._place >= 0).nonzero()[:, 0]
+        if not self._file or self._length + len(ids) > 2 * len(every):
+            ids, self._file, self._length = every, name if len(every) else "", 0
         if len(ids):
             append_bytes(folder / self._file, self._length * self._record.itemsize, self._encoded(ids))
-            if self._in_files:
-                self._line[ids] = torch.arange(self._length, self._length + len(ids), dtype=torch.int32)
+            self._line[ids] = torch.arange(self._length, self._length + len(ids), dtype=torch.int32)
             self._length += len(ids)
-            self._changed.zero_()
         return {self._file: self._length} if self._file else {}
 
     def settle(self, folder: Path) -> None:
-        """Read saved rows from their file from now on, where rows are kept in files."""
-        if self._in_files and self._file:
-            self._records = _records(folder / self._file, self._record, self._length)
+        """Read saved rows from their file from now on."""
+        if self._file:
+            self._saved = [_records(folder / self._file, self._record, self._length)]
             self._clear()
 
-    def load(self, folder: Path, files: Mapping[str, int], goes_on: bool) -> None:
-        """Take the rows of these clients from ``files`` with their numbers of rows.
+    def load(self, folder: Path, files: Mapping[str, int], file: str) -> None:
+        """Read the rows of these clients from ``files``, with their numbers of rows, from now on.
 
         Args:
             folder: of the files.
             files: of the checkpoint.
-            goes_on: whether the only file is one of this process, to which it appends.
+            file: to which the next save appends; empty for a new one.
 
         Raises:
             ResumeError: a file is missing, or too short.
         """
         self._clear()
-        self._changed.zero_()
-        for file, length in files.items():
-            records = _records(folder / file, self._record, length)
-            line = np.full(len(self._line), -1, np.int32)
-            line[records["client"]] = np.arange(length, dtype=np.int32)  # the last one counts
-            if goes_on:
-                self._file, self._length = file, length
-            if goes_on and self._in_files:
-                self._line, self._records = torch.from_numpy(line), records
-                continue
-            ids = self._members[torch.from_numpy(line)[self._members] >= 0]
-            for some in ids.split(self._chunk):
-                self.write(some, self._decoded(records["row"][line[some.numpy()]]))
-        if goes_on:
-            self._changed.zero_()
+        self._file, self._length = file, files.get(file, 0)
+        self._saved = [_records(folder / name, self._record, length) for name, length in files.items()]
+        line = np.full(len(self._line), -1, np.int32)
+        first = 0
+        for records in self._saved:
+            line[records["client"]] = np.arange(first, first + len(records), dtype=np.int32)  # the last row counts
+            first += len(records)
+        self._line = torch.full_like(self._line, -1)
+        self._line[self._members] = torch.from_numpy(line)[self._members]
 
     @property
     def _chunk(self) -> int:
@@ -209,7 +196,6 @@ class ClientStore:
         members: int64 (m,), ascending: the clients that have rows here, where several processes have some each; rows
             of the others are dropped. None: all.
         part: of the processes this is, as in ``"0-of-1"``.
-        in_files: whether rows that a checkpoint has named are read from its files, and not kept in memory.
     """
 
     def __init__(
@@ -220,11 +206,10 @@ class ClientStore:
         device: torch.device | str = "cpu",
         members: Tensor | None = None,
         part: str = "0-of-1",
-        in_files: bool = False,
     ) -> None:
         self.clients, self.fields, self.part = clients, checked(fields), part
         self.members = torch.arange(clients) if members is None else members
-        self._rows = {name: Rows(self.members, clients, *field, device, in_files) for name, field in fields.items()}
+        self._rows = {name: Rows(self.members, clients, *field, device) for name, field in fields.items()}
         self._size = "-of-" + part.partition("-of-")[2]
         self._is_here = torch.zeros(clients, dtype=torch.bool)
         self._is_here[self.members] = True
@@ -292,4 +277,4 @@ class ClientStore:
         for name, rows in self._rows.items():
             chosen = (own if goes_on else files).items()
             named = {file.partition("/")[2]: length for file, length in chosen if file.startswith(f"{name}/")}
-            rows.load(folder / name, named, goes_on)
+            rows.load(folder / name, named, next(iter(named), "") if goes_on else "")

@@ -62,6 +62,7 @@ _REMOVED = {  # settings of earlier versions, and what there is instead
     "execution.data": "data are on the run's device",
     "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
     "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
+    "client_store": "the tensors that clients keep are read from the files of the run",
     "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
     "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
     "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
@@ -256,7 +257,7 @@ def settings(config: Config) -> Config:
         repeated.check(objects["algorithm"], objects["privacy"], stopping, objects["baselines"], sample)
         resolve_device(config["device"])
     objects["baselines"] = tuple(objects["baselines"])
-    names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
+    names = ("rounds", "seed", "loss", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
     objects["trainable"] = config.get("trainable")  # folders of earlier versions have none
     return objects | {name: config[name] for name in names}
@@ -271,7 +272,6 @@ def _check_plain(config: Config) -> None:
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
         raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
     one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
-    one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
 
 
 def _plain_model(config: Config) -> tuple[Any, Any, bool]:

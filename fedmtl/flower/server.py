@@ -122,8 +122,6 @@ def check(trainer: Trainer) -> None:
         raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
     if trainer.baselines:
         raise ConfigError("baselines needs all clients in one process; leave it out of the trainer of a Flower app.")
-    if trainer.client_store == "mapped":
-        raise ConfigError("client_store is 'mapped', but every node has a folder of its own; leave it out.")
 
 
 class Nodes:

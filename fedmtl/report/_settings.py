@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _NO_MATTER = {  # settings that do not say what was computed, or that have a column of their own
-    *("baselines", "logger", "progress", "device", "execution", "client_store", "checkpoint_every", "eval_every"),
+    *("baselines", "logger", "progress", "device", "execution", "checkpoint_every", "eval_every"),
     "evaluate_clients",
     *("metrics", "replicates", "epsilons", "data.cache"),
     *("privacy.epsilon", "privacy.delta", "privacy.noise_multiplier"),

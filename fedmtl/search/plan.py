@@ -314,7 +314,7 @@ def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, Priv
 
 def _bare(trainer: Trainer) -> Trainer:
     """Return the trainer without what belongs to a run of its own."""
-    return replace(trainer, folder=None, client_store="memory", baselines=(), callbacks=(), progress=False)
+    return replace(trainer, folder=None, baselines=(), callbacks=(), progress=False)
 
 
 def _client_privacy(trainer: Trainer) -> ClientPrivacy:

@@ -314,8 +314,7 @@ class _Search:
         name, place = self.names[candidate], self._place(index)
         trainer = self.plan.trainers[name]
         if place is not None:
-            store = self.settings.candidates[name].client_store
-            trainer = replace(trainer, folder=place.root, client_store=store)
+            trainer = replace(trainer, folder=place.root)
         engine = LocalEngine(self._coins(index))
         result = single_run(trainer, place, place is not None and place.started, engine=engine)
         if not result.epsilon <= self.plan.budget:

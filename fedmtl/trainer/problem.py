@@ -50,15 +50,13 @@ def build_problem(
     device: str,
     dtype: str,
     *,
-    rows_in_files: bool = False,
     protects_records: bool = False,
     trainable: Sequence[str] | None = None,
     ranks: Ranks = ALONE,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
-    With ``rows_in_files`` the clients' own tensors are read from files of the run, otherwise in memory. With
-    ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
+    With ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
     :func:`fedmtl.stacked.set_trainable`. Over several ``ranks`` every client belongs to one of them.
 
     Raises:
@@ -111,7 +109,6 @@ def build_problem(
         executor=executor,
         rounds=rounds,
         seed=seed,
-        rows_in_files=rows_in_files,
         protects_records=protects_records,
         ranks=ranks,
         owner=None if ranks.size == 1 else ranks.owners(data.train.counts),

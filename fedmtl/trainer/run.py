@@ -59,7 +59,7 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
         raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
     folder = None if settings.folder is None else RunFolder(Path(settings.folder))
     with ranks.agree():
-        _check_ranks(settings, ranks)
+        check_ranks(settings, ranks)
         if folder is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
         if folder is not None and ranks.first and folder.started and not resume:
@@ -87,7 +87,7 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     return result
 
 
-def _check_ranks(settings: Trainer, ranks: Ranks) -> None:
+def check_ranks(settings: Trainer, ranks: Ranks) -> None:
     """Refuse what needs a single process.
 
     Raises:

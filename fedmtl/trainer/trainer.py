@@ -62,15 +62,14 @@ class Trainer:
             ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
             (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
-        folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
+        folder: where the run is saved, with the tensors that clients keep, which are read from there after a
+            checkpoint; ``None`` saves nothing, and these tensors and the ledger are in memory.
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
             ``"pfedme"``, ``"apfl"``, ``"ppsgd"``, ``"fedrep"``, ``"fedper"``, with this algorithm's local solver) or as
             algorithms; each has its own ledger and is marked as not released.
         finetune: how every client goes on after the run with a released or its personal model, on its own data;
             ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
             nothing is sent. Baselines are finetuned, too, except local training.
-        client_store: where the clients' own tensors are between checkpoints, ``"memory"`` or ``"mapped"``: in files of
-            the folder alone, for populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
@@ -112,7 +111,6 @@ class Trainer:
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
     finetune: Finetune | None = None
-    client_store: str = "memory"
     device: str = "auto"
     dtype: str = "float32"
     execution: Execution = field(default_factory=Execution)
@@ -141,9 +139,6 @@ class Trainer:
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds, replicates=self.replicates)
         one_of(self, ("float32", "float64"), dtype=self.dtype)
-        one_of(self, ("memory", "mapped"), client_store=self.client_store)
-        if self.client_store == "mapped" and self.folder is None:
-            raise ConfigError("client_store is 'mapped', which needs a folder.")
         for name in ("eval_every", "evaluate_clients", "checkpoint_every"):
             if getattr(self, name) is not None:
                 positive_int(self, **{name: getattr(self, name)})
@@ -215,7 +210,6 @@ class Trainer:
             self.seed,
             place,
             self.dtype,
-            rows_in_files=self.client_store == "mapped",
             protects_records=self.protects_records,
             trainable=self.trainable,
             ranks=ranks,

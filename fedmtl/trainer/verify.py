@@ -50,7 +50,7 @@ If this seal was published when the run ended, no listed file has changed since:
 which has the hashes of the public files and of private/manifest.json, and that has those of the private files and of
 the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
-files that no list has (baselines, mapped clients), and a second copy of the run that was continued."""
+files that no list has (baselines, files of clients), and a second copy of the run that was continued."""
 _UNLIMITED = 1 << 62
 _ROWS = "row noise of "
 _KINDS = 20  # kinds of clients whose epsilon is computed again

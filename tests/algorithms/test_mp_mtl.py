@@ -441,11 +441,10 @@ def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
     assert torch.unique(objective).numel() == 3
 
 
-@pytest.mark.parametrize("store", ["memory", "mapped"])
-def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str) -> None:
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "algorithm": MPMTL(row_norm=1.0, momentum="nesterov", own_penalty="l1"), "data": data(), "rounds": 7,
-        "model": models.linear_regression(), "loss": "half_mse", "checkpoint_every": 2, "client_store": store,
+        "model": models.linear_regression(), "loss": "half_mse", "checkpoint_every": 2,
         "privacy": ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
     }  # fmt: skip
     check_resumed(partial(small.trainer, **settings), tmp_path, 4)

@@ -551,7 +551,6 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0)}, "RecordPrivacy needs delta in a Flower app"),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon={"x": 1.0}, delta=1e-5)}, "names 'x'"),
         ({"baselines": ("local",)}, "baselines needs all clients in one process"),
-        ({"client_store": "mapped", "folder": "x"}, "a folder of its own"),
     ],
 )
 def test_settings_that_nodes_cannot_follow(settings, text: str) -> None:

@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedrep": {"algorithm": FedRep(local=SOLVER, head_local=LocalSGD(lr=0.1, steps=3))},
     "ifca": {"algorithm": IFCA(clusters=3, spread=0.5, local=SOLVER)},
     "layers": {"algorithm": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER)},
-    "mapped": {"folder": True, "client_store": "mapped", "checkpoint_every": 1},
+    "saved every round": {"folder": True, "checkpoint_every": 1},
     "adaptive": {
         "privacy": ClientPrivacy(
             clip_norm=QuantileClip(0.5, count_noise=3.0), noise_multiplier=1.5, epsilon=5.0, delta=1e-5
@@ -106,7 +106,7 @@ class Mortal(PMTL):
 
 VICTIM: int | None = None
 DYING = {"algorithm": Mortal(lam=0.5, local=SOLVER), "folder": True, "checkpoint_every": 1, "rounds": 5}
-MAPPED = DYING | {"client_store": "mapped", "baselines": ["local"]}
+SAVED = DYING | {"baselines": ["local"]}
 
 
 def trainer(case: dict[str, Any], folder: Path) -> Trainer:
@@ -198,27 +198,27 @@ def main(folder: Path) -> None:
     found["begun alone"] = outcome(trainer(DYING, own / "begun alone"), ranks=ranks, resume=True)
     found["sweep"] = cli.main(["-m", *SWEEP, f"hydra.sweep.dir={own / 'sweep'}"])
     found["sweep, resumed"] = cli.main(["resume", str(own / "sweep")])
-    found |= mapped(own / "mapped", ranks)
+    found |= saved(own / "saved", ranks)
     found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / str(list(CASES).index("pmtl"))).fit(ranks=ranks))
     write(found)
     VICTIM = -1
-    found["mapped, ended"] = error_of(lambda: trainer(MAPPED, own / "mapped, ended").fit(ranks=ranks))
+    found["saved, ended"] = error_of(lambda: trainer(SAVED, own / "saved, ended").fit(ranks=ranks))
     VICTIM = ranks.size - 1
     found["killed"] = error_of(lambda: trainer(DYING, own / "killed").fit(ranks=ranks))
     write(found)
 
 
-def mapped(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Runs whose clients' tensors are in files, which one process and all but the last ranks began."""
+def saved(folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Runs with tensors that clients keep, which one process and all but the last ranks began."""
     global VICTIM
     few, found = dist.new_group(range(ranks.size - 1), backend="gloo"), {}
     if ranks.rank < ranks.size - 1:
         VICTIM = -1
         part = Ranks(ranks.rank, ranks.size - 1, few if ranks.size > 2 else None)
-        found["mapped, begun by fewer"] = error_of(lambda: trainer(MAPPED, folder).fit(ranks=part))
+        found["saved, begun by fewer"] = error_of(lambda: trainer(SAVED, folder).fit(ranks=part))
         VICTIM = None
     ranks.gather(None)
-    return found | {"mapped, resumed": outcome(trainer(MAPPED, folder), ranks=ranks, resume=True)}
+    return found | {"saved, resumed": outcome(trainer(SAVED, folder), ranks=ranks, resume=True)}
 
 
 def operations(ranks: Ranks) -> dict[str, Any]:

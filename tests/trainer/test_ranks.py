@@ -20,10 +20,10 @@ from fedmtl.cli.sweep import Job
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.run import _check_ranks
+from fedmtl.trainer.run import check_ranks
 
 from . import ranked
-from .ranked import CASES, DYING, FEW, MAPPED, SECURE, SWEEP, outcome, start, trainer
+from .ranked import CASES, DYING, FEW, SAVED, SECURE, SWEEP, outcome, start, trainer
 
 SIZES = (2, 3)
 
@@ -148,15 +148,15 @@ def test_operations(found: Any) -> None:
             assert one["error of another"].endswith("of the second")
 
 
-def test_a_mapped_run_goes_on_with_another_number_of_processes(found: Any, folder: Path, tmp_path: Path) -> None:
-    whole = outcome(trainer(MAPPED, tmp_path / "run"))
+def test_a_saved_run_goes_on_with_another_number_of_processes(found: Any, folder: Path, tmp_path: Path) -> None:
+    whole = outcome(trainer(SAVED, tmp_path / "run"))
     for size, ranks in found.items():
-        assert ranks[0]["mapped, begun by fewer"] == "TrainingError: as if it were killed"
-        rest = outcome(trainer(MAPPED, folder / str(size) / "mapped, ended"), resume=True)
-        for one in (rest, *(rank["mapped, resumed"] for rank in ranks)):
+        assert ranks[0]["saved, begun by fewer"] == "TrainingError: as if it were killed"
+        rest = outcome(trainer(SAVED, folder / str(size) / "saved, ended"), resume=True)
+        for one in (rest, *(rank["saved, resumed"] for rank in ranks)):
             for name in ("models", "epsilon", "history", "scores", "baselines", "stopped"):
                 assert one[name] == whole[name]
-        finished = outcome(trainer(MAPPED, folder / str(size) / "mapped"), resume=True)  # by other ranks
+        finished = outcome(trainer(SAVED, folder / str(size) / "saved"), resume=True)  # by other ranks
         assert finished["models"] == whole["models"]
 
 
@@ -189,9 +189,9 @@ def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.Captur
 def test_what_needs_one_process_says_so() -> None:
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
     with pytest.raises(ConfigError, match=r"pp_dmtl has clients that act one at a time.* needs one process"):
-        _check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))
+        check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))
     with pytest.raises(ConfigError, match="A run with 4 replicates needs one process, and 3 were started"):
-        _check_ranks(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), Ranks(0, 3))
+        check_ranks(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), Ranks(0, 3))
     with pytest.raises(ConfigError, match="ranks is 2; give None"):
         trainer(CASES["mp_mtl"], Path()).fit(ranks=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):

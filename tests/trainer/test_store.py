@@ -60,15 +60,12 @@ def holds(store: ClientStore, reference: Reference) -> bool:
     return True
 
 
-def ranks_of(size: int, in_files: bool) -> list[ClientStore]:
+def ranks_of(size: int) -> list[ClientStore]:
     """The empty stores of ``size`` processes."""
     owner = Ranks(size=size).owners(WORK)
     members = [(owner == rank).nonzero()[:, 0] for rank in range(size)]
     parts = [f"{rank}-of-{size}" for rank in range(size)]
-    return [
-        ClientStore(N, FIELDS, members=own, part=part, in_files=in_files)
-        for own, part in zip(members, parts, strict=True)
-    ]
+    return [ClientStore(N, FIELDS, members=own, part=part) for own, part in zip(members, parts, strict=True)]
 
 
 def checkpoint(folder: Path, stores: list[ClientStore], step: int) -> dict[str, int]:
@@ -80,22 +77,17 @@ def checkpoint(folder: Path, stores: list[ClientStore], step: int) -> dict[str, 
     return files
 
 
-def resumed(folder: Path, size: int, in_files: bool) -> tuple[int, list[ClientStore]]:
+def resumed(folder: Path, size: int) -> tuple[int, list[ClientStore]]:
     """The step of the checkpoint, and the stores of ``size`` processes that go on from it."""
     step, files = json.loads((folder / "checkpoint").read_text())
-    stores = ranks_of(size, in_files)
+    stores = ranks_of(size)
     for store in stores:
         store.load(folder / "clients", files)
     return step, stores
 
 
-@pytest.fixture(params=[False, True], ids=["memory", "mapped"])
-def in_files(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-def test_rows_like_a_dictionary(in_files: bool, tmp_path: Path) -> None:
-    store, generator, reference = ClientStore(N, FIELDS, in_files=in_files), torch.Generator().manual_seed(0), {}
+def test_rows_like_a_dictionary(tmp_path: Path) -> None:
+    store, generator, reference = ClientStore(N, FIELDS), torch.Generator().manual_seed(0), {}
     assert_holds(store, reference)
     for step in range(4):
         exercise([store], reference, generator, times=2)
@@ -106,8 +98,8 @@ def test_rows_like_a_dictionary(in_files: bool, tmp_path: Path) -> None:
         assert torch.equal(store.whole("model"), store.gather("model", torch.arange(N)))
 
 
-def test_rows_are_copies(in_files: bool, tmp_path: Path) -> None:
-    store, rows = ClientStore(N, FIELDS, in_files=in_files), torch.ones(2, 3, dtype=torch.float64)
+def test_rows_are_copies(tmp_path: Path) -> None:
+    store, rows = ClientStore(N, FIELDS), torch.ones(2, 3, dtype=torch.float64)
     store.scatter("model", torch.tensor([1, 4]), rows)
     rows.fill_(5)
     for step in range(2):
@@ -118,8 +110,8 @@ def test_rows_are_copies(in_files: bool, tmp_path: Path) -> None:
         checkpoint(tmp_path, [store], step)
 
 
-def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy(in_files: bool) -> None:
-    store, rows = ClientStore(N, FIELDS, in_files=in_files), torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
+def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy() -> None:
+    store, rows = ClientStore(N, FIELDS), torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
     store.scatter_all(torch.arange(N), {"model": rows})
     assert store.gather_all(torch.arange(N))["model"].data_ptr() == rows.data_ptr() == store.whole("model").data_ptr()
     some = torch.tensor([6, 2])
@@ -132,13 +124,13 @@ def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy(in_files
     assert late.whole("model").data_ptr() == late.whole("model").data_ptr()
 
 
-def test_a_checkpoint_is_found_again_without_later_rows(in_files: bool, tmp_path: Path) -> None:
-    store, generator, reference = ClientStore(N, FIELDS, in_files=in_files), torch.Generator().manual_seed(1), {}
+def test_a_checkpoint_is_found_again_without_later_rows(tmp_path: Path) -> None:
+    store, generator, reference = ClientStore(N, FIELDS), torch.Generator().manual_seed(1), {}
     exercise([store], reference, generator)
     checkpoint(tmp_path, [store], 3)
     exercise([store], {}, generator)
     store.save(tmp_path / "clients", 4)  # without a checkpoint
-    step, (found,) = resumed(tmp_path, 1, in_files)
+    step, (found,) = resumed(tmp_path, 1)
     assert step == 3
     assert_holds(found, reference)
     found.load(tmp_path / "clients", {})  # no client has a row
@@ -147,9 +139,9 @@ def test_a_checkpoint_is_found_again_without_later_rows(in_files: bool, tmp_path
     assert_holds(found, reference)
 
 
-def test_only_clients_that_were_written_take_memory_and_room(in_files: bool, tmp_path: Path) -> None:
+def test_only_clients_that_were_written_take_memory_and_room(tmp_path: Path) -> None:
     many, generator = 1_000_000, torch.Generator().manual_seed(0)
-    store = ClientStore(many, {"model": ((50,), torch.float64)}, in_files=in_files)
+    store = ClientStore(many, {"model": ((50,), torch.float64)})
     reference, written = torch.zeros(many, dtype=torch.float64), 0
     for step in range(20):
         ids = torch.randperm(many, generator=generator)[:100]
@@ -163,12 +155,12 @@ def test_only_clients_that_were_written_take_memory_and_room(in_files: bool, tmp
     (path,) = (tmp_path / "clients" / "model").iterdir()
     assert path.stat().st_size == 2000 * (8 + 50 * 8)  # numbers of clients and rows, and nothing else
     held = store._rows["model"]._rows
-    assert len(held) == (0 if in_files else 3200)
+    assert len(held) == 0
     assert torch.equal(store.gather("model", torch.arange(many))[:, 7], reference)
 
 
-def test_a_file_has_at_most_twice_as_many_rows_as_clients(in_files: bool, tmp_path: Path) -> None:
-    store, names = ClientStore(N, FIELDS, in_files=in_files), set()
+def test_a_file_has_at_most_twice_as_many_rows_as_clients(tmp_path: Path) -> None:
+    store, names = ClientStore(N, FIELDS), set()
     for step in range(8):
         rows = random_rows("model", N, torch.Generator().manual_seed(step))
         store.scatter_all(torch.arange(N), {"model": rows.clone()})
@@ -176,27 +168,25 @@ def test_a_file_has_at_most_twice_as_many_rows_as_clients(in_files: bool, tmp_pa
         assert list(files.values()) == [N * (1 + step % 2)]
         names |= files.keys()
         assert [f"model/{path.name}" for path in (tmp_path / "clients" / "model").iterdir()] == list(files)
-        assert torch.equal(resumed(tmp_path, 1, in_files)[1][0].whole("model"), rows)
+        assert torch.equal(resumed(tmp_path, 1)[1][0].whole("model"), rows)
     assert names == {f"model/{step}-0-of-1" for step in (0, 2, 4, 6)}
 
 
-def test_rows_are_copied_in_pieces(in_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_BYTES", 50)
-    stores, reference = ranks_of(2, in_files), {}
+    stores, reference = ranks_of(2), {}
     exercise(stores, reference, torch.Generator().manual_seed(3))
     checkpoint(tmp_path, stores, 1)
-    for store in resumed(tmp_path, 3, in_files)[1]:
+    for store in resumed(tmp_path, 3)[1]:
         assert_holds(store, reference)
 
 
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (2, 1, 4), (3, 3)])
-def test_rows_follow_their_clients_to_any_number_of_processes(
-    sizes: tuple[int, ...], in_files: bool, tmp_path: Path
-) -> None:
-    generator, reference, stores, step = torch.Generator().manual_seed(7), {}, ranks_of(sizes[0], in_files), 0
+def test_rows_follow_their_clients_to_any_number_of_processes(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    generator, reference, stores, step = torch.Generator().manual_seed(7), {}, ranks_of(sizes[0]), 0
     for size in sizes:
         if step:
-            step, stores = resumed(tmp_path, size, in_files)
+            step, stores = resumed(tmp_path, size)
             for store in stores:
                 assert_holds(store, reference)
             files = checkpoint(tmp_path, stores, step)  # a run that had ended
@@ -206,19 +196,19 @@ def test_rows_follow_their_clients_to_any_number_of_processes(
             exercise(stores, reference, generator, times=1)
             checkpoint(tmp_path, stores, step)
     with pytest.raises(NotImplementedError, match="its own clients alone"):
-        ranks_of(2, in_files)[0].whole("model")
+        ranks_of(2)[0].whole("model")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> None:
-    stores = ranks_of(3, False)
+    stores = ranks_of(3)
     exercise(stores, {}, torch.Generator().manual_seed(7))
     checkpoint(tmp_path, stores, 2)
     path = tmp_path / "clients" / "model" / "2-1-of-3"
     os.truncate(path, path.stat().st_size - 1)
     for _ in range(2):
         with pytest.raises(ResumeError, match=r"model/2-1-of-3 is missing, or has less .* all machines reach") as error:
-            resumed(tmp_path, size, False)
+            resumed(tmp_path, size)
         assert "\n" not in str(error.value)
         path.unlink(missing_ok=True)
 
@@ -282,17 +272,17 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("before", "now"), [(1, 1), (2, 2), (2, 1), (1, 3)])
 @pytest.mark.parametrize("full", [False, True], ids=["appended", "a new file"])
 def test_crash_at_each_point_of_a_checkpoint(
-    before: int, now: int, full: bool, in_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: int, now: int, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of the checkpoint is found, whole, by any number of processes: the old one until the new one is there;
     and the run that goes on leaves the files of one that was never interrupted."""
     old: Reference = {}
-    stores = ranks_of(before, in_files)
+    stores = ranks_of(before)
     exercise(stores, old, torch.Generator().manual_seed(4))
     checkpoint(tmp_path / "original", stores, 1)
 
     def go_on(folder: Path) -> Reference:
-        new, (step, stores) = dict(old), resumed(folder, now, in_files)
+        new, (step, stores) = dict(old), resumed(folder, now)
         for _ in range(2 if full else 1):
             exercise(stores, new, torch.Generator().manual_seed(5), times=4 if full else 1)
             step += 1
@@ -311,7 +301,7 @@ def test_crash_at_each_point_of_a_checkpoint(
             with contextlib.suppress(Stop):
                 go_on(folder)
                 finished = True
-        step, found = resumed(folder, (before, now, 4)[number % 3], in_files)
+        step, found = resumed(folder, (before, now, 4)[number % 3])
         steps.append(step)
         expected = [old, new] if not full else [old, middle, new]
         assert all(holds(store, expected[step - 1]) for store in found)

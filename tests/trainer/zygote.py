@@ -28,14 +28,13 @@ CASES = (
     "pmtl-local",
     "pmtl-fixed",
     "pmtl-plain",
-    "pmtl-mapped",
     "pmtl-adaptive",
     "pmtl-records",
     "fedavg",
     "fedavg-adam",
     "local",
 )
-POINTED = ("pmtl-global", "pmtl-mapped", "pmtl-records")  # whose folders hold different files and charges
+POINTED = ("pmtl-global", "pmtl-records")  # whose folders hold different files and charges
 POINTS = ("begun", "released", "stepped", "appending", "writing", "written", "renamed")
 
 
@@ -121,7 +120,6 @@ def trainer_of(request: dict[str, Any]) -> Any:
         "eval_every": 16,
         "checkpoint_every": EVERY,
         "progress": False,
-        "client_store": "mapped" if case == "pmtl-mapped" else "memory",
     }
     return Trainer(**settings | request["settings"])
 

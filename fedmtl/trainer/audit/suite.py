@@ -43,7 +43,7 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    given = replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False)
+    given = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
     trainer, effort, rounds = resolved(given), effort or Effort(), min(rounds, trainer.rounds)
     findings: list[Finding] = []
     setup = setup_of(trainer)
