@@ -75,7 +75,7 @@ class Metrics:
         columns = {"loss": (self.loss, tested), metric_name(problem): (self.score, self.weight > 0)}
         if kind_of(problem.data.spec) == "number":
             part = problem.data.test
-            task = normalized(self.score, part.y.cpu(), part.offsets).task
+            task, _ = normalized(self.score, part.y.cpu(), part.offsets)
             columns["nmse"] = task, ~task.isnan()
         columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
         return {name: _named(problem.data.ids, values, known) for name, (values, known) in columns.items()}

@@ -4,14 +4,13 @@ A metric is a function of the outputs (N, ...) and the targets (N, ...) of one c
 is the mean over clients. Where it is not defined for a client (AUC of a single class) it is NaN, and the client is left
 out of the mean.
 
-The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets, the average AUC the
-mean over tasks of the area under the ROC curve (Liang et al., "Model-protected multi-task learning", section 5.3, which
-does not say which variance). Here it is the variance of the evaluated targets themselves (the test side's for a test
-error) with divisor n: so a constant prediction at the mean of these targets scores exactly 1, and a number is
-comparable between methods whatever they were trained on. Each task is normalized by its own variance;
-:attr:`NormalizedError.pooled` takes all examples together. Recall at 5 is the share of the labels that are there which
-are among the 5 largest outputs, of all examples of a client together: the metric of StackOverflow tag prediction (Reddi
-et al., "Adaptive federated optimization", ICLR 2021).
+The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets (Liang et al.,
+"Model-protected multi-task learning", section 5.3, which does not say which variance). Here it is the variance of the
+evaluated targets themselves (the test side's for a test error) with divisor n: so a constant prediction at the mean of
+these targets scores exactly 1, and a number is comparable between methods whatever they were trained on. Each task is
+normalized by its own variance; the pooled error takes all examples as those of one task. Recall at 5 is the share of
+the labels that are there which are among the 5 largest outputs, of all examples of a client together: the metric of
+StackOverflow tag prediction (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
 All numbers come from records without noise: on private records they are not private.
 """
@@ -30,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import DataSpec, Examples
-from ..errors import ConfigError, DataError
+from ..data import DataSpec
+from ..errors import ConfigError
 
 RECALL_AT = 5
 Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
@@ -41,43 +40,19 @@ MetricFunction = Callable[[Tensor, Tensor], float]
 not defined."""
 
 
-@dataclass(frozen=True, eq=False)
-class NormalizedError:
-    """nMSE; the leading axes are those of the predictions.
-
-    Attributes:
-        task: float64 (..., n), each task's MSE over the variance of its own targets; NaN where they do not vary, or
-            where there are none.
-        pooled: float64 (...), squared errors of all examples over their squared distances from the common mean; NaN
-            where no target varies.
-        mse: float64 (..., n), each task's MSE; NaN without examples.
-    """
-
-    task: Tensor
-    pooled: Tensor
-    mse: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """float64 (...), over the tasks whose targets vary; NaN if there are none."""
-        return self.task.nanmean(-1)
-
-
-def nmse(predictions: Tensor, targets: Tensor, offsets: Tensor) -> NormalizedError:
-    """Normalized mean squared errors.
+def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return normalized mean squared errors of tasks, and of all their examples taken as one task.
 
     Args:
-        predictions: (..., N), of examples in the order of the tasks.
-        targets: (N,).
+        mse: float64 (..., n), each task's mean squared error, such as ``evaluate_personal(...).score``.
+        targets: (N,), of examples in the order of the tasks.
         offsets: int64 (n + 1,); task t has the examples ``offsets[t]:offsets[t + 1]``.
+
+    Returns:
+        float64 (..., n), each task's error over the variance of its own targets, NaN where they do not vary or where
+        there are none; and float64 (...), squared errors of all examples over their squared distances from the common
+        mean, NaN where no target varies.
     """
-    _check(predictions, targets, offsets)
-    squared = (predictions.double() - targets.double()).square()
-    return normalized(_sums(squared, offsets) / offsets.diff(), targets, offsets)
-
-
-def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> NormalizedError:
-    """nMSE from each task's mean squared error (..., n), such as ``evaluate_personal(...).score``."""
     y = targets.double()
     counts = offsets.diff()
     mean = _sums(y, offsets) / counts
@@ -86,34 +61,7 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> NormalizedError
     task = torch.where(_varies(y, offsets), mse / variance, torch.nan)
     spread = (y - y.mean()).square().sum()
     total = torch.where(counts > 0, mse * counts, 0.0).sum(-1)
-    pooled = total / spread if bool((y != y[0]).any()) else torch.full_like(total, torch.nan)
-    return NormalizedError(task, pooled, mse)
-
-
-def task_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
-    """Area under the ROC curve of each task: the probability that a positive example scores above a negative one,
-    with 1/2 for a tie.
-
-    Args:
-        scores: (..., N), higher for positive examples; in the order of the tasks.
-        labels: (N,), positive where above 0.5: 0 and 1, or -1 and +1.
-        offsets: int64 (n + 1,).
-
-    Returns:
-        float64 (..., n); NaN for a task whose examples are all of one class, where it is not defined.
-
-    Raises:
-        DataError: a score that is not finite.
-    """
-    _check(scores, labels, offsets)
-    flat = scores.detach().double().cpu().reshape(-1, scores.shape[-1]).numpy()
-    if not np.isfinite(flat).all():
-        raise DataError("task_auc: a score is not finite; an order of examples needs finite scores.")
-    positive = (labels > 0.5).cpu().numpy()
-    out = np.full((len(flat), len(offsets) - 1), np.nan)
-    for task, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        out[:, task] = _ranked_auc(flat[:, first:last], positive[None, first:last])
-    return torch.from_numpy(out).reshape(*scores.shape[:-1], len(offsets) - 1)
+    return task, total / spread if bool((y != y[0]).any()) else torch.full_like(total, torch.nan)
 
 
 def _ranked_auc(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
@@ -124,40 +72,6 @@ def _ranked_auc(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
     pairs = up * (scores.shape[1] - up)
     ranks = (rankdata(scores, axis=1) * positive).sum(1) if scores.shape[1] else up
     return np.where(pairs > 0, (ranks - up * (up + 1) / 2) / np.maximum(pairs, 1), np.nan)
-
-
-def average_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
-    """aAUC, float64 (...): the mean of :func:`task_auc` over the tasks that have both classes; NaN if none has."""
-    return task_auc(scores, labels, offsets).nanmean(-1)
-
-
-def linear_outputs(models: Tensor, examples: Examples) -> Tensor:
-    """Predictions of linear models on the examples of their tasks.
-
-    Args:
-        models: (..., n, D) with D = d, or d + 1 where the last parameter is a bias; float.
-        examples: of n tasks, features (N, d).
-
-    Returns:
-        (..., N) in the dtype of ``models``.
-
-    Raises:
-        ConfigError: another number of tasks or parameters.
-    """
-    width, tasks = examples.x.shape[1], len(examples.offsets) - 1
-    if models.ndim < 2 or models.shape[-2] != tasks or models.shape[-1] not in (width, width + 1):
-        raise ConfigError(
-            f"models have shape {tuple(models.shape)}; needed: (..., {tasks}, {width}) or (..., {tasks}, {width + 1})."
-        )
-    flat = models.reshape(-1, *models.shape[-2:])
-    out = models.new_empty(len(flat), len(examples.x))
-    for task, (first, last) in enumerate(
-        zip(examples.offsets[:-1].tolist(), examples.offsets[1:].tolist(), strict=True)
-    ):
-        out[:, first:last] = flat[:, task, :width] @ examples.x[first:last].to(models.dtype).T
-        if models.shape[-1] > width:
-            out[:, first:last] += flat[:, task, width:]
-    return out.reshape(*models.shape[:-2], len(examples.x))
 
 
 def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
@@ -280,7 +194,7 @@ def _balanced_accuracy(outputs: Tensor, y: Tensor) -> float:
 
 def _nmse_of_client(outputs: Tensor, y: Tensor) -> float:
     offsets = torch.tensor([0, len(y)])
-    return float(normalized(example_scores(outputs[None], y[None]).mean(1), y, offsets).task[0])
+    return float(normalized(example_scores(outputs[None], y[None]).mean(1), y, offsets)[0][0])
 
 
 @dataclass(frozen=True)
@@ -552,14 +466,3 @@ def _varies(y: Tensor, offsets: Tensor) -> Tensor:
     """bool (n,): whether the targets of a task differ."""
     first = y[torch.repeat_interleave(offsets[:-1], offsets.diff())]
     return _sums((y != first).double(), offsets) > 0
-
-
-def _check(values: Tensor, targets: Tensor, offsets: Tensor) -> None:
-    count = int(offsets[-1])
-    if values.ndim < 1 or values.shape[-1] != count or targets.shape != (count,):
-        raise ConfigError(
-            f"values {tuple(values.shape)} and targets {tuple(targets.shape)}; offsets end at {count}, so needed: "
-            f"(..., {count}) and ({count},)."
-        )
-    if not count:
-        raise ConfigError("no task has examples; at least one needs some.")

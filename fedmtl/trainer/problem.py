@@ -28,7 +28,7 @@ from ..data.transforms import Cast, Integers, MappedImages, Packed
 from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor
 from ..local.executor import available_cores
-from ..models import MeanEmbedding, ModelFactory, NamedInputs
+from ..models import ModelFactory, NamedInputs
 from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
 from ..ranks import ALONE, Ranks
@@ -78,7 +78,6 @@ def build_problem(
         model = NamedInputs(model, data.transform)
     module = made(model, data.spec, seed)
     data = _kept_whole(data, module, kind)
-    _check_tokens(data, module)
     _check_lookups(data, module)
     sample = data.spec.sample(2, kind)
     named = isinstance(loss, str) and loss != "auto"
@@ -168,19 +167,6 @@ def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDat
             f"loss is {loss!r}, which does not take outputs of shape {shape} with targets of shape "
             f"{data.spec.targets}; choose loss=auto, or a model with other outputs."
         )
-
-
-def _check_tokens(data: FederatedDataset, module: nn.Module) -> None:
-    """Refuse tokens that are not in the vocabulary of a :class:`~fedmtl.models.MeanEmbedding`."""
-    sizes = [child.embedding.num_embeddings for child in module.modules() if isinstance(child, MeanEmbedding)]
-    for side in SIDES if sizes and data.spec.integer else ():
-        for index in torch.arange(len(data.side(side))).split(_ROWS):
-            x = data.gather(side, index)[0]
-            if x.min() < 0 or x.max() >= min(sizes):
-                raise ModelError(
-                    f"{data.name} has tokens from {int(x.min())} to {int(x.max())}, but mean_embedding.vocabulary is "
-                    f"{min(sizes)}; tokens must be in 0 .. vocabulary - 1."
-                )
 
 
 def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:

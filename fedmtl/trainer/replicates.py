@@ -157,8 +157,8 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
-        errors = normalized(torch.stack([one.score for one in each]), part.y.cpu(), part.offsets)
-        columns |= {"nmse": errors.mean, "pooled_nmse": errors.pooled}
+        tasks, pooled = normalized(torch.stack([one.score for one in each]), part.y.cpu(), part.offsets)
+        columns |= {"nmse": tasks.nanmean(-1), "pooled_nmse": pooled}
     return columns
 
 

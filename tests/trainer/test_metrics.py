@@ -20,20 +20,17 @@ from sklearn.metrics import (
 
 from fedmtl import Execution, FedAvg, Finetune, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import ConfigError
 from fedmtl.stacked import Layout
 from fedmtl.trainer.evaluation import evaluate_personal
 from fedmtl.trainer.metrics import (
     REGISTRY,
-    average_auc,
     distribution,
     invented_rows,
     kind_of,
-    linear_outputs,
-    nmse,
+    normalized,
     resolve_metrics,
     shares,
-    task_auc,
 )
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import columns_of
@@ -63,69 +60,58 @@ def tasks():
     return list(zip(OFFSETS[:-1].tolist(), OFFSETS[1:].tolist(), strict=True))
 
 
+def nmse(predictions, y, offsets):
+    """Each task's normalized error, that of all examples, and the tasks' mean squared errors."""
+    squared = (predictions - y).square()
+    ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    mse = torch.stack([squared[..., a:b].mean(-1) for a, b in ends], -1)
+    return *normalized(mse, y, offsets), mse
+
+
 def test_nmse_is_one_minus_r2_of_each_task_and_of_all():
     predictions, y = draws(3, 25), 3 + draws(25, seed=1)
-    found = nmse(predictions, y, OFFSETS)
-    assert found.task.shape == (3, 4)
+    task, pooled, _ = nmse(predictions, y, OFFSETS)
+    assert task.shape == (3, 4)
     for r in range(3):
         for t, (a, b) in enumerate(tasks()):
             if b - a == 1:
-                assert found.task[r, t].isnan()
+                assert task[r, t].isnan()
                 continue
-            assert float(found.task[r, t]) == pytest.approx(1 - r2_score(y[a:b], predictions[r, a:b]), rel=1e-12)
-        assert float(found.pooled[r]) == pytest.approx(1 - r2_score(y, predictions[r]), rel=1e-12)
-        assert float(found.mean[r]) == pytest.approx(np.nanmean(found.task[r].numpy()), rel=1e-12)
-        assert float(found.mse[r, 1]) == pytest.approx(float((predictions[r, 5] - y[5]) ** 2), rel=1e-12)
+            assert float(task[r, t]) == pytest.approx(1 - r2_score(y[a:b], predictions[r, a:b]), rel=1e-12)
+        assert float(pooled[r]) == pytest.approx(1 - r2_score(y, predictions[r]), rel=1e-12)
 
 
 def test_predicting_the_mean_scores_one():
     y = draws(25)
     means = torch.cat([y[a:b].mean().expand(b - a) for a, b in tasks()])
-    assert nmse(means, y, OFFSETS).task[[0, 2, 3]].numpy() == pytest.approx(1.0, rel=1e-12)
-    assert float(nmse(y.mean().expand(25), y, OFFSETS).pooled) == pytest.approx(1.0, rel=1e-12)
+    assert nmse(means, y, OFFSETS)[0][[0, 2, 3]].numpy() == pytest.approx(1.0, rel=1e-12)
+    assert float(nmse(y.mean().expand(25), y, OFFSETS)[1]) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_targets_that_do_not_vary_are_not_a_number():
     y = draws(25)
     y[6:18] = 0.1  # a sum of these is not exactly 12 times as much
-    found = nmse(draws(25, seed=1), y, OFFSETS)
-    assert found.task.isnan().tolist() == [False, True, True, False]
-    assert float(found.mean) == pytest.approx(float(found.task[[0, 3]].mean()))
-    same = nmse(draws(25, seed=1), torch.full((25,), 0.1), OFFSETS)
-    assert same.mean.isnan()
-    assert same.pooled.isnan()
-    assert same.mse.isfinite().all()
+    task, _, _ = nmse(draws(25, seed=1), y, OFFSETS)
+    assert task.isnan().tolist() == [False, True, True, False]
+    task, pooled, mse = nmse(draws(25, seed=1), torch.full((25,), 0.1), OFFSETS)
+    assert task.isnan().all()
+    assert pooled.isnan()
+    assert mse.isfinite().all()
 
 
 @pytest.mark.parametrize("coarse", [False, True])
 def test_auc_is_that_of_scikit_learn_with_ties(coarse):
-    scores, labels = draws(2, 3, 25), (draws(25, seed=2) > 0).long()
+    auc, labels = REGISTRY["auc"].value, (draws(25, seed=2) > 0).long()
     labels[6:18] = 1
-    if coarse:
-        scores = scores.round()
-    found = task_auc(scores, labels, OFFSETS)
-    assert found.shape == (2, 3, 4)
     both = [t for t, (a, b) in enumerate(tasks()) if len(labels[a:b].unique()) == 2]
     assert both == [0, 3]
-    for t, (a, b) in enumerate(tasks()):
-        for i in np.ndindex(2, 3):
-            if t in both:
-                assert float(found[i][t]) == pytest.approx(roc_auc_score(labels[a:b], scores[i][a:b]), rel=1e-12)
-            else:
-                assert found[i][t].isnan()
-    np.testing.assert_allclose(average_auc(scores, labels, OFFSETS), found[..., both].mean(-1))
-    torch.testing.assert_close(task_auc(scores, 2 * labels - 1, OFFSETS), found, equal_nan=True, rtol=0, atol=0)
-    assert average_auc(scores, torch.ones(25), OFFSETS).isnan().all()
-
-
-def test_linear_models_predict_their_own_tasks():
-    x, rows = draws(25, 3), draws(2, 4, 4, seed=5)
-    examples = Examples(x.float(), draws(25).float(), OFFSETS)
-    for bias in (0, 1):
-        found = linear_outputs(rows[..., : 3 + bias], examples)
+    for scores in draws(6, 25).round() if coarse else draws(6, 25):
         for t, (a, b) in enumerate(tasks()):
-            expected = x[a:b].float().double() @ rows[1, t, :3] + bias * rows[1, t, 3]
-            torch.testing.assert_close(found[1, a:b], expected)
+            found = auc(scores[a:b], labels[a:b])
+            if t in both:
+                assert found == pytest.approx(roc_auc_score(labels[a:b], scores[a:b]), rel=1e-12)
+            else:
+                assert np.isnan(found)
 
 
 def dataset(classes):
@@ -181,20 +167,9 @@ def test_nmse_of_any_model():
 def test_a_task_without_examples_changes_nothing_of_the_others():
     guess, target = draws(25), draws(25)
     whole, gap = nmse(guess, target, torch.tensor([0, 5, 25])), nmse(guess, target, torch.tensor([0, 5, 5, 25]))
-    assert gap.task[[0, 2]].tolist() == whole.task.tolist()
-    assert gap.task[1].isnan()
-    assert (float(gap.pooled), float(gap.mean)) == (float(whole.pooled), float(whole.mean))
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="offsets end at 25"):
-        nmse(draws(24), draws(25), OFFSETS)
-    with pytest.raises(ConfigError, match="no task has examples"):
-        nmse(draws(0), draws(0), torch.tensor([0, 0, 0]))
-    with pytest.raises(DataError, match="finite"):
-        task_auc(draws(25) / 0, (draws(25) > 0).long(), OFFSETS)
-    with pytest.raises(ConfigError, match="models have shape"):
-        linear_outputs(draws(3, 3), Examples(draws(25, 3), draws(25), OFFSETS))
+    assert gap[0][[0, 2]].tolist() == whole[0].tolist()
+    assert gap[0][1].isnan()
+    assert float(gap[1]) == float(whole[1])
 
 
 def spec_of(classes, targets=()):

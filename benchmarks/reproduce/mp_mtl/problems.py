@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
 from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks, read_school
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.metrics import NormalizedError, linear_outputs, nmse
+from fedmtl.trainer.metrics import normalized
 from fedmtl.trainer.problem import build_problem
 
 ROUNDS, DELTA = 10, 1e-5
@@ -88,11 +88,31 @@ def rows_of(examples: Examples) -> LinearData:
     return LinearData(tuple(examples.x.double().split(counts)), tuple(y.double().split(counts)), False)
 
 
-def errors_of(models_: Tensor, data: FederatedDataset, tasks: int | None = None) -> NormalizedError:
+def linear_outputs(models_: Tensor, examples: Examples) -> Tensor:
+    """Return the predictions (..., N) of linear models (..., n, d) on the examples of their tasks."""
+    x = examples.x.to(models_.dtype).split(examples.counts.tolist())
+    return torch.cat([models_[..., task, :] @ rows.T for task, rows in enumerate(x)], -1)
+
+
+class Errors(NamedTuple):
+    """Normalized squared errors of each task (..., n), and of all examples as those of one task (...)."""
+
+    task: Tensor
+    pooled: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the tasks with targets that vary."""
+        return self.task.nanmean(-1)
+
+
+def errors_of(models_: Tensor, data: FederatedDataset, tasks: int | None = None) -> Errors:
     """Test errors of models (..., n, d); of the first ``tasks`` where given."""
     test = data.test if tasks is None else data.test.take_clients(torch.arange(tasks))
     models_ = models_ if tasks is None else models_[..., :tasks, :]
-    return nmse(linear_outputs(models_, test), test.y.double(), test.offsets)
+    squared = (linear_outputs(models_, test).double() - test.y.double()).square()
+    mse = torch.stack([part.mean(-1) for part in squared.split(test.counts.tolist(), -1)], -1)
+    return Errors(*normalized(mse, test.y.double(), test.offsets))
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 import report  # noqa: E402
-from problems import DELTA, PUBLIC, Setup, errors_of, rows_of, run, setups, synthetic  # noqa: E402
+from problems import DELTA, PUBLIC, Setup, errors_of, linear_outputs, rows_of, run, setups, synthetic  # noqa: E402
 from sweep import existing  # noqa: E402
 
 from benchmarks.baselines.mp_mtl import choose_multi_task, multi_task, single_task  # noqa: E402
@@ -35,7 +37,6 @@ from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget  # no
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
 from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks  # noqa: E402
 from fedmtl.privacy import SeededSource  # noqa: E402
-from fedmtl.trainer.metrics import average_auc, linear_outputs  # noqa: E402
 
 Row = dict[str, Any]
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -145,8 +146,10 @@ def labels(setup: Setup, scale: str) -> list[Row]:
         own = rows_of(data.train)
 
         def keep(name: str, epsilon: float, models: Tensor, deal: int = deal, data: Any = data) -> None:
-            auc = average_auc(linear_outputs(models, data.test), data.test.y, data.test.offsets)
-            rows.append({"deal": deal, "method": name, "epsilon": epsilon, "auc": float(auc.mean())})
+            scores = linear_outputs(models, data.test).reshape(-1, len(data.test.y)).numpy()
+            ends = zip(data.test.offsets[:-1].tolist(), data.test.offsets[1:].tolist(), strict=True)
+            auc = [roc_auc_score(data.test.y[a:b], one[a:b]) for a, b in ends for one in scores]
+            rows.append({"deal": deal, "method": name, "epsilon": epsilon, "auc": float(np.nanmean(auc))})
 
         keep("STL", math.inf, single_task(own, loss="logistic", reg=setup.ridge).models)
         keep("STL, five folds", math.inf, single_task(own, loss="logistic").models)
