@@ -327,9 +327,7 @@ def test_leaf_json_of_tokens(tmp_path):
 
 
 def test_tokens_beyond_the_vocabulary_are_refused_before_training():
-    with pytest.raises(
-        ModelError, match=r"sentences has numbers from 0 to 20, and an embedding of the"
-    ):
+    with pytest.raises(ModelError, match=r"sentences has numbers from 0 to 20, and an embedding of the"):
         fit(sentences(), models.mean_embedding(vocabulary=20, width=3))
 
 
