@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .personalize import NewClients, Terms
 from .problem import build_problem, describe, made
-from .scored import Finetuned
+from .scored import Finetuned, Scored
 from .targets import named_model, restored
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class RunFolder:
             )
         else:
             self._plot(result)
-        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(result, data)))
+        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(result, data, result.baselines)))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
@@ -246,9 +246,8 @@ class RunFolder:
         ):
             if not path.is_file() and not (is_baseline and path.name == "result.json"):
                 raise ConfigError(f"{self.root} holds no finished run that can be loaded: {path} is missing; {hint}.")
-        found = read_json(self.private / OUTCOME)
         try:
-            fields = self._fields(found, model, trust)
+            fields = self._fields(read_json(self.private / OUTCOME), model, trust)
         except FedmtlError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -257,57 +256,50 @@ class RunFolder:
         return tuple(result.get("baselines", ())), fields
 
     def _fields(
-        self, found: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
+        self, outcome: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
-        ids, network, finetuned = tuple(found.pop("ids")), found.pop("network"), found.pop("finetuned")
-        drawn = found.pop("evaluated", None)  # folders of before have none
-        owners = ids if drawn is None else tuple(drawn)
-        bound, shared, models = found.pop("bound"), None, self.private / "models.safetensors"
+        network, terms, bound = (outcome.pop(name) for name in ("network", "terms", "bound"))
+        values = {name: _numbers(value) if isinstance(value, dict) else value for name, value in outcome.items()}
+        values |= {name: tuple(outcome[name]) for name in ("ids", "untrained")}
+        values["evaluated"] = None if outcome["evaluated"] is None else tuple(outcome["evaluated"])
+        finetuned = values["finetuned"]
+        shared, personal, models = None, None, self.private / "models.safetensors"
         if (path := self.public / "model.safetensors").is_file():
             state = _tensors(path)[0]
             shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
-        personal = _tensors(models)[0]["models"] if models.is_file() else None
-        if personal is None:
-            assert shared is not None
-            personal = shared.expand(len(owners), -1)
-        terms = found.pop("terms")
-        try:
-            kept = None if terms is None else Terms(**restored(terms, trust))
-        except ConfigError:  # objects of the caller's own
-            kept = None
-        found["untrained"] = tuple(found.get("untrained", ()))
-        asked = found.pop("asked")
-        metrics = [REGISTRY.get(one["name"]) or Metric(one["name"], None, one["up"], (), "", own=True) for one in asked]
-        scores = {key: _numbers(found.pop(key)) for key in ("by_client", "shared_by_client", "final", "shortened")}
+        if models.is_file():
+            personal = _tensors(models)[0]["models"]
+        elif shared is not None:
+            personal = shared.expand(len(values["evaluated"] or values["ids"]), -1)
         if finetuned is not None:
-            finetuned["settings"] = restored(finetuned["settings"], trust)
-            numbers = {key: _numbers(finetuned[key]) for key in ("by_client", "better", "equal", "worse")}
-            finetuned = Finetuned(**finetuned | numbers | {"diverged": tuple(finetuned.get("diverged", ()))})
+            settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
+            finetuned = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
+        try:
+            terms = None if terms is None else Terms(**restored(terms, trust))
+        except ConfigError:  # objects of the caller's own
+            terms = None
+        privacy = PrivacyReport.from_dict(read_json(self.public / "privacy.json"))
         replicates, parts = self.private / "replicates.csv", self.private / "parts.safetensors"
-        report = read_json(self.public / "privacy.json")
-        return (
-            found
-            | scores
-            | {
-                "privacy": (privacy := PrivacyReport.from_dict(report)),
-                "epsilon": privacy.epsilon,
-                "history": csv_numbers(self.private / "metrics.csv"),
-                "ids": ids,
-                "evaluated": None if drawn is None else owners,
-                "personal": personal,
-                "shared": shared,
-                "module": _module_of(network, model),
-                "folder": self.root,
-                "replicates": csv_numbers(replicates) if replicates.is_file() else None,
-                "released": self._released(),
-                "bound": None if bound is None else RowBound(**bound),
-                "finetuned": finetuned,
-                "asked": tuple(metrics),
-                "terms": kept,
-                "parts": _tensors(parts)[0] if parts.is_file() else {},
-            }
-        )
+        return values | {
+            "privacy": privacy,
+            "epsilon": privacy.epsilon,
+            "history": csv_numbers(self.private / "metrics.csv"),
+            "personal": personal,
+            "shared": shared,
+            "module": _module_of(network, model),
+            "folder": self.root,
+            "replicates": csv_numbers(replicates) if replicates.is_file() else None,
+            "released": self._released(),
+            "bound": None if bound is None else RowBound(**bound),
+            "finetuned": finetuned,
+            "asked": tuple(
+                REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], (), "", own=True)
+                for metric in outcome["asked"]
+            ),
+            "terms": terms,
+            "parts": _tensors(parts)[0] if parts.is_file() else {},
+        }
 
     def _released(self) -> dict[str, GridValue]:
         """Return the last values of every release of a run in secure mode."""
@@ -316,22 +308,13 @@ class RunFolder:
         values, grids = _tensors(path)
         return {name: GridValue(value=value, **json.loads(grids[name])) for name, value in values.items()}
 
-    def write_new_clients(self, found: NewClients, data: FederatedDataset) -> None:
+    def write_new_clients(self, clients: NewClients, data: FederatedDataset) -> None:
         """Write the models and scores of new clients, all of it into ``private/``."""
-        rows = []
-        counts = zip(data.ids, data.train.counts.tolist(), data.test.counts.tolist(), strict=True)
-        for client, train, test in counts:
-            row: dict[str, Any] = {"client": client, "train_examples": train, "test_examples": test}
-            for metric in found.shown:
-                end = "" if metric.name == found.metric else f" {metric.name}"
-                row[f"personal{end}"] = found.by_client[metric.name].get(client, "")
-                row[f"global{end}"] = found.shared_by_client[metric.name].get(client, "")
-            rows.append(row)
-        write_bytes(self.private / "clients.csv", csv_bytes(rows))
-        write_bytes(self.private / "summary.txt", f"{found.summary()}\n".encode())
-        write_json(self.private / "adapted.json", plain(found.numbers()))
+        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(clients, data)))
+        write_bytes(self.private / "summary.txt", f"{clients.summary()}\n".encode())
+        write_json(self.private / "adapted.json", plain(clients.numbers()))
         ids = json.dumps(data.ids)
-        write_tensors(self.private / "models.safetensors", {"models": found.personal}, {"ids": ids})
+        write_tensors(self.private / "models.safetensors", {"models": clients.personal}, {"ids": ids})
 
     def write_lists(self) -> None:
         """List every file of the finished run with its hash: those of ``private/``, the ledger included, in
@@ -394,19 +377,14 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
         *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
         *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant"),
     )
-    found = {name: getattr(result, name) for name in names}
-    finetuned = result.finetuned
-    if finetuned is not None:
-        found["finetuned"] = {f.name: getattr(finetuned, f.name) for f in fields(finetuned)}
-        found["finetuned"]["settings"] = describe(finetuned.settings)
-    terms = result.terms
-    if terms is not None and not all(isinstance(one, str) for one in (terms.loss, *terms.metrics)):
+    terms, bound, finetuned = result.terms, result.bound, result.finetuned
+    if terms is not None and not all(isinstance(value, str) for value in (terms.loss, *terms.metrics)):
         terms = None  # functions of the caller's own
-    return found | {
-        "finetuned": found.get("finetuned"),
-        "bound": None if result.bound is None else asdict(result.bound),
-        "asked": [{"name": one.name, "up": one.higher_is_better} for one in result.asked],
-        "terms": None if terms is None else {f.name: describe(getattr(terms, f.name)) for f in fields(terms)},
+    return {name: getattr(result, name) for name in names} | {
+        "finetuned": None if finetuned is None else vars(finetuned) | {"settings": describe(finetuned.settings)},
+        "bound": None if bound is None else asdict(bound),
+        "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
+        "terms": None if terms is None else {name: describe(value) for name, value in vars(terms).items()},
         "network": {
             "made": model.description() if isinstance(model, NamedFactory) else None,
             "spec": asdict(problem.data.spec),
@@ -476,7 +454,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence[Any]]:
+def client_columns(
+    scored: Scored, data: FederatedDataset, baselines: Mapping[str, Result] | None = None
+) -> dict[str, Sequence[Any]]:
     """Return a column for each size and score, a row a client: the score of its own, of the shared and of the
     baselines' models as the summary names them, empty where the client has nothing to test on or was not drawn for
     evaluation; then the same of every metric that was asked for, such as ``personal auc``, empty where it is not
@@ -490,18 +470,19 @@ def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence
     def column(values: Mapping[str, Any]) -> list[Any]:
         return [values.get(client, "") for client in data.ids]
 
-    own, finetuned = {"personal": result.by_client}, result.finetuned
+    own, finetuned = {"personal": scored.by_client}, scored.finetuned
     if finetuned is not None:  # the shared one is "global", and without a choice the finetuned one "personal"
         again = {"shared"} if finetuned.chosen else {"shared", "finetuned"}
-        again |= {"personal"} if finetuned.by_client["personal"] == result.shared_by_client else set()
+        again |= {"personal"} if finetuned.by_client["personal"] == scored.shared_by_client else set()
         own |= {f"{name} model": scores for name, scores in finetuned.by_client.items() if name not in again}
-    others = {} if result.shared_by_client is None else {"global": result.shared_by_client}
-    others |= {stage.label: stage.by_client for name, run in result.baselines.items() for stage in run.stages(name)}
-    columns |= {label: column(scores[result.metric]) for label, scores in own.items()}
+    others = {} if scored.shared_by_client is None else {"global": scored.shared_by_client}
+    stages = [stage for name, run in (baselines or {}).items() for stage in run.stages(name)]
+    others |= {stage.label: stage.by_client for stage in stages}
+    columns |= {label: column(scores[scored.metric]) for label, scores in own.items()}
     if finetuned is not None and finetuned.chosen:
         columns["chosen"] = column(finetuned.chosen)
-    columns |= {label: column(scores[result.metric]) for label, scores in others.items()}
-    for metric in result.shown[1:]:
+    columns |= {label: column(scores[scored.metric]) for label, scores in others.items()}
+    for metric in scored.shown[1:]:
         for label, scores in (own | others).items():
             columns[f"{label} {metric.name}"] = column(scores.get(metric.name, {}))
     return columns
@@ -520,12 +501,8 @@ def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     """Return rows as CSV under the names of all their keys; a cell that a row lacks is empty."""
-    text = io.StringIO(newline="")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    names = dict.fromkeys(name for row in rows for name in row)
+    return columns_bytes({name: [row.get(name, "") for row in rows] for name in names})
 
 
 def csv_numbers(path: Path) -> list[dict[str, Any]]:
@@ -543,10 +520,10 @@ def _number(text: str) -> int | float:
 
 
 def _numbers(value: Any) -> Any:
-    """Return numbers that :func:`plain` wrote, those that are not finite too."""
+    """Return numbers that :func:`plain` wrote, those that are not finite too; lists are of names."""
     if isinstance(value, dict):
-        return {name: _numbers(one) for name, one in value.items()}
-    return float(value) if isinstance(value, str) else value
+        return {name: _numbers(item) for name, item in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def plain(value: Any) -> Any:
