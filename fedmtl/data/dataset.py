@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, asdict, dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import given, id_of, positive_int
+from .._check import given, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import Pair, as_targets, choose, group_rows, infer_classes, pool, read_clients, stack
@@ -73,7 +72,7 @@ class FederatedDataset:
         object.__setattr__(self, "inferred", tuple(self.inferred))
         checks.check_ids(self.ids, self.name)
         transform = self.transform
-        if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
+        if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
             raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
         if verify and self.classes == 2:
             for name in ("train", "test", "public"):
@@ -235,21 +234,23 @@ class FederatedDataset:
         if test_fraction is not None:
             train, held = pool(train, held), {}
         ids = choose(train, held, where, min_examples=min_examples, draw=draw, seed=seed)
-        whole = stack(train, ids)
-        return cls.from_flat(
-            whole.x,
-            whole.y,
-            whole.offsets,
-            ids,
-            test=stack(held, ids) if held else None,
-            test_fraction=0.2 if test_fraction is None else test_fraction,
-            seed=seed,
-            classes=classes,
-            transform=packed if transform is None else transform,
-            domain=domain,
-            name=name,
-            source=where,
-        )
+        sides = {where: stack(train, ids)}
+        if held:
+            sides = {f"{where} (train)": sides[where], f"{where} (test)": stack(held, ids)}
+        inferred = ("classes",) if classes == "infer" else ()
+        if classes == "infer":
+            counts = torch.cat([side.counts for side in sides.values()])
+            y = torch.cat([side.y for side in sides.values()])
+            classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)
+        for place, side in sides.items():
+            checks.check_finite(side.x, side.offsets, ids, place, "x")
+            sides[place] = replace(side, y=as_targets(side.y, classes, side.offsets, ids, place))
+        whole, *rest = sides.values()
+        if not rest:
+            fraction = 0.2 if test_fraction is None else test_fraction
+            whole, *rest = cut(whole.x, whole.y, whole.offsets, ids, test_fraction=fraction, seed=seed, where=where)
+        transform, domain = _scaled(whole.x, packed if transform is None else transform, domain)
+        return cls(whole, rest[0], tuple(ids), transform, classes, name, domain=domain, inferred=inferred, verify=False)
 
     @classmethod
     def from_columns(
@@ -283,56 +284,6 @@ class FederatedDataset:
         train = group_rows(table, client, target, columns, name)
         held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)")
         return cls.from_tensors(train, test=held, name=name, **options)
-
-    @classmethod
-    def from_flat(
-        cls,
-        x: Tensor,
-        y: Tensor,
-        offsets: Tensor,
-        ids: Sequence[str],
-        *,
-        test: Examples | None = None,
-        test_fraction: float = 0.2,
-        seed: int = 0,
-        classes: Classes = "infer",
-        transform: Transform | None = None,
-        domain: Domain | None = None,
-        name: str = "data",
-        source: str | None = None,
-    ) -> FederatedDataset:
-        """Return a dataset from flat tensors; client i owns rows ``offsets[i]:offsets[i + 1]``.
-
-        Args:
-            x, y, offsets: as in :class:`Examples`.
-            ids: of the clients.
-            test: the test examples of the same clients; None holds out ``test_fraction`` of each client's examples.
-            test_fraction, seed, classes, transform, domain, name, source: as in :meth:`from_tensors`.
-        """
-        ids, source = tuple(map(id_of, ids)), source or name
-        checks.check_ids(ids, source)
-        whole = Examples(x, y, offsets)
-        sides = {source: whole} if test is None else {f"{source} (train)": whole, f"{source} (test)": test}
-        for part in sides.values():
-            if len(part.offsets) != len(ids) + 1:
-                raise DataError(f"{source}: examples of {len(part.offsets) - 1} clients, but {len(ids)} ids.")
-        if (whole.counts == 0).any():
-            client = ids[int((whole.counts == 0).nonzero()[0])]
-            raise DataError(f"{source}: client {client!r} has no examples; every client needs at least 1.")
-        inferred = ("classes",) if classes == "infer" else ()
-        if classes == "infer":
-            counts = torch.cat([part.counts for part in sides.values()])
-            both = torch.cat([part.y for part in sides.values()])
-            classes = infer_classes(both, rows.offsets_of(counts), ids * len(sides), source)
-        transform, domain = _scaled(x, transform, domain)
-        for where, part in sides.items():
-            checks.check_finite(part.x, part.offsets, ids, where, "x")
-            y = as_targets(part.y, classes, part.offsets, ids, where)
-            sides[where] = Examples(part.x, y, part.offsets)
-        train, *held = sides.values()
-        if not held:
-            train, *held = cut(train.x, train.y, offsets, ids, test_fraction=test_fraction, seed=seed, where=source)
-        return cls(train, held[0], ids, transform, classes, name, domain=domain, inferred=inferred, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
         """Return the same clients, each re-split over its training and test examples together."""
@@ -382,18 +333,18 @@ class FederatedDataset:
             return self
         coded = [Examples(part.x, checks.zero_one(part.y.long()), part.offsets) for part in parts]
         public = coded[2] if self.public is not None else None
-        return dataclasses.replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
+        return replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
 
     def bounded(self, bound: RowBound) -> FederatedDataset:
         """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
-        return dataclasses.replace(self, transform=Bounded(self.transform, bound), verify=False)
+        return replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """Return the features and targets on another device; offsets and keys stay on the host."""
         return self._replace(self.train.to(device), self.test.to(device), self.ids)
 
     def save(self, folder: str | Path) -> None:
-        """Write the data to a new folder: NumPy files and one JSON file, complete or not at all.
+        """Write the data to a new folder: a file of tensors (safetensors) and one of JSON, complete or not at all.
 
         Raises:
             DataError: the folder exists already.
@@ -404,7 +355,7 @@ class FederatedDataset:
             "transform": describe(self.transform),
             "ids": list(self.ids),
             "notes": list(self.notes),
-            "domain": None if self.domain is None else dataclasses.asdict(self.domain),
+            "domain": None if self.domain is None else asdict(self.domain),
             "idle": self.idle,
             "inferred": list(self.inferred),
         }
@@ -435,11 +386,11 @@ class FederatedDataset:
             chosen,
             meta["classes"],
             meta["name"],
-            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these five
+            tuple(meta["notes"]),
             Examples(*(tensors[f"public_{field}"] for field in FIELDS)) if "public_x" in tensors else None,
-            None if meta.get("domain") is None else Domain(**meta["domain"]),
-            bool(meta.get("idle", False)),
-            tuple(meta.get("inferred", ())),
+            None if meta["domain"] is None else Domain(**meta["domain"]),
+            meta["idle"],
+            tuple(meta["inferred"]),
             verify=not memory_map,
         )
 
@@ -452,7 +403,7 @@ class FederatedDataset:
         digest = hashlib.blake2b(digest_size=16)
         header: dict[str, Any] = {"ids": self.ids, "classes": self.classes, "transform": describe(self.transform)}
         if self.domain is not None:
-            header["domain"] = dataclasses.asdict(self.domain)
+            header["domain"] = asdict(self.domain)
         digest.update(json.dumps(header, sort_keys=True).encode())
         for name, value in self._tensors().items():
             parts = storage.components(value)
@@ -467,7 +418,7 @@ class FederatedDataset:
         return {f"{side}_{field}": getattr(part, field) for side, part in sides.items() for field in FIELDS}
 
     def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
-        return dataclasses.replace(self, train=train, test=test, ids=ids, verify=False)
+        return replace(self, train=train, test=test, ids=ids, verify=False)
 
 
 def _scaled(x: Tensor, transform: Transform | None, domain: Domain | None) -> tuple[Transform, Domain | None]:

@@ -1,35 +1,35 @@
-"""A dataset as a folder: one JSON file and NumPy files, which can be memory-mapped. No pickle."""
+"""A dataset as a folder: one JSON file, and its tensors as safetensors, which can be memory-mapped. No pickle."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from .._files import read_json, sync_folder, write_bytes
 from ..errors import DataError
 from .rows import csr
 from .transforms import Transform, restore
 
-_FILE = "dataset.json"
-_FORMAT = "fedmtl-dataset"
-_VERSION = 1
-_TENSORS = tuple(f"{side}_{field}" for side in ("train", "test") for field in ("x", "y", "offsets"))
-_PUBLIC = tuple(f"public_{field}" for field in ("x", "y", "offsets"))
+_FILE, _TENSORS = "dataset.json", "tensors.safetensors"
+_FORMAT = {"format": "fedmtl-dataset", "version": 2}
+_NAMES = tuple(f"{side}_{field}" for side in ("train", "test", "public") for field in ("x", "y", "offsets"))
+_CSR = ("_crow", "_columns", "_values")
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
     """Return the dense tensors that make up a tensor: itself, or the three parts of a CSR matrix."""
     if value.layout == torch.strided:
         return {"": value}
-    return {"_crow": value.crow_indices(), "_columns": value.col_indices(), "_values": value.values()}
+    return dict(zip(_CSR, (value.crow_indices(), value.col_indices(), value.values()), strict=True))
 
 
 def to_array(value: Tensor) -> np.ndarray:
@@ -43,76 +43,54 @@ def write_folder(folder: Path, meta: dict[str, Any], tensors: dict[str, Tensor])
     if folder.exists():
         raise DataError(f"{folder} exists already; give a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        layout: dict[str, Any] = {}
-        for name, value in tensors.items():
-            parts = components(value)
-            layout[name] = {
-                "files": {part: str(tensor.dtype).removeprefix("torch.") for part, tensor in parts.items()},
-                "width": value.shape[1] if len(parts) > 1 else None,
-            }
-            for part, tensor in parts.items():
-                with open(temporary / f"{name}{part}.npy", "wb") as file:
-                    np.save(file, to_array(tensor.cpu()), allow_pickle=False)
-                    _sync(file)
-        content = {"format": _FORMAT, "version": _VERSION, **meta, "tensors": layout}
-        with open(temporary / _FILE, "w", encoding="utf-8") as text:
-            json.dump(content, text)
-            _sync(text)
-        temporary.chmod(0o755)
+    widths = {name: value.shape[1] for name, value in tensors.items() if value.layout != torch.strided}
+    parts = {f"{name}{part}": v for name, value in tensors.items() for part, v in components(value).items()}
+    seen: set[int] = set()
+    for name, value in parts.items():  # a file of safetensors has memory under one name only
+        value = value.cpu().contiguous()
+        parts[name] = value.clone() if value.data_ptr() in seen else value
+        seen.add(value.data_ptr())
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+        temporary = Path(place) / folder.name
+        temporary.mkdir()
+        save_file(parts, temporary / _TENSORS)
+        write_bytes(temporary / _FILE, json.dumps({**_FORMAT, **meta, "widths": widths}).encode())
+        with open(temporary / _TENSORS, "rb") as file:
+            os.fsync(file.fileno())
         os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    sync_folder(folder.parent)
 
 
 def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the JSON content and the tensors; x and y stay on disk if ``memory_map``."""
-    path = folder / _FILE
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; give a folder written by FederatedDataset.save.") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); write the folder again.") from error
-    if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
-        raise DataError(f"{path} is not a {_FORMAT} file of version {_VERSION}.")
+    if not (folder / _FILE).is_file():
+        raise DataError(f"{folder / _FILE} is missing; give a folder written by FederatedDataset.save.")
+    meta = read_json(folder / _FILE)
+    if {name: meta.get(name) for name in _FORMAT} != _FORMAT:
+        raise DataError(f"{folder / _FILE} is not a {_FORMAT['format']} file of version {_FORMAT['version']}.")
     tensors: dict[str, Tensor] = {}
     try:
-        for name in (*_TENSORS, *(extra for extra in _PUBLIC if extra in meta["tensors"])):
-            entry = meta["tensors"][name]
-            mapped = memory_map and not name.endswith("_offsets")
-            parts = [_read(folder / f"{name}{part}.npy", dtype, mapped) for part, dtype in entry["files"].items()]
-            width = entry["width"]
-            tensors[name] = parts[0] if width is None else csr(parts[0], parts[1], parts[2], width)
-        for name in ("ids", "classes", "name", "transform"):
+        with safe_open(folder / _TENSORS, "pt") as file:
+            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        parts = parts if memory_map else {name: value.clone() for name, value in parts.items()}
+        for name in _NAMES:
+            if name in parts:
+                tensors[name] = parts[name]
+            elif f"{name}_crow" in parts:
+                tensors[name] = csr(*(parts[f"{name}{part}"] for part in _CSR), meta["widths"][name])  # type: ignore[call-arg]
+            elif not name.startswith("public"):
+                raise KeyError(name)
+        for name in ("ids", "classes", "name", "transform", "notes", "domain", "idle", "inferred"):
             meta[name]
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder / _TENSORS} is missing or damaged ({error}); write the folder again.") from error
     except RuntimeError as error:
         raise DataError(f"{folder}: field {name!r} is not a valid CSR matrix ({error}).") from error
-    except (KeyError, AttributeError, TypeError) as error:
-        raise DataError(f"{path}: the key {error} is missing or malformed; write the folder again.") from error
+    except KeyError as error:
+        raise DataError(f"{folder}: {error} is missing; write the folder again.") from error
     return meta, tensors
 
 
 def transform_of(meta: dict[str, Any], folder: Path) -> Transform:
     """Return the transform that the folder was saved with."""
     return restore(meta["transform"], str(folder / _FILE))
-
-
-def _read(path: Path, dtype: str, mapped: bool) -> Tensor:
-    try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; write the folder again.") from error
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is damaged or truncated ({error}); write the folder again.") from error
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -122,7 +122,7 @@ def test_leaf_json_names_the_images(tmp_path):
     assert found.train.x.dtype == torch.uint8  # in memory
     content["user_data"]["1"]["x"][2] = "../2.jpg"
     (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg', which is no name"):
+    with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg'; accepted: the name of"):
         read_celeba(leaf / "all_data", size=8, progress=False)
 
 
@@ -194,14 +194,29 @@ ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
 @pytest.mark.parametrize(
     ("file", "line", "text", "message"),
     [
-        (ATTRIBUTES, 4, "000002.jpg 1 0 1", r"attr_celeba\.txt: line 4, column 'Smiling' holds '0'; accepted: 1 or -1"),
-        (ATTRIBUTES, 5, "000003.jpg 1 1", r"list_attr_celeba\.txt: line 5 has 3 columns; accepted: 4, image, Bald"),
-        (ATTRIBUTES, 1, "99", r"list_attr_celeba\.txt: line 1 says 99 images and 10 follow"),
-        (ATTRIBUTES, 1, "x", r"line 1 must be the number of images"),
-        (IDENTITIES, 2, "000002.jpg Ann", r"CelebA\.txt: line 2, column 'identity' holds 'Ann'; accepted: a whole num"),
-        (IDENTITIES, 2, "000001.jpg 4", r"line 2, column 'image' holds '000001.jpg', which is on an earlier line"),
-        (IDENTITIES, 2, "999999.jpg 4", r"attr_celeba\.txt: image '999999.jpg' of identity_CelebA\.txt has no line"),
-        (IDENTITIES, 2, "../2.jpg 4", r"line 2, column 'image' holds '\.\./2\.jpg', which is no name of a file"),
+        (ATTRIBUTES, 4, "000002.jpg 1 0 1", r"attr_celeba\.txt: row 1, column 'Smiling' holds '0'; accepted: 1 or -1"),
+        (ATTRIBUTES, 5, "000003.jpg 1 1", r"list_attr_celeba\.txt: row 2 has 3 columns; accepted: 4, image, Bald"),
+        (ATTRIBUTES, 1, "99", r"list_attr_celeba\.txt: line 1 has the number of images 99, and 10 follow"),
+        (
+            ATTRIBUTES,
+            1,
+            "x",
+            r"list_attr_celeba\.txt cannot be read \(invalid literal for int.*; it is one of CelebA's own text files",
+        ),
+        (IDENTITIES, 2, "000002.jpg Ann", r"CelebA\.txt: row 1, column 'identity' holds 'Ann'; accepted: a whole num"),
+        (IDENTITIES, 2, "000001.jpg 4", r"row 1, column 'image' holds '000001.jpg'; accepted: each image once"),
+        (
+            IDENTITIES,
+            2,
+            "999999.jpg 4",
+            r"row 1, column 'image' holds '999999.jpg'; accepted: an image that has a line in list_attr_celeba",
+        ),
+        (
+            IDENTITIES,
+            2,
+            "../2.jpg 4",
+            r"row 1, column 'image' holds '\.\./2\.jpg'; accepted: the name of an image file",
+        ),
     ],
 )
 def test_malformed_files_are_refused_with_file_line_and_column(tmp_path, file, line, text, message):

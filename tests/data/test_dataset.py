@@ -403,17 +403,6 @@ def test_examples_are_consistent(x, y, offsets, message):
         Examples(x, y, torch.tensor(offsets))
 
 
-def test_from_flat_names_the_client():
-    with pytest.raises(DataError, match=r"f: client 'b' has no examples"):
-        FederatedDataset.from_flat(X, Y, torch.tensor([0, 4, 4]), ["a", "b"], name="f")
-    with pytest.raises(DataError, match=r"f: examples of 1 clients, but 2 ids"):
-        FederatedDataset.from_flat(X, Y, torch.tensor([0, 4]), ["a", "b"], name="f")
-    data = FederatedDataset.from_flat(X, Y, torch.tensor([0, 2, 4]), ["a", "b"])
-    twin = FederatedDataset.from_tensors({"a": (X[:2], Y[:2]), "b": (X[2:], Y[2:])})
-    assert data.fingerprint() == twin.fingerprint()
-    assert data.transform == Cast()
-
-
 def test_nan_in_sparse_features_is_located():
     x = scipy.sparse.csr_array(np.array([[0, 1.0], [0, 0], [0, float("nan")], [1.0, 0]]))
     with pytest.raises(DataError, match="client 'a', example 2, field 'x' holds nan"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from safetensors.torch import load_file, save_file
 
 from fedmtl.data import Affine, FederatedDataset
 from fedmtl.errors import DataError
 
 from .test_dataset import ragged
+
+TENSORS = "tensors.safetensors"
 
 
 def datasets():
@@ -44,6 +48,8 @@ def test_loaded_data_are_the_saved_data(tmp_path, kind, memory_map):
     index = torch.randint(0, len(data.train), (3, 4))
     for a, b in zip(loaded.gather("train", index), data.gather("train", index), strict=True):
         assert torch.equal(a, b)
+    loaded.save(tmp_path / "again")
+    assert FederatedDataset.load(tmp_path / "again").fingerprint() == data.fingerprint()
     assert loaded.subset([1]).split(0.5).fingerprint() == data.subset([1]).split(0.5).fingerprint()
 
 
@@ -59,11 +65,16 @@ def test_memory_mapped_features_stay_on_disk(tmp_path):
                 return name
         return None
 
-    loaded = FederatedDataset.load(tmp_path / "d")
-    assert mapped_file(loaded.train.x) == str(tmp_path / "d" / "train_x.npy")
-    assert mapped_file(loaded.test.y) == str(tmp_path / "d" / "test_y.npy")
-    in_memory = FederatedDataset.load(tmp_path / "d", memory_map=False)
-    assert mapped_file(in_memory.train.x) != str(tmp_path / "d" / "train_x.npy")
+    file, loaded = str(tmp_path / "d" / "tensors.safetensors"), FederatedDataset.load(tmp_path / "d")
+    assert mapped_file(loaded.train.x) == mapped_file(loaded.test.y) == file
+    assert mapped_file(FederatedDataset.load(tmp_path / "d", memory_map=False).train.x) != file
+
+
+def test_sides_that_share_memory_are_saved(tmp_path):
+    part = FederatedDataset.from_tensors(ragged()).train
+    data = FederatedDataset(part, part, ("a", "b", "c", "d"), classes=4)
+    data.save(tmp_path / "d")
+    assert FederatedDataset.load(tmp_path / "d").fingerprint() == data.fingerprint()
 
 
 def test_a_folder_is_never_overwritten_and_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -92,6 +103,17 @@ def edit(folder, **values):
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
+def drop(folder, key):
+    file = folder / "dataset.json"
+    file.write_text(json.dumps({name: v for name, v in json.loads(file.read_text()).items() if name != key}))
+
+
+def keep(folder, other, **changed):
+    """Write the tensors anew, without ``other`` and with those of ``changed``."""
+    tensors = {name: value.clone() for name, value in load_file(folder / TENSORS).items() if name != other}
+    save_file(tensors | changed, folder / TENSORS)
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:-5])
 
@@ -101,13 +123,13 @@ def cut(file):
     ("change", "message"),
     [
         (lambda f: (f / "dataset.json").unlink(), r"dataset.json is missing; give a folder written by"),
-        (lambda f: cut(f / "dataset.json"), r"dataset.json is not valid JSON"),
-        (lambda f: edit(f, version=99), r"dataset.json is not a fedmtl-dataset file of version 1"),
-        (lambda f: edit(f, tensors={"train_x": {}}), r"dataset.json: the key 'files' is missing"),
-        (lambda f: edit(f, tensors={}), r"dataset.json: the key 'train_x' is missing"),
-        (lambda f: (f / "train_x.npy").unlink(), r"train_x.npy is missing"),
-        (lambda f: cut(f / "test_x.npy"), r"test_x.npy is damaged or truncated"),
-        (lambda f: (f / "train_y.npy").write_bytes(b"no"), r"train_y.npy is damaged or truncated"),
+        (lambda f: cut(f / "dataset.json"), r"dataset.json cannot be read"),
+        (lambda f: edit(f, version=99), r"dataset.json is not a fedmtl-dataset file of version 2"),
+        (lambda f: keep(f, "train_x"), r"'train_x' is missing; write the folder again"),
+        (lambda f: drop(f, "name"), r"'name' is missing; write the folder again"),
+        (lambda f: (f / TENSORS).unlink(), r"tensors\.safetensors is missing or damaged"),
+        (lambda f: cut(f / TENSORS), r"tensors\.safetensors is missing or damaged"),
+        (lambda f: (f / TENSORS).write_bytes(pickle.dumps({"a": 1})), r"tensors\.safetensors is missing or damaged"),
         (lambda f: edit(f, ids=["a", "a", "b", "c"]), r"client 'a' occurs twice"),
         (lambda f: edit(f, ids=["a"]), r"examples of 4 clients, but 1 ids"),
         (
@@ -124,9 +146,9 @@ def test_damaged_folders_are_refused(tmp_path, change, message, memory_map):
 
 def test_values_changed_on_disk_are_found_when_read_into_memory(tmp_path):
     FederatedDataset.from_tensors(ragged()).save(tmp_path / "d")
-    x = np.load(tmp_path / "d" / "train_x.npy")
-    x[3] = np.nan
-    np.save(tmp_path / "d" / "train_x.npy", x)
+    x = load_file(tmp_path / "d" / TENSORS)["train_x"].clone()
+    x[3] = torch.nan
+    keep(tmp_path / "d", "train_x", train_x=x)
     with pytest.raises(DataError, match="field 'x' holds nan"):
         FederatedDataset.load(tmp_path / "d", memory_map=False)
 
@@ -144,10 +166,3 @@ def test_a_users_own_transform_is_given_again(tmp_path):
     data.save(tmp_path / "d")
     loaded = FederatedDataset.load(tmp_path / "d", transform=Twice())
     assert loaded.fingerprint() == data.fingerprint()
-
-
-def test_nothing_is_pickled(tmp_path):
-    FederatedDataset.from_tensors(ragged()).save(tmp_path / "d")
-    np.save(tmp_path / "d" / "train_y.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"train_y.npy is damaged"):
-        FederatedDataset.load(tmp_path / "d")

@@ -38,7 +38,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.local_fit import LocalFit
-from fedmtl.data.examples import Examples
+from fedmtl.data.examples import Examples, cut
 from fedmtl.errors import DataError
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
@@ -259,10 +259,10 @@ def half_size(data: FederatedDataset) -> FederatedDataset:
 def held_out(data: FederatedDataset, seed: int) -> FederatedDataset:
     """The training rows alone, divided again: settings are compared on what is held out here, never on test rows."""
     train = data.train
-    return FederatedDataset.from_flat(
-        train.x, train.y, train.offsets, data.ids, test_fraction=VALIDATION, seed=1000 + seed, classes=data.classes,
-        transform=data.transform, domain=data.domain, name=data.name,
-    )  # fmt: skip
+    fit, held = cut(
+        train.x, train.y, train.offsets, data.ids, test_fraction=VALIDATION, seed=1000 + seed, where=data.name
+    )
+    return replace(data, train=fit, test=held, notes=(), inferred=(), public=None)
 
 
 RIDGES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)

@@ -38,10 +38,10 @@ def made_up(clients: int, least: int, most: int, shape: list[int], classes: int)
     total = int(counts.sum())
     x = torch.randint(0, 256, (total, *shape), generator=generator, dtype=torch.uint8)
     y = torch.randint(0, classes, (total,), generator=generator)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    ids = [f"client-{i}" for i in range(clients)]
-    return FederatedDataset.from_flat(
-        x, y, offsets, ids, test_fraction=0.1, classes=classes, transform=Affine(scale=1 / 255), name="made up"
+    pieces = zip(x.split(counts.tolist()), y.split(counts.tolist()), strict=True)
+    rows = {f"client-{i}": pair for i, pair in enumerate(pieces)}
+    return FederatedDataset.from_tensors(
+        rows, test_fraction=0.1, classes=classes, transform=Affine(scale=1 / 255), name="made up"
     )
 
 

@@ -9,7 +9,7 @@ In the two forms in which it is distributed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from ...errors import ConfigError, DataError
 from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..loaders import reader
+from ..rows import by_number
+from .columns import Table
 from .images import image_clients
 from .leaf import Pair, numbers, read_sides
 
 IMAGES = "img_align_celeba"
 ATTRIBUTES, IDENTITIES, PARTITION = "list_attr_celeba.txt", "identity_CelebA.txt", "list_eval_partition.txt"
 _PARTS = ("train", "valid", "test")
+FILE_NAME = "the name of an image file"
 
 
 @reader("celeba")
@@ -106,15 +109,13 @@ def read_celeba(
 def _names(x: list[Any], y: list[Any], where: str) -> Pair:
     """Return LEAF's examples as names of images."""
     for number, name in enumerate(x):
-        if not isinstance(name, str):
-            raise DataError(f"{where}, example {number}, field 'x' holds {name!r}; accepted: names of image files.")
-        _check_name(name, f"{where}, example {number}, field 'x'")
+        if not _is_file_name(name):
+            raise DataError(f"{where}, example {number}, field 'x' holds {name!r}; accepted: {FILE_NAME}.")
     return np.array(x, dtype=str), numbers(y, where, "y")
 
 
-def _check_name(name: str, where: str) -> None:
-    if not name or Path(name).name != name:
-        raise DataError(f"{where} holds {name!r}, which is no name of a file.")
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and Path(name).name == name
 
 
 def _leaf_images(root: Path) -> Path:
@@ -128,74 +129,52 @@ def _leaf_images(root: Path) -> Path:
 
 def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
     """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
-    labels = _attribute(base / ATTRIBUTES, target)
-    wanted = None if part == "all" else _part_of(base / PARTITION, _PARTS.index(part))
-    found: dict[str, tuple[list[str], list[int]]] = {}
-    seen: set[str] = set()
-    for where, (name, identity) in _fields(base / IDENTITIES, ("image", "identity")):
-        _check_name(name, f"{where}, column 'image'")
-        if name in seen:
-            raise DataError(f"{where}, column 'image' holds {name!r}, which is on an earlier line too; accepted: once.")
-        seen.add(name)
-        if not identity.isdigit():
-            raise DataError(f"{where}, column 'identity' holds {identity!r}; accepted: a whole number from 0 on.")
-        if name not in labels:
-            raise DataError(f"{base / ATTRIBUTES}: image {name!r} of {IDENTITIES} has no line; every image needs one.")
-        if wanted is None or name in wanted:
-            xs, ys = found.setdefault(str(int(identity)), ([], []))
-            xs.append(name)
-            ys.append(labels[name])
-    if not found:
-        raise DataError(f"{base / IDENTITIES} names no images; at least one is needed.")
-    order = sorted(found, key=int)
-    return {identity: (np.array(found[identity][0]), np.array(found[identity][1], np.int64)) for identity in order}
-
-
-def _attribute(file: Path, target: str) -> dict[str, int]:
-    """Return the label of every image, 1 where it has the attribute.
-
-    The file has a count, a line of names, and a line of -1 and 1 for each image.
-    """
-    lines = _lines(file)
-    if len(lines) < 2 or not lines[0].strip().isdigit():
-        raise DataError(f"{file}: line 1 must be the number of images, and line 2 the names of the attributes.")
-    names = lines[1].split()
+    people, attributes = _table(base / IDENTITIES, ("image", "identity")), _table(base / ATTRIBUTES)
+    names = list(attributes.frame.columns[1:])
     if target not in names:
         raise ConfigError(f"read_celeba.target is {target!r}; accepted: {', '.join(names)}.")
-    labels: dict[str, int] = {}
-    for where, (name, *values) in _fields(file, ("image", *names), after=2):
-        value = values[names.index(target)]
-        if value not in ("1", "-1"):
-            raise DataError(f"{where}, column {target!r} holds {value!r}; accepted: 1 or -1.")
-        labels[name] = int(value == "1")
-    if len(labels) != int(lines[0]):
-        raise DataError(f"{file}: line 1 says {lines[0].strip()} images and {len(labels)} follow; it may be truncated.")
-    return labels
+    label = attributes.frame.set_index("image")[target]
+    attributes.refuse(~label.isin(("1", "-1")).to_numpy(), target, "1 or -1")
+    image, identity = people.frame["image"], people.frame["identity"]
+    people.refuse(~image.map(_is_file_name).to_numpy(dtype=bool), "image", FILE_NAME)
+    people.refuse(image.duplicated().to_numpy(), "image", "each image once")
+    people.refuse(~image.isin(label.index).to_numpy(), "image", f"an image that has a line in {ATTRIBUTES}")
+    people.refuse(~identity.str.fullmatch("[0-9]+").to_numpy(dtype=bool), "identity", "a whole number from 0 on")
+    used = np.ones(len(people), dtype=bool)
+    if part != "all":
+        parts = _table(base / PARTITION, ("image", "part"))
+        parts.refuse(~parts.frame["part"].isin(("0", "1", "2")).to_numpy(), "part", "0, 1 or 2")
+        used = image.isin(parts.frame["image"][parts.frame["part"] == str(_PARTS.index(part))]).to_numpy()
+    if not used.any():
+        raise DataError(f"{base / IDENTITIES} names no images; at least one is needed.")
+    files = image.to_numpy(dtype=str)[used]
+    y = (label[files] == "1").to_numpy(dtype=np.int64)
+    ids, number = np.unique(identity[used].astype(np.int64), return_inverse=True)
+    return {client: (files[index], y[index]) for client, index in by_number(number, ids).items()}
 
 
-def _part_of(file: Path, part: int) -> set[str]:
-    """Return the images of one part of the original division."""
-    wanted = set()
-    for where, (name, number) in _fields(file, ("image", "part")):
-        if number not in ("0", "1", "2"):
-            raise DataError(f"{where}, column 'part' holds {number!r}; accepted: 0, 1 or 2.")
-        if int(number) == part:
-            wanted.add(name)
-    return wanted
+def _table(file: Path, columns: Sequence[str] | None = None) -> Table:
+    """Return the lines of a file as texts.
 
+    Args:
+        file: with a line an image, fields with spaces between them.
+        columns: names of the fields. None takes them from line 2, behind a line with the number of images.
+    """
+    import pandas as pd
 
-def _fields(file: Path, columns: Sequence[str], *, after: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place and the fields of every line ``after`` the first ones that is not empty."""
-    for number, line in enumerate(_lines(file)[after:], start=after + 1):
-        where, fields = f"{file}: line {number}", line.split()
-        if fields and len(fields) != len(columns):
-            raise DataError(f"{where} has {len(fields)} columns; accepted: {len(columns)}, {', '.join(columns)}.")
-        if fields:
-            yield where, fields
-
-
-def _lines(file: Path) -> list[str]:
+    count: int | None = None
     try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        if columns is None:
+            count, columns = int(lines[0]), ("image", *lines[1].split())
+        fields = [line.split() for line in lines[0 if count is None else 2 :] if line.strip()]
+    except (OSError, ValueError, IndexError) as error:
         raise DataError(f"{file} cannot be read ({error}); it is one of CelebA's own text files.") from error
+    for row, values in enumerate(fields):
+        if len(values) != len(columns):
+            raise DataError(
+                f"{file}: row {row} has {len(values)} columns; accepted: {len(columns)}, {', '.join(columns)}."
+            )
+    if count not in (None, len(fields)):
+        raise DataError(f"{file}: line 1 has the number of images {count}, and {len(fields)} follow.")
+    return Table(pd.DataFrame(fields, columns=list(columns), dtype=str), file)
