@@ -38,16 +38,14 @@ from torch import Tensor
 
 from .._check import one_of, positive, positive_or, share
 from ..errors import ConfigError
-from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from ..privacy.samplers import BoundFull
-from ..schedules import Block
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own
-from .linear.data import LinearAlgorithm
 from .linear.evidence import own_ridges
 from .linear.solve import solve_regularized
-from .linear.stack import TaskLoss, TaskStack
+from .linear.stack import TaskAlgorithm, TaskLoss, TaskStack
 from .local_fit import LocalFit
 
 RELEASE = "prior"
@@ -57,7 +55,7 @@ _LEAST_NORM = 1e-140
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivatePrior(LinearAlgorithm):
+class PrivatePrior(TaskAlgorithm):
     """Linear models of all tasks under a common prior, from one release of their directions.
 
     What is released of a task is of unit length whatever its model is, and is scaled to the clip norm, so that no bound
@@ -99,8 +97,6 @@ class PrivatePrior(LinearAlgorithm):
 
     name = "private_prior"
     needs_row_bound = False
-    supports_replicates = True
-    all_at_once = True
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
@@ -129,7 +125,7 @@ class PrivatePrior(LinearAlgorithm):
         has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
         """
         check_one_round(self, problem, schedule)
-        d = self._features(problem)
+        d = self.features(problem)
         if self.form == "symmetric" and self.share < 1 and d > LARGEST:
             raise ConfigError(
                 f"PrivatePrior.form is 'symmetric', which takes at most {LARGEST} features, and there are {d}; use "
@@ -150,7 +146,7 @@ class PrivatePrior(LinearAlgorithm):
         Public, for R repetitions, float64: ``directions`` (R, d, d), columns of length 1, and ``excess`` (R, d), the
         mean of M_i along them, of sum 0. Private: ``model`` (n, R, D) and ``ridge`` (n, 1), float64.
         """
-        tasks, d = self._tasks(problem), self._features(problem)
+        tasks, d = self.tasks(problem), self.features(problem)
         directions = torch.eye(d, dtype=torch.float64).repeat(replicates, 1, 1)
         excess = torch.zeros(replicates, d, dtype=torch.float64)
         fields = {"model": ((replicates, tasks.dimension), torch.float64), "ridge": ((1,), torch.float64)}
@@ -167,14 +163,14 @@ class PrivatePrior(LinearAlgorithm):
         return torch.full((len(tasks.counts),), self.ridge, dtype=torch.float64)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        d, fits = self._features(c.problem), c.own["model"][:, 0]
+        d, fits = self.features(c.problem), c.own["model"][:, 0]
         rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(c), strict=True)])
         replicates = len(c.public["excess"])
         return {RELEASE: self._scale * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
 
     def _determined(self, c: Cohort) -> Iterator[Tensor]:
         """Yield B = H (H + ridge I)^-1 of every task before the release, without a bias: (d, d)."""
-        tasks, d = self._tasks(c.problem), self._features(c.problem)
+        tasks, d = self.tasks(c.problem), self.features(c.problem)
         for curvature, ridge in zip(tasks.curvature(c.own["model"][:, 0]), c.own["ridge"], strict=True):
             eye = torch.eye(len(curvature), dtype=curvature.dtype)
             yield solve_regularized(curvature + ridge * eye, curvature)[:d, :d]
@@ -196,7 +192,7 @@ class PrivatePrior(LinearAlgorithm):
         return torch.cat(found)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        d = self._features(problem)
+        d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self._scale
         noises = (released.noise_std(RELEASE) / self._scale).tolist()
         m = released.denominator
@@ -230,7 +226,7 @@ class PrivatePrior(LinearAlgorithm):
 
     def receive(self, c: Cohort) -> Own:
         # every task fits itself again, where something stands out of the noise
-        tasks, d = self._tasks(c.problem), self._features(c.problem)
+        tasks, d = self.tasks(c.problem), self.features(c.problem)
         determined = torch.stack([b.diagonal().sum() / d for b in self._determined(c)])
         models = c.own["model"].clone()
         for r, (directions, excess) in enumerate(zip(c.public["directions"], c.public["excess"], strict=True)):
@@ -267,17 +263,6 @@ class PrivatePrior(LinearAlgorithm):
         if self.scale == "auto":
             raise ConfigError("PrivatePrior.scale is 'auto', which a Trainer fills in; give a number, the clip norm.")
         return self.scale
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Make the one round; the tasks are computed in the order of the data."""
-        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
-
-    def _tasks(self, problem: Problem) -> TaskStack:
-        return TaskStack.of(problem, self.data(problem), self.loss)
-
-    def _features(self, problem: Problem) -> int:
-        tasks = self._tasks(problem)
-        return tasks.dimension - int(tasks.bias)
 
 
 def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler) -> None:

@@ -47,7 +47,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "Local": {"local": SOLVER},
     "MPMTL": BOUNDS | {
         "loss": "logistic", "lam": 0.5, "penalty": "l21", "own_penalty": "l1", "own_lam": 0.0, "momentum": "nesterov",
-        "ridge": 0.1, "rho": 2.0, "alpha": 1.0, "q": 0.5, "start": "zero", "start_ridge": 0.3, "smoothness": 2.0,
+        "ridge": 0.1, "rho": 2.0, "alpha": 1.0, "q": 0.5, "start_ridge": 0.3,
         "curator_epsilon": 3.0, "curator_delta": 1e-4,
     },
     "MPMTLayers": {

@@ -9,15 +9,17 @@ converged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..base import Problem
-from .data import LinearData, LinearLoss, prepared
+from ...privacy import Channel
+from ...schedules import Block
+from ..base import Problem, State
+from .data import LinearAlgorithm, LinearData, LinearLoss, prepared
 from .solve import minimize, solve_regularized
 
 TaskLoss = Literal["squared", "logistic"]
@@ -144,6 +146,31 @@ class TaskStack:
     def halves(self) -> float:
         """Return what the loss of a linear model is in units of L_i: the squared one has no 1/2."""
         return 2.0 if self.loss == "squared" else 1.0
+
+
+class TaskAlgorithm(LinearAlgorithm):
+    """A method for linear models that computes all tasks at once, in the order of the data.
+
+    Attributes:
+        loss: of the tasks.
+    """
+
+    supports_replicates = True
+    all_at_once = True
+    loss: TaskLoss
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        """Make one round."""
+        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
+
+    def tasks(self, problem: Problem) -> TaskStack:
+        """Return the tasks, within the bounds on records."""
+        return TaskStack.of(problem, self.data(problem), self.loss)
+
+    def features(self, problem: Problem) -> int:
+        """Return d, the length of a model without its bias."""
+        tasks = self.tasks(problem)
+        return tasks.dimension - int(tasks.bias)
 
 
 def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ time, with all of the budget.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -35,24 +35,21 @@ from torch import Tensor
 
 from ..._check import finite, given, non_negative, one_of, positive
 from ...errors import ConfigError
-from ...privacy import BoundSampler, Channel, ReleasePlan
+from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
-from ...schedules import Block
 from ..base import Problem, Released, State
 from ..cohort import Cohort, Own
-from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, OwnPenalty
-from ..linear.stack import TaskLoss, TaskStack
+from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
 
 RELEASE = "covariance"
-_BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPMTL(LinearAlgorithm):
+class MPMTL(TaskAlgorithm):
     """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
 
     Args:
@@ -72,17 +69,13 @@ class MPMTL(LinearAlgorithm):
             to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
             promise where it is large. ``None``: 1.5.
         alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
-        start: W^(0): ``"local"``, each task's own ridge fit, or ``"zero"``.
-        start_ridge: of that fit. ``None``: ``ridge``, or 0.01 where that is 0.
+        start_ridge: of W^(0), each task's own ridge fit. ``None``: ``ridge``, or 0.01 where that is 0.
         row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
             wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
             state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
             bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
             the data, where they state one. None: 2^40.
-        smoothness: L of the data term, a Lipschitz constant of the gradients of the L_i, of which the step size is the
-            inverse. ``None``: that of the domain, B^2, a quarter of it for the logistic loss. A smaller one must be
-            public knowledge; only stability rests on it.
         curator_epsilon: total epsilon of a task's data, and so of each of its records, against the curator: every task
             adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
             epsilon of the models against the other tasks. None trusts the curator.
@@ -102,28 +95,23 @@ class MPMTL(LinearAlgorithm):
     rho: float | None = None
     alpha: float | None = None
     q: float | None = None
-    start: Literal["local", "zero"] = "local"
     start_ridge: float | None = None
     row_norm: float | Literal["auto"] | None = "auto"
     target: float | Literal["auto"] | None = "auto"
-    smoothness: float | None = None
     curator_epsilon: float | None = None
     curator_delta: float | None = None
 
     name = "mp_mtl"
     usual_rho: ClassVar[float] = 1.5
-    supports_replicates = True
-    all_at_once = True
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         one_of(self, (None, "l1", "l2", "frobenius"), own_penalty=self.own_penalty)
         one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
-        one_of(self, ("local", "zero"), start=self.start)
         non_negative(self, lam=self.lam, ridge=self.ridge, **given(own_lam=self.own_lam))
         self.check_bounds()
-        positive(self, **given(smoothness=self.smoothness, start_ridge=self.start_ridge, q=self.q))
+        positive(self, **given(start_ridge=self.start_ridge, q=self.q))
         non_negative(self, **given(rho=self.rho))
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
@@ -147,7 +135,7 @@ class MPMTL(LinearAlgorithm):
         return (
             ReleasePlan(
                 name=RELEASE,
-                dimension=self._features(problem),
+                dimension=self.features(problem),
                 uses=problem.rounds,
                 form=self._sharing.form,
                 allocation=None if min(weights) == max(weights) else weights,
@@ -175,23 +163,16 @@ class MPMTL(LinearAlgorithm):
         the curator gets next, and ``projected``, what^(t); with W = P + Q these are of P, and ``own``,
         ``own_projected``, (n, R, d), of Q.
         """
-        tasks, d = self._tasks(problem), self._features(problem)
+        tasks, d = self.tasks(problem), self.features(problem)
         shape = (replicates, d, d) if self._sharing.form == "symmetric" else (replicates, d)
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
         sizes = {"model": tasks.dimension, "projected": tasks.dimension}
         if self.own_penalty is not None:
             sizes |= {"own": d, "own_projected": d}
         store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
-        if self.start == "local":
-            first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
-            for name in ("model", "projected"):
-                rows = first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
-                store.scatter_all(torch.arange(problem.clients), {name: rows})
+        first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
+        store.scatter_all(torch.arange(problem.clients), {name: first.clone() for name in ("model", "projected")})
         return State(public, store)
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """Make one iteration; the tasks are computed in the order of the data."""
-        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # every task sends its model, without a bias; its release clips it, adds up and adds noise: Steps 3 to 5 of
@@ -199,65 +180,36 @@ class MPMTL(LinearAlgorithm):
         return {RELEASE: self._rows_of(c)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # the noised covariance of the clipped models: its sum over the tasks, not their mean, with a public shift
-        sharing, d = self._sharing, self._features(problem)
-        total = released.values[RELEASE].reshape(public["covariance"].shape) * released.denominator
-        sigma = released.noise_std(RELEASE) * released.denominator
-        covariance = sharing.shifted(total, self._rho * (2 * d) ** 0.5 * sigma)
-        # Step 6: the map M; what is below 0 counts as 0
-        return {"covariance": covariance, "map": sharing.map(covariance, self._step_size(problem) * self.lam)}
+        # Step 6: the map M of the noised covariance, with a public shift; what is below 0 counts as 0
+        return self._sharing.of_release(released, RELEASE, self._rho, self._step_size(problem) * self.lam)
 
     def receive(self, c: Cohort) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
-        kept = {name: value.transpose(0, 1) for name, value in c.own.items()}  # (R, k, D)
-        rows = self.projected_rows(c)
-        new = {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in kept.items()}
-        size = max(1, _BLOCK_ELEMENTS // max(1, kept["model"][0].numel()))
-        for first in range(0, len(rows), size):  # a few repetitions at a time stay in the cache
-            part = slice(first, first + size)
-            block, out = ({name: value[part] for name, value in of.items()} for of in (kept, new))
-            self._advance(c.problem, block, rows[part], c.public["map"][part], c.round, out)
+        own = {name: value.transpose(0, 1) for name, value in c.own.items()}  # (R, k, D)
+        tasks, d, eta = self.tasks(c.problem), self.features(c.problem), self._step_size(c.problem)
+        weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
+        what = own["model"].clone()
+        what[..., :d] = self._sharing.apply(c.public["map"], self.projected_rows(c))
+        z = what + weight * (what - own["projected"])
+        new, point = {"projected": what}, z
+        if self.own_penalty is not None:  # Algorithm 4
+            q = OWN_PENALTIES[self.own_penalty].prox(own["own"], eta * self._own_lam)
+            y = q + weight * (q - own["own_projected"])
+            point = _sum(z, y)
+        gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
+        new["model"] = z - eta * gradient
+        if self.own_penalty is not None:
+            new |= {"own": y - eta * gradient[..., :d], "own_projected": q}
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
     def projected_rows(self, c: Cohort) -> Tensor:
         """Return the models without a bias that the tasks project, (R, k, d): their own, which never leave them."""
-        return c.own["model"][..., : self._features(c.problem)].transpose(0, 1)
+        return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
 
     def _rows_of(self, c: Cohort) -> Tensor:
         """Return the models without a bias as rows: (R, k, d), or (k, d) of a single run."""
-        rows = c.own["model"][..., : self._features(c.problem)].transpose(0, 1)
+        rows = c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
         return rows[0] if len(rows) == 1 else rows
-
-    def _advance(
-        self, problem: Problem, kept: Mapping[str, Tensor], rows: Tensor, map: Tensor, step: int, out: Own
-    ) -> None:
-        """Compute the tasks' part of an iteration.
-
-        Args:
-            problem: the data.
-            kept: ``model``, ``projected``, and with W = P + Q ``own`` and ``own_projected``.
-            rows: (r, k, d), the models that are projected.
-            map: (r, d, d) or (r, d), M.
-            step: number of the iteration.
-            out: gets what they keep after it, (r, k, D) each.
-        """
-        tasks, d, eta = self._tasks(problem), self._features(problem), self._step_size(problem)
-        weight = momentum_weight(self.momentum, step, self.ridge * eta)
-        projected = out["projected"]
-        projected[..., :d] = self._sharing.apply(map, rows)
-        projected[..., d:] = kept["model"][..., d:]
-        z = _ahead(projected, kept["projected"], weight)
-        if self.own_penalty is None:
-            gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
-            torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=out["model"])
-            return
-        own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self._own_lam)
-        y = _ahead(own, kept["own_projected"], weight)
-        point = _sum(z, y)
-        gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
-        torch.sub(z, gradient, alpha=eta, out=out["model"])
-        torch.sub(y, gradient[..., :d], alpha=eta, out=out["own"])
-        out["own_projected"].copy_(own)
 
     def personal(self, c: Cohort) -> Tensor:
         """Return what_i of the clients in repetition 0."""
@@ -289,8 +241,8 @@ class MPMTL(LinearAlgorithm):
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
-        d, what = self._features(problem), self.models(problem, state)
-        total = self._tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
+        d, what = self.features(problem), self.models(problem, state)
+        total = self.tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
         total = total + self.lam * self._sharing.value(shared[..., :d])
         if self.own_penalty is not None:
@@ -319,25 +271,11 @@ class MPMTL(LinearAlgorithm):
     def _rho(self) -> float:
         return self.usual_rho if self.rho is None else self.rho
 
-    def _tasks(self, problem: Problem) -> TaskStack:
-        return TaskStack.of(problem, self.data(problem), self.loss)
-
-    def _features(self, problem: Problem) -> int:
-        tasks = self._tasks(problem)
-        return tasks.dimension - int(tasks.bias)
-
     def _step_size(self, problem: Problem) -> float:
         """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2
         L."""
-        data = self.smoothness
-        if data is None:
-            data = self._tasks(problem).smoothness(self.largest_row(problem))
+        data = self.tasks(problem).smoothness(self.largest_row(problem))
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
-
-
-def _ahead(new: Tensor, previous: Tensor, weight: float) -> Tensor:
-    """Return z = new + b_t (new - previous)."""
-    return new + weight * (new - previous) if weight else new
 
 
 def _sum(shared: Tensor, own: Tensor) -> Tensor:

@@ -112,11 +112,9 @@ class MPMTLayers(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
-        sharing, total = SHARING[self.penalty], released.values[RELEASE] * released.denominator
         rho = 1.5 if self.rho is None else self.rho
-        shift = rho * (2 * len(total)) ** 0.5 * released.noise_std(RELEASE) * released.denominator
-        covariance = sharing.shifted(total[None], shift)
-        return {"covariance": covariance[0], "map": sharing.map(covariance, self.threshold)[0]}
+        answer = SHARING[self.penalty].of_release(released, RELEASE, rho, self.threshold)
+        return {name: value[0] for name, value in answer.items()}
 
     def receive(self, c: Cohort) -> Own:
         # every member projects its own row

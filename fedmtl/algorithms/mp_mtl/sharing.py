@@ -24,6 +24,7 @@ from ...errors import ConfigError
 from ...local.proximal import PENALTIES, shrinkage
 from ...privacy.price import normalized
 from ...privacy.release import Form
+from ..base import Released
 
 SharedPenalty = Literal["nuclear", "l21"]
 Momentum = Literal["none", "nesterov", "strongly_convex"]
@@ -68,6 +69,15 @@ class Sharing:
             return rows * map[..., None, :]
         return _product(rows, map)
 
+    def of_release(self, released: Released, name: str, rho: float, threshold: float) -> dict[str, Tensor]:
+        """Return ``covariance`` (R, d, d), or (R, d), and ``map``, M, of a release of the sum over the tasks, with a
+        shift of ``rho`` sigma sqrt(2 d)."""
+        total, axes = released.values[name] * released.denominator, 1 if self.form == "diagonal" else 2
+        total = total.reshape(-1, *total.shape[-axes:])
+        sigma = released.noise_std(name) * released.denominator
+        covariance = self.shifted(total, rho * (2 * total.shape[-1]) ** 0.5 * sigma)
+        return {"covariance": covariance, "map": self.map(covariance, threshold)}
+
     def shifted(self, covariance: Tensor, shift: Tensor) -> Tensor:
         """Return ``covariance + shift I`` for shifts (R,) of (R, d, d), or of the diagonals (R, d)."""
         if self.form == "diagonal":
@@ -96,21 +106,19 @@ def budget_weights(
     condition: float = 0.0,
     alpha: float | None = None,
     q: float | None = None,
-    pure: bool = False,
 ) -> tuple[float, ...]:
     """Return the parts of the budget of rounds t = 1 .. T: eps_t prop. to t^alpha or q^-t, scaled to mean 1.
 
     Without ``alpha`` and ``q`` they minimize the utility bound (Theorem 6): sum_t a_t / sqrt(eps_t), where a_t is 1 for
     a convex loss, t with Nesterov's momentum, Q0^-t for a strongly convex loss with Q0 = 1 - mu / L, and Q0^(-t/2) with
-    its momentum and Q0 = 1 - sqrt(mu / L). What composition bounds is sum eps_t^2 (``pure``: sum eps_t), so eps_t is
-    prop. to a_t^(2/5) (a_t^(2/3)): alpha = 0, 2/5 (2/3), q = Q0^(2/5) (Q0^(2/3)) and Q0^(1/5) (Q0^(1/3)).
+    its momentum and Q0 = 1 - sqrt(mu / L). What composition bounds is sum eps_t^2, so eps_t is prop. to a_t^(2/5):
+    alpha = 0, 2/5, q = Q0^(2/5) and Q0^(1/5).
 
     Args:
         rounds: T.
         momentum: of the iterations.
         condition: mu / L, in [0, 1); needed above 0 by ``"strongly_convex"``.
         alpha, q: the user's own, one of them at most.
-        pure: basic composition of pure epsilons.
 
     Raises:
         ConfigError: both are given, or a value out of range.
@@ -121,7 +129,7 @@ def budget_weights(
         raise ConfigError("Give alpha (eps_t prop. to t^alpha) or q (eps_t prop. to q^-t), not both.")
     if not 0 <= condition < 1:
         raise ConfigError(f"{where}.condition is {condition}; mu / L must be in [0, 1).")
-    power = 2 / 3 if pure else 2 / 5
+    power = 2 / 5
     if alpha is None and q is None:
         if momentum == "strongly_convex":
             q = (1 - math.sqrt(condition)) ** (power / 2)
