@@ -153,32 +153,34 @@ def test_the_multiplier_is_the_scale():
 TAILS = [2.0**-129, 1e-38, 1e-20, 1e-9, 1e-3, 0.1, 0.4, 0.5 - 2.0**-54]
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-@pytest.mark.parametrize("tail", TAILS)
-def test_deep_tails_of_coordinates(sign, tail):
-    source = Given([sign], [tail])
-    laplace = float(LaplaceNoise(0.7).draw(source, "noise", 0, 1)[0])
-    assert 0.5 * math.exp(-abs(laplace) / 0.7) == pytest.approx(tail, rel=1e-13)
-    gaussian = float(GaussianNoise(1.3).draw_rows(Given([[sign]], [[tail]]), "noise", 0, KEYS[:1], 1)[0, 0])
-    assert 0.5 * math.erfc(abs(gaussian) / 1.3 / math.sqrt(2)) == pytest.approx(tail, rel=1e-11)
-    if tail < 0.4:
-        assert math.copysign(1, laplace) == math.copysign(1, gaussian) == -sign
+def test_deep_tails_of_coordinates():
+    for sign in (-1, 1):
+        for tail in TAILS:
+            source = Given([sign], [tail])
+            laplace = float(LaplaceNoise(0.7).draw(source, "noise", 0, 1)[0])
+            assert 0.5 * math.exp(-abs(laplace) / 0.7) == pytest.approx(tail, rel=1e-13)
+            gaussian = float(GaussianNoise(1.3).draw_rows(Given([[sign]], [[tail]]), "noise", 0, KEYS[:1], 1)[0, 0])
+            assert 0.5 * math.erfc(abs(gaussian) / 1.3 / math.sqrt(2)) == pytest.approx(tail, rel=1e-11)
+            if tail < 0.4:
+                assert math.copysign(1, laplace) == math.copysign(1, gaussian) == -sign
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 10, 465])
-@pytest.mark.parametrize("tail", TAILS)
-def test_an_l2_laplace_vector_is_a_direction_of_normals_and_a_sum_of_exponentials(dimension, tail):
-    law, pairs = L2LaplaceNoise(0.4), (dimension + 1) // 2
-    rng = np.random.default_rng(dimension)
-    tails, signs = rng.uniform(0, 0.5, dimension + pairs), rng.choice([-1.0, 1.0], dimension + pairs)
-    tails[0] = tail
-    noise = law.draw(Given(signs, tails), "noise", 0, dimension)
-    exponentials = [-math.log(2 * t) for t in tails[:dimension]]  # P(e > x) = exp(-x) = 2 tail, to the last tail
-    assert float(np.linalg.norm(noise)) == pytest.approx(0.4 * math.fsum(exponentials), rel=1e-12)
-    angles = [2 * math.pi * s * t for s, t in zip(signs[dimension:], tails[dimension:], strict=True)]
-    lengths = [math.sqrt(e) for e in exponentials[:pairs]]
-    normals = [r * f(a) for f in (math.cos, math.sin) for r, a in zip(lengths, angles, strict=True)][:dimension]
-    np.testing.assert_allclose(noise / np.linalg.norm(noise), normals / np.linalg.norm(normals), atol=1e-12)
+def test_an_l2_laplace_vector_is_a_direction_of_normals_and_a_sum_of_exponentials():
+    for dimension in (1, 2, 3, 10, 465):
+        for tail in TAILS:
+            law, pairs = L2LaplaceNoise(0.4), (dimension + 1) // 2
+            rng = np.random.default_rng(dimension)
+            tails, signs = rng.uniform(0, 0.5, dimension + pairs), rng.choice([-1.0, 1.0], dimension + pairs)
+            tails[0] = tail
+            noise = law.draw(Given(signs, tails), "noise", 0, dimension)
+            exponentials = [
+                -math.log(2 * t) for t in tails[:dimension]
+            ]  # P(e > x) = exp(-x) = 2 tail, to the last tail
+            assert float(np.linalg.norm(noise)) == pytest.approx(0.4 * math.fsum(exponentials), rel=1e-12)
+            angles = [2 * math.pi * s * t for s, t in zip(signs[dimension:], tails[dimension:], strict=True)]
+            lengths = [math.sqrt(e) for e in exponentials[:pairs]]
+            normals = [r * f(a) for f in (math.cos, math.sin) for r, a in zip(lengths, angles, strict=True)][:dimension]
+            np.testing.assert_allclose(noise / np.linalg.norm(noise), normals / np.linalg.norm(normals), atol=1e-12)
 
 
 # Addresses

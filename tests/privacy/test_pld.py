@@ -117,15 +117,15 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.01])
-@pytest.mark.parametrize("multiplier", [1.0, 1e3, 1e8, 1e10, 1e100])
-def test_sampled_laplace_noise_of_any_size_has_its_closed_form(multiplier: float, rate: float) -> None:
+def test_sampled_laplace_noise_of_any_size_has_its_closed_form(rate: float) -> None:
     """H_a(P, Q) = 1 - sqrt(a exp(-1 / z)) of one release; sampling makes it q H_a' with a' = 1 + (a - 1) / q."""
-    delta = rate / (8 * multiplier)
-    exact = math.log1p(rate * math.expm1(1 / multiplier + 2 * math.log1p(-delta / rate)))
-    event = dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(multiplier))
-    value = epsilon(event, 1, delta)
-    assert exact <= value <= 1.03 * exact
-    assert epsilon(event, 1000, 1e-5) <= 1000 * rate * math.expm1(1 / multiplier) * 1.001
+    for multiplier in (1.0, 1e3, 1e8, 1e10, 1e100):
+        delta = rate / (8 * multiplier)
+        exact = math.log1p(rate * math.expm1(1 / multiplier + 2 * math.log1p(-delta / rate)))
+        event = dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(multiplier))
+        value = epsilon(event, 1, delta)
+        assert exact <= value <= 1.03 * exact
+        assert epsilon(event, 1000, 1e-5) <= 1000 * rate * math.expm1(1 / multiplier) * 1.001
 
 
 @pytest.mark.parametrize("multiplier", [1e8, 1e10, 1e100])

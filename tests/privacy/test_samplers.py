@@ -25,15 +25,15 @@ from fedmtl.privacy import (
 from fedmtl.privacy.samplers import BoundAsked, binomial_quantile
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("source", [SeededSource(3), SecureSource()])
-def test_subsets_are_uniform(size: int, source) -> None:
-    subsets = dict.fromkeys(itertools.combinations(range(5), size), 0)
-    draws = 1000
-    for step in range(draws):
-        subsets[tuple(distinct_ranks(5, size, source.coins("cohort", step)))] += 1
-    if len(subsets) > 1:
-        assert stats.chisquare(list(subsets.values())).pvalue > 1e-6
+def test_subsets_are_uniform(source) -> None:
+    for size in (0, 1, 2, 3, 5):
+        subsets = dict.fromkeys(itertools.combinations(range(5), size), 0)
+        draws = 1000
+        for step in range(draws):
+            subsets[tuple(distinct_ranks(5, size, source.coins("cohort", step)))] += 1
+        if len(subsets) > 1:
+            assert stats.chisquare(list(subsets.values())).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("source", [SeededSource(0), SecureSource()])

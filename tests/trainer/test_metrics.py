@@ -183,60 +183,60 @@ def value_of(name, spec, outputs, targets):
     return metric.value(outputs, targets)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "ties"])
 @pytest.mark.parametrize("shape", [(2, ()), (2, (1,)), (2, (2,)), (3, (3,)), (5, (5,))])
-def test_metrics_of_classes_are_those_of_scikit_learn(shape, coarse, seed):
-    classes, outputs = shape
-    rows = 12
-    raw = 3 * draws(rows, *outputs, seed=seed)
-    raw = raw[torch.arange(rows) // 2] if coarse else raw
-    y = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(seed + 100))
-    z = raw.reshape(rows, -1).numpy()
-    probabilities = np.exp(z) / np.exp(z).sum(1, keepdims=True) if z.shape[1] > 1 else 1 / (1 + np.exp(-z))
-    guess = z.argmax(1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(int)
-    there = np.unique(y)
-    each = [
-        roc_auc_score(y == c, probabilities[:, -1 if classes == 2 else c])
-        for c in ([1] if classes == 2 else range(classes))
-        if 0 < (y == c).sum() < rows
-    ]
-    expected = {
-        "accuracy": accuracy_score(y, guess),
-        "auc": np.mean(each),
-        "f1": f1_score(y, guess, average="macro"),
-        "balanced_accuracy": recall_score(y, guess, labels=there, average="macro"),
-    }
-    for name, value in expected.items():
-        found = REGISTRY[name].value(raw, y) if name == "accuracy" else value_of(name, spec_of(classes), raw, y)
-        assert found == pytest.approx(value, rel=1e-12), name
+def test_metrics_of_classes_are_those_of_scikit_learn(shape):
+    for seed in range(6):
+        for coarse in (False, True):
+            classes, outputs = shape
+            rows = 12
+            raw = 3 * draws(rows, *outputs, seed=seed)
+            raw = raw[torch.arange(rows) // 2] if coarse else raw
+            y = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(seed + 100))
+            z = raw.reshape(rows, -1).numpy()
+            probabilities = np.exp(z) / np.exp(z).sum(1, keepdims=True) if z.shape[1] > 1 else 1 / (1 + np.exp(-z))
+            guess = z.argmax(1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(int)
+            there = np.unique(y)
+            each = [
+                roc_auc_score(y == c, probabilities[:, -1 if classes == 2 else c])
+                for c in ([1] if classes == 2 else range(classes))
+                if 0 < (y == c).sum() < rows
+            ]
+            expected = {
+                "accuracy": accuracy_score(y, guess),
+                "auc": np.mean(each),
+                "f1": f1_score(y, guess, average="macro"),
+                "balanced_accuracy": recall_score(y, guess, labels=there, average="macro"),
+            }
+            for name, value in expected.items():
+                found = REGISTRY[name].value(raw, y) if name == "accuracy" else value_of(name, spec_of(classes), raw, y)
+                assert found == pytest.approx(value, rel=1e-12), name
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "ties"])
 @pytest.mark.parametrize("labels", [3, 8])
-def test_metrics_of_labels_are_those_of_scikit_learn(labels, coarse, seed):
-    rows, spec = 14, spec_of(2, (labels,))
-    z, y = draws(rows, labels, seed=seed), (draws(rows, labels, seed=seed + 50) > 0.8).long()
-    z = z.round() + 0.5 if coarse else z
-    y[:, 0] = 0  # never there
-    guess = (z > 0).long()
-    guess[:, 0], z[:, 0] = 0, z[:, 0].abs() * -1 - 1  # and never predicted
-    both = [t for t in range(labels) if 0 < y[:, t].sum() < rows]
-    known = [t for t in range(labels) if y[:, t].any() or guess[:, t].any()]
-    assert 0 not in known
-    expected = {
-        "accuracy": float((guess == y).double().mean()),
-        "auc": roc_auc_score(y[:, both], z[:, both], average="macro"),
-        "auc_micro": roc_auc_score(y, z, average="micro"),
-        "f1": f1_score(y[:, known], guess[:, known], average="macro", zero_division=0),
-    }
-    if labels > 5 and not coarse:
-        largest = np.argsort(-z.numpy(), 1)[:, :5]
-        expected["recall_at_5"] = np.take_along_axis(y.numpy(), largest, 1).sum() / y.sum().item()
-    for name, value in expected.items():
-        assert REGISTRY[name].value(z, y) == pytest.approx(value, rel=1e-12), name
-        assert value_of(name, spec, z, y) == pytest.approx(value, rel=1e-12), name
+def test_metrics_of_labels_are_those_of_scikit_learn(labels):
+    for seed in range(4):
+        for coarse in (False, True):
+            rows, spec = 14, spec_of(2, (labels,))
+            z, y = draws(rows, labels, seed=seed), (draws(rows, labels, seed=seed + 50) > 0.8).long()
+            z = z.round() + 0.5 if coarse else z
+            y[:, 0] = 0  # never there
+            guess = (z > 0).long()
+            guess[:, 0], z[:, 0] = 0, z[:, 0].abs() * -1 - 1  # and never predicted
+            both = [t for t in range(labels) if 0 < y[:, t].sum() < rows]
+            known = [t for t in range(labels) if y[:, t].any() or guess[:, t].any()]
+            assert 0 not in known
+            expected = {
+                "accuracy": float((guess == y).double().mean()),
+                "auc": roc_auc_score(y[:, both], z[:, both], average="macro"),
+                "auc_micro": roc_auc_score(y, z, average="micro"),
+                "f1": f1_score(y[:, known], guess[:, known], average="macro", zero_division=0),
+            }
+            if labels > 5 and not coarse:
+                largest = np.argsort(-z.numpy(), 1)[:, :5]
+                expected["recall_at_5"] = np.take_along_axis(y.numpy(), largest, 1).sum() / y.sum().item()
+            for name, value in expected.items():
+                assert REGISTRY[name].value(z, y) == pytest.approx(value, rel=1e-12), name
+                assert value_of(name, spec, z, y) == pytest.approx(value, rel=1e-12), name
 
 
 def test_metrics_of_numbers_are_those_of_scikit_learn():
@@ -369,8 +369,8 @@ def test_numbers_of_every_kind_are_taken(returned):
     assert metric.value(draws(4, 3), torch.tensor([0, 1, 2, 0])) == float(returned)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_every_metric_takes_invented_rows(name):
-    for spec, outputs in ((spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None), (1,))):
-        if name != "loss" and name in {one.name for one in REGISTRY.values() if kind_of(spec) in one.kinds}:
-            assert np.isfinite(REGISTRY[name].value(*invented_rows(spec, outputs)))
+def test_every_metric_takes_invented_rows():
+    for name in REGISTRY:
+        for spec, outputs in ((spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None), (1,))):
+            if name != "loss" and name in {one.name for one in REGISTRY.values() if kind_of(spec) in one.kinds}:
+                assert np.isfinite(REGISTRY[name].value(*invented_rows(spec, outputs)))
