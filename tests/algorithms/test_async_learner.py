@@ -93,9 +93,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "replicates"), [("plain", 1), *((name, 3) for name in OPTIONS)])
 @pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("replicates", [1, 3])
 def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> None:
     settings = {"loss": loss, "reg": 0.05, "step_size": 0.08, "theta_max": 0.6} | OPTIONS[name]
     kind = PublishedAsyncLearner if name == "paper" else AsyncLearner

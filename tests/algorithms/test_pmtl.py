@@ -71,12 +71,8 @@ def test_reaches_the_closed_form_optimum(lam, delta):
 
 
 def test_the_optimum_tends_to_the_global_model_like_one_over_lambda():
+    """Of the oracle, which the runs above reach."""
     data = regression(examples=60)
-    for lam, rounds in ((3.0, 100), (30.0, 800)):  # the number of rounds needed grows with lambda
-        problem = problem_of(data, rounds=rounds)
-        algorithm = exact(data, lam)
-        personal = everyone(problem, algorithm, run(algorithm, problem)).numpy()
-        np.testing.assert_allclose(personal, optimum(data, lam), atol=1e-6)
     gaps = [np.linalg.norm(optimum(data, lam) - pooled(data), axis=1).max() for lam in (1e3, 1e4)]
     assert gaps[0] == pytest.approx(10 * gaps[1], rel=0.01)
 

@@ -125,8 +125,7 @@ def test_many_alike_tasks_teach_the_true_covariance() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("form", ["symmetric", "diagonal"])
-@pytest.mark.parametrize("kind", ["regression", "classification"])
-@pytest.mark.parametrize("own_ridge", [False, True])
+@pytest.mark.parametrize(("kind", "own_ridge"), [("regression", True), ("classification", False)])
 def test_what_drowns_in_noise_leaves_every_task_alone(share: float, form: Any, kind: str, own_ridge: bool) -> None:
     problem = linear(kind)
     loss: Any = "squared" if kind == "regression" else "logistic"

@@ -99,7 +99,7 @@ def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("at", [6, 20, 33, 51])
+@pytest.mark.parametrize("at", [6, 33])
 def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
     check_resumed(partial(trainer, case, checkpoint_every=5), tmp_path, at)
     assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))

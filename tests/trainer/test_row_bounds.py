@@ -1,6 +1,7 @@
 """A bound on features is stated, holds in training, in scores and in the models that are returned, and is told."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -103,8 +104,9 @@ def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
     assert result.shortened == {"train": 0.0, "test": 0.0}
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("name", [*METHODS, "async", "local"])
+@pytest.mark.parametrize(
+    ("name", "private"), [*itertools.product([*METHODS, "async"], [False, True]), ("local", False)]
+)
 def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, private, tmp_path):
     limit, order = 3.5, 1 if name == "async" else 2
     if name == "async":
@@ -114,9 +116,7 @@ def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, priva
     else:
         algorithm = METHODS[name](row_norm=limit)
     data = dataset(norm=7.0)
-    result = trainer(
-        algorithm, data, protection(name) if private and name != "local" else None, folder=tmp_path / "run"
-    ).fit()
+    result = trainer(algorithm, data, protection(name) if private else None, folder=tmp_path / "run").fit()
 
     def bounded(x):
         return x * np.minimum(1.0, limit / np.linalg.norm(x, ord=order, axis=1, keepdims=True))
