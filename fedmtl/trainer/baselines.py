@@ -14,7 +14,7 @@ _NAMES = {cls.name: cls for cls in (Local, FedAvg, FedProx, PMTL, Ditto, PFedMe,
 def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
     """The comparison algorithms by name, without the algorithm itself.
 
-    ``"local"`` of a linear method is what every client has alone: the exact fit of its own records.
+    ``"local"`` of a linear method is the exact fit of each client's own records.
 
     Args:
         baselines: names, built with the algorithm's own local solver, or algorithms.
@@ -25,8 +25,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     """
     if isinstance(baselines, str) or not isinstance(baselines, Iterable):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
-    alone = algorithm.local_baseline()
-    accepted = ["local"] if alone is not None else []
+    exact = algorithm.local_baseline()
+    accepted = ["local"] if exact is not None else []
     if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
         raise ConfigError(
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
@@ -40,8 +40,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
                 raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
             if item == algorithm.name:
                 continue
-            if item == "local" and alone is not None:
-                built[item] = alone
+            if item == "local" and exact is not None:
+                built[item] = exact
                 continue
             item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
         if not isinstance(item, Algorithm):
@@ -53,7 +53,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
 
 
 def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
-    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg, and
+    """What ``baselines=auto`` is: the exact local fit where there is one, else local training and FedAvg, and
     beside FedAvg PMTL."""
     if algorithm.local_baseline() is not None:
         return ("local",)

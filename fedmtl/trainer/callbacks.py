@@ -57,10 +57,10 @@ class ProgressBar(Callback):
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
-        self._seen = self._bar.console.is_terminal
+        self._live = self._bar.console.is_terminal
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        if self._seen:
+        if self._live:
             self._bar.start()
         self._name, self._began, self._rounds = name, time.monotonic(), rounds
         self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
@@ -74,14 +74,14 @@ class ProgressBar(Callback):
         numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
-        if not self._seen:
+        if not self._live:
             budget = f", budget {rounded_up(row['budget'], 6)}" if row.get("budget") is not None else ""
             seconds = time.monotonic() - self._began
             line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {seconds:.0f} s"
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result | None) -> None:
-        if self._seen:
+        if self._live:
             self._bar.stop()
 
 
@@ -113,7 +113,7 @@ class MLflow(Callback):
 
     These numbers are computed on the clients' data, so they are kept in ``folder``, whose ``mlflow.db`` is read by
     ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db``; nothing is written elsewhere. A run that is resumed
-    goes on under its name there.
+    continues under its name there.
 
     Args:
         folder: of the database; keep it private. None with ``tracking_uri``.

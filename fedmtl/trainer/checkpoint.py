@@ -81,42 +81,42 @@ class Checkpoint:
         write_tensors(path, tensors, metadata)
 
     @classmethod
-    def read(cls, path: Path, *, fingerprint: str) -> Checkpoint:
+    def read(cls, path: Path) -> Checkpoint:
         """Return the checkpoint at ``path``.
-
-        Raises:
-            ResumeError: unreadable, or written by a run with other data, settings or execution.
-        """
-        try:
-            tensors, metadata = read_tensors(path)
-        except (OSError, SafetensorError) as error:
-            raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
-        found = metadata.get("fingerprint", "")
-        if found != fingerprint:
-            names = ", ".join(differing(found, fingerprint)) or "data, settings, seed, device or execution"
-            raise ResumeError(
-                f"{path} was written with other {names} than this run has; resume with the same ones, or start in "
-                "another folder."
-            )
-        parts = {
-            part: {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            for part in ("public", "channel")
-        }
-        history = json.loads(metadata["history"])
-        ledger = Head.parse(metadata.get("ledger", ""))
-        step, counts = int(tensors["step"]), [Tally(*row) for row in tensors["trainings"].tolist()]
-        clients = json.loads(metadata["clients"])
-        return cls(step, parts["public"], clients, history, fingerprint, parts["channel"], ledger, *counts)
-
-    @staticmethod
-    def ledger_of(path: Path) -> Head | None:
-        """Return the end of the ledger that the checkpoint at ``path`` was written with; None where it has none.
 
         Raises:
             ResumeError: unreadable.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                return Head.parse((file.metadata() or {}).get("ledger", ""))
-        except (OSError, SafetensorError) as error:
+            tensors, metadata = read_tensors(path)
+            tally, evaluated = (Tally(*row) for row in tensors["trainings"].tolist())
+            public, channel = (
+                {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+                for part in ("public.", "channel.")
+            )
+            return cls(
+                step=int(tensors["step"]),
+                public=public,
+                clients=json.loads(metadata["clients"]),
+                history=json.loads(metadata["history"]),
+                fingerprint=metadata["fingerprint"],
+                channel=channel,
+                ledger=Head.parse(metadata.get("ledger", "")),
+                tally=tally,
+                evaluated=evaluated,
+            )
+        except (OSError, SafetensorError, KeyError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
+
+    def check(self, path: Path, fingerprint: str) -> None:
+        """Refuse to continue another run from the checkpoint at ``path``.
+
+        Raises:
+            ResumeError: it was written by a run with other data, settings or execution.
+        """
+        if self.fingerprint != fingerprint:
+            names = ", ".join(differing(self.fingerprint, fingerprint)) or "data, settings, seed, device or execution"
+            raise ResumeError(
+                f"{path} was written with other {names} than this run has; resume with the same ones, or start in "
+                "another folder."
+            )

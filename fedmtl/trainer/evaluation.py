@@ -78,15 +78,15 @@ class Metrics:
             task, _ = normalized(self.score, part.y.cpu(), part.offsets)
             columns["nmse"] = task, ~task.isnan()
         columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
-        return {name: _named(problem.data.ids, values, known) for name, (values, known) in columns.items()}
+        return {name: _named(problem.data.ids, values, defined) for name, (values, defined) in columns.items()}
 
 
-def _named(ids: tuple[str, ...], values: Tensor, known: Tensor) -> dict[str, float]:
-    """Values (n,) of the clients ``known`` (n,), by id."""
-    if bool(known.all()):
+def _named(ids: tuple[str, ...], values: Tensor, defined: Tensor) -> dict[str, float]:
+    """Values (n,) of the clients ``defined`` (n,), by id."""
+    if bool(defined.all()):
         return dict(zip(ids, values.tolist(), strict=True))
-    places = known.nonzero()[:, 0].tolist()
-    return {ids[place]: value for place, value in zip(places, values[known].tolist(), strict=True)}
+    places = defined.nonzero()[:, 0].tolist()
+    return {ids[place]: value for place, value in zip(places, values[defined].tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Panel:
 
     Attributes:
         clients: int64 (k,), their positions, ascending.
-        problem: with the data of these clients alone.
+        problem: with the data of these clients only.
         population: how many clients they stand for: those that have test examples.
         drawn: whether they were drawn, and are not all clients.
     """
@@ -193,9 +193,9 @@ def evaluate_each(
         evaluate_rows(problem, models(some), some, side, metrics)
         for some in clients[place].split(max_clients(problem.dimension))
     ]
-    columns = [torch.cat(parts) for parts in zip(*(one.columns for one in each), strict=True)]
+    columns = [torch.cat(parts) for parts in zip(*(scores.columns for scores in each), strict=True)]
     loss, score, weight, *others = problem.ranks.join(torch.stack(columns, 1), place, len(clients)).unbind(1)
-    return Metrics(loss, score, weight, {one.name: column for one, column in zip(metrics, others, strict=True)})
+    return Metrics(loss, score, weight, {metric.name: column for metric, column in zip(metrics, others, strict=True)})
 
 
 def evaluate_rows(
@@ -229,7 +229,7 @@ def evaluate_rows(
             members, own = place[part], real[part]
             n, mine = counts[members], members[own]
             parameters = rows[members.to(rows.device)]
-            kept: list[tuple[Tensor, Tensor]] = []
+            outcomes: list[tuple[Tensor, Tensor]] = []
             for begin in range(0, width, _EXAMPLES):
                 column = torch.arange(begin, min(begin + _EXAMPLES, width))
                 mask = column < n[:, None]
@@ -239,9 +239,9 @@ def evaluate_rows(
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
                 if metrics:
-                    kept.append((outputs.detach().cpu(), y.cpu()))
-            if kept:
-                whole, true = (torch.cat(one, 1)[own] for one in zip(*kept, strict=True))
+                    outcomes.append((outputs.detach().cpu(), y.cpu()))
+            if outcomes:
+                whole, true = (torch.cat(parts, 1)[own] for parts in zip(*outcomes, strict=True))
                 for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
                     _measure(metrics, others, member, whole[row, :count], true[row, :count])
 
@@ -262,27 +262,27 @@ def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test", metrics:
     with problem.executor.stack() as stack:
         for clients in groups:
             begin, end = int(examples.offsets[clients[0]]), int(examples.offsets[clients[-1]] + counts[clients[-1]])
-            kept: list[tuple[Tensor, Tensor]] = []
+            outcomes: list[tuple[Tensor, Tensor]] = []
             for index in torch.arange(begin, end).split(_FLAT):
                 x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
                 outputs = stack.predict(row[None], x)
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total.index_add_(0, owner[index], values[0].cpu())
                 if metrics:
-                    kept.append((outputs[0].detach().cpu(), y[0].cpu()))
-            if kept:
+                    outcomes.append((outputs[0].detach().cpu(), y[0].cpu()))
+            if outcomes:
                 parts = counts[clients].tolist()
-                pieces = (torch.cat(one).split(parts) for one in zip(*kept, strict=True))
+                pieces = (torch.cat(tensors).split(parts) for tensors in zip(*outcomes, strict=True))
                 for client, own, labels in zip(clients.tolist(), *pieces, strict=True):
                     _measure(metrics, others, client, own, labels)
     mine = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64)
-    found = torch.stack([*sums, *others.values()], 1)
-    columns = ranks.join(found[mine], mine, problem.clients).unbind(1)
+    table = torch.stack([*sums, *others.values()], 1)
+    columns = ranks.join(table[mine], mine, problem.clients).unbind(1)
     return Metrics.of(columns[:3], counts, dict(zip(others, columns[3:], strict=True)))
 
 
 def _undefined(metrics: Sequence[Metric], clients: int) -> dict[str, Tensor]:
-    return {one.name: torch.full((clients,), torch.nan, dtype=torch.float64) for one in metrics}
+    return {metric.name: torch.full((clients,), torch.nan, dtype=torch.float64) for metric in metrics}
 
 
 def _measure(
@@ -303,12 +303,12 @@ def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") 
         prefix: put before every key.
     """
     scores, counts = scores[counts > 0], counts[counts > 0]
-    found = distribution(scores, higher_is_better=metric != "mse")
+    spread = distribution(scores, higher_is_better=metric != "mse")
     return {
-        f"{prefix}{metric}": found["mean"],
+        f"{prefix}{metric}": spread["mean"],
         f"{prefix}weighted_{metric}": float((scores * counts).sum() / counts.sum()),
-        f"{prefix}worst_tenth": found["worst_tenth"],
-        f"{prefix}spread": found["spread"],
+        f"{prefix}worst_tenth": spread["worst_tenth"],
+        f"{prefix}spread": spread["spread"],
     }
 
 

@@ -110,25 +110,24 @@ class RunFolder:
                 f"folder is {str(self.root)!r}, where no file can be written ({error}); choose another folder."
             ) from error
 
-    def check_ledger(self) -> None:
-        """Refuse a run whose ledger does not hold what its checkpoint was written with.
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint of the run; None before the first.
 
         Raises:
-            ResumeError: the ledger is missing, was rolled back behind the checkpoint, or is that of another run.
+            ResumeError: it cannot be read; or the ledger does not hold what it was written with, being missing, rolled
+                back behind it, or that of another run.
         """
         if not self.checkpoint.exists():
-            return
-        head = Checkpoint.ledger_of(self.checkpoint)
+            return None
+        checkpoint = Checkpoint.read(self.checkpoint)
+        head = checkpoint.ledger
         if head is not None and not read_chain(self.ledger).has(head):
             raise ResumeError(
                 f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} was written: the "
                 f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
-
-    def read_checkpoint(self, fingerprint: str) -> Checkpoint | None:
-        """Return the checkpoint of a run; None before the first."""
-        return Checkpoint.read(self.checkpoint, fingerprint=fingerprint) if self.checkpoint.exists() else None
+        return checkpoint
 
     def baseline(self, name: str) -> RunFolder:
         """Return the folder of a comparison run; private, because it is not released."""
@@ -143,10 +142,10 @@ class RunFolder:
             write_tensors(self.public / "model.safetensors", state, bound | names)
         if result.released:
             grids = {
-                name: json.dumps({"step": one.step, "width": one.width, "divisor": one.divisor})
-                for name, one in result.released.items()
+                name: json.dumps({"step": release.step, "width": release.width, "divisor": release.divisor})
+                for name, release in result.released.items()
             }
-            values = {name: one.value for name, one in result.released.items()}
+            values = {name: release.value for name, release in result.released.items()}
             write_tensors(self.public / "releases.safetensors", values, grids)
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(result.owners)
@@ -213,10 +212,10 @@ class RunFolder:
         problem.executor.close()
         expected = {name: tuple(value.shape) for name, value in problem.module.state_dict().items()}
         for name in expected | tensors:
-            found = tuple(tensors[name].shape) if name in tensors else "missing"
-            if found != expected.get(name):
+            shape = tuple(tensors[name].shape) if name in tensors else "missing"
+            if shape != expected.get(name):
                 raise ModelError(
-                    f"the model in {path} does not fit {data.name}: {name} is {found}, but for these data it would be "
+                    f"the model in {path} does not fit {data.name}: {name} is {shape}, but for these data it would be "
                     f"{expected.get(name, 'missing')}; features and classes must be those of the run."
                 )
         module = problem.module
@@ -360,7 +359,7 @@ class RunFolder:
         }
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
         places, main = {name: place for place, name in enumerate(ids)}, result.shown[0]
-        lost = {one.label: [places[name] for name in one.left_out if name in places] for one in stages}
+        lost = {stage.label: [places[name] for name in stage.left_out if name in places] for stage in stages}
         plot_clients(
             columns,
             self.private / "clients.png",
@@ -412,9 +411,9 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
     module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
     layout = Layout.of(module)
     shapes = dict(zip(network["names"], map(tuple, network["shapes"]), strict=True))
-    found = dict(zip(layout.names, layout.shapes, strict=True))
-    if found != shapes:
-        raise ModelError(f"model has the parameters {found}, but those of the run are {shapes}.")
+    built = dict(zip(layout.names, layout.shapes, strict=True))
+    if built != shapes:
+        raise ModelError(f"model has the parameters {built}, but those of the run are {shapes}.")
     return module
 
 
@@ -510,8 +509,8 @@ def csv_numbers(path: Path) -> list[dict[str, Any]]:
     rows = []
     with path.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            found: dict[str, Any] = {"budget": None} if row.get("budget") == "" else {}
-            rows.append(found | {name: _number(text) for name, text in row.items() if text != ""})
+            cells: dict[str, Any] = {"budget": None} if row.get("budget") == "" else {}
+            rows.append(cells | {name: _number(text) for name, text in row.items() if text != ""})
     return rows
 
 

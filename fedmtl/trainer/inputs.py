@@ -42,10 +42,10 @@ def as_data(data: Any) -> FederatedDataset:
 
 def as_model(model: Any) -> nn.Module | ModelFactory:
     """Return the model that was given: a module, a factory, or the name of one, such as ``"mlp"``."""
-    known = {name: getattr(models, name) for name in _NAMED}
-    if isinstance(model, str) and model in known:
-        return known[model]()  # type: ignore[no-any-return]
-    if any(model is one for one in known.values()):  # the function that makes a factory, not called
+    factories = {name: getattr(models, name) for name in _NAMED}
+    if isinstance(model, str) and model in factories:
+        return factories[model]()  # type: ignore[no-any-return]
+    if any(model is factory for factory in factories.values()):  # the function that makes a factory, not called
         return model()  # type: ignore[no-any-return]
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, type)):
         return model  # type: ignore[no-any-return]
@@ -72,13 +72,13 @@ def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """Return objects with the methods of a callback."""
     if not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects with the methods of Callback.")
-    found = tuple(callbacks)
-    for one in found:
-        lacking = [name for name in _METHODS if not callable(getattr(one, name, None))]
-        if isinstance(one, type) or lacking:
-            why = "a class: make an object of it" if isinstance(one, type) else f"without {', '.join(lacking)}"
-            raise ConfigError(f"callbacks has {one!r}, {why}; derive from fedmtl.Callback, whose methods do nothing.")
-    return found
+    listeners = tuple(callbacks)
+    for listener in listeners:
+        lacking = [name for name in _METHODS if not callable(getattr(listener, name, None))]
+        if isinstance(listener, type) or lacking:
+            why = "a class: make an object of it" if isinstance(listener, type) else f"without {', '.join(lacking)}"
+            raise ConfigError(f"callbacks has {listener!r}, {why}; derive from fedmtl.Callback, which does nothing.")
+    return listeners
 
 
 def as_execution(execution: Any) -> Execution:

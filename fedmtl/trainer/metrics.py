@@ -129,8 +129,8 @@ def _mae(outputs: Tensor, y: Tensor) -> float:
 
 
 def _recall(outputs: Tensor, y: Tensor) -> float:
-    found, there = found_labels(outputs[None], y[None])
-    return float(found.sum() / there.sum())
+    right, true = found_labels(outputs[None], y[None])
+    return float(right.sum() / true.sum())
 
 
 def class_scores(outputs: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ def _columns_auc(scores: Tensor, there: Tensor) -> float:
     """Mean AUC of the columns (N, T) in which both classes occur; NaN if there is none."""
     if not bool(torch.isfinite(scores).all()):
         return math.nan
-    found = _ranked_auc(scores.T.numpy(), there.T.numpy() > 0.5)
-    return float(found[~np.isnan(found)].mean()) if not np.isnan(found).all() else math.nan
+    areas = _ranked_auc(scores.T.numpy(), there.T.numpy() > 0.5)
+    return float(areas[~np.isnan(areas)].mean()) if not np.isnan(areas).all() else math.nan
 
 
 def _auc(outputs: Tensor, y: Tensor) -> float:
@@ -177,14 +177,14 @@ def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     else:
         flat = outputs.reshape(len(y), -1)
         classes = max(2, flat.shape[1])
-        guess, true = (torch.nn.functional.one_hot(one, classes).double() for one in (_guess(flat), y))
+        guess, true = (torch.nn.functional.one_hot(labels, classes).double() for labels in (_guess(flat), y))
     return (guess * true).sum(0), guess.sum(0), true.sum(0)
 
 
 def _f1(outputs: Tensor, y: Tensor) -> float:
     both, guessed, true = _counts(outputs, y)
-    known = guessed + true > 0
-    return float((2 * both[known] / (guessed + true)[known]).mean())
+    defined = guessed + true > 0
+    return float((2 * both[defined] / (guessed + true)[defined]).mean())
 
 
 def _balanced_accuracy(outputs: Tensor, y: Tensor) -> float:
@@ -240,15 +240,15 @@ class Metric:
         """
         assert self.function is not None
         if not self.own:
-            found = self.function(outputs, targets)
+            value = self.function(outputs, targets)
         else:
             try:
-                found = _as_number(self.name, self.function(outputs.clone(), targets.clone()))  # may write in place
+                value = _as_number(self.name, self.function(outputs.clone(), targets.clone()))  # may write in place
             except Exception as error:
                 text = f"metric {self.name!r}: {type(error).__name__}: {error} Such clients are left out of its mean."
                 warnings.warn(text, stacklevel=2)
                 return math.nan
-        return found if math.isfinite(found) else math.nan
+        return value if math.isfinite(value) else math.nan
 
     def try_out(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a function of the caller's that does not give a number.
@@ -262,24 +262,24 @@ class Metric:
         assert self.function is not None
         shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
         try:
-            found = self.function(outputs, targets)
+            value = self.function(outputs, targets)
         except Exception as error:
             raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}") from error
-        _as_number(self.name, found)
+        _as_number(self.name, value)
 
 
-def _as_number(name: str, found: Any) -> float:
-    if isinstance(found, (Tensor, np.ndarray)):
-        size = found.numel() if isinstance(found, Tensor) else found.size
+def _as_number(name: str, value: Any) -> float:
+    if isinstance(value, (Tensor, np.ndarray)):
+        size = value.numel() if isinstance(value, Tensor) else value.size
         if size != 1:
             raise ConfigError(
-                f"metric {name!r} returns shape {tuple(found.shape)}; it must return one number for all rows of a "
+                f"metric {name!r} returns shape {tuple(value.shape)}; it must return one number for all rows of a "
                 "client, such as the mean."
             )
-        return float(found)
-    if isinstance(found, (numbers.Real, np.bool_)):
-        return float(found)
-    raise ConfigError(f"metric {name!r} returns {found!r}; it must return a number.")
+        return float(value)
+    if isinstance(value, (numbers.Real, np.bool_)):
+        return float(value)
+    raise ConfigError(f"metric {name!r} returns {value!r}; it must return a number.")
 
 
 _ALL: tuple[Kind, ...] = ("classes", "labels", "many labels", "numbers", "number")
@@ -287,8 +287,8 @@ _CLASSES: tuple[Kind, ...] = ("classes", "labels", "many labels")
 _LABELS: tuple[Kind, ...] = ("labels", "many labels")
 _NUMBERS: tuple[Kind, ...] = ("numbers", "number")
 REGISTRY: Mapping[str, Metric] = {
-    one.name: one
-    for one in (
+    metric.name: metric
+    for metric in (
         Metric("loss", None, False, _ALL, "the loss of the run"),
         Metric("accuracy", _mean_score, True, _CLASSES, "share of right classes, or of right labels"),
         Metric("auc", _auc, True, _CLASSES, "area under the ROC curve; mean of classes against the rest, or of labels"),
@@ -345,16 +345,16 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(f"metrics is {metrics!r}; give a list, such as ['auc', 'f1'].")
     names = []
-    for one in metrics:
-        if isinstance(one, str):
-            if one not in REGISTRY:
-                raise ConfigError(f"metrics has {one!r}; accepted: {', '.join(REGISTRY)}, or functions in Python.")
-            names.append(one)
+    for metric in metrics:
+        if isinstance(metric, str):
+            if metric not in REGISTRY:
+                raise ConfigError(f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or functions in Python.")
+            names.append(metric)
             continue
-        name = getattr(one, "__name__", "")
-        if not callable(one) or isinstance(one, type) or not name.isidentifier():
+        name = getattr(metric, "__name__", "")
+        if not callable(metric) or isinstance(metric, type) or not name.isidentifier():
             raise ConfigError(
-                f"metrics has {one!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
+                f"metrics has {metric!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
                 "(def) that takes outputs and targets and returns a number."
             )
         if name in REGISTRY or name in _TAKEN or _DERIVED.fullmatch(name):
@@ -377,17 +377,17 @@ def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, nam
         ConfigError: see :func:`check_metrics`, or a name that is not for such data.
     """
     check_metrics(metrics)
-    kind, found = kind_of(spec), []
-    for one in metrics:
-        if not isinstance(one, str):
-            better = bool(getattr(one, "higher_is_better", True))
-            found.append(Metric(one.__name__, one, better, _ALL, "your own", own=True))  # type: ignore[attr-defined]
-        elif kind not in REGISTRY[one].kinds:
+    kind, resolved = kind_of(spec), []
+    for asked in metrics:
+        if not isinstance(asked, str):
+            better = bool(getattr(asked, "higher_is_better", True))
+            resolved.append(Metric(asked.__name__, asked, better, _ALL, "your own", own=True))  # type: ignore[attr-defined]
+        elif kind not in REGISTRY[asked].kinds:
             accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
-            raise ConfigError(f"metrics has {one!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")
+            raise ConfigError(f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")
         else:
-            found.append(REGISTRY[one])
-    return tuple(found)
+            resolved.append(REGISTRY[asked])
+    return tuple(resolved)
 
 
 _WORDS: Mapping[Kind, str] = {
@@ -450,7 +450,7 @@ def shares(
     if not len(scores):
         return 0.0, 0.0, 0.0
     sign = 1.0 if higher_is_better else -1.0
-    own, other = (torch.where(torch.isfinite(one), sign * one.double(), -1e300) for one in (scores, others))
+    own, other = (torch.where(torch.isfinite(values), sign * values.double(), -1e300) for values in (scores, others))
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
     better = ((own > other) & ~equal).double().mean()
     return float(better), float(equal.double().mean()), float(((own < other) & ~equal).double().mean())

@@ -196,7 +196,7 @@ class Terms:
     @classmethod
     def of(cls, settings: Trainer) -> Terms:
         """Return the terms of a run with these settings."""
-        values = {one.name: getattr(settings, one.name) for one in fields(cls)}
+        values = {part.name: getattr(settings, part.name) for part in fields(cls)}
         return cls(**values | {"metrics": tuple(settings.metrics)})
 
     def coded(self, data: FederatedDataset) -> FederatedDataset:
@@ -253,9 +253,9 @@ class NewClients(Scored):
         values |= {"metrics": [metric.name for metric in self.shown]}
         for metric in self.shown:
             own, before = self.by_client[metric.name], self.shared_by_client[metric.name]
-            found, started = spread_of(own, metric), spread_of(before, metric)
-            values |= {metric.name: found.pop("mean"), f"global_{metric.name}": started["mean"]}
-            values |= {f"{metric.name}_{key}": value for key, value in found.items()}
+            after, start = spread_of(own, metric), spread_of(before, metric)
+            values |= {metric.name: after.pop("mean"), f"global_{metric.name}": start["mean"]}
+            values |= {f"{metric.name}_{key}": value for key, value in after.items()}
             names = (f"{metric.name}_{name}" for name in ("better", "equal", "worse"))
             compared = beside(*self._stages, metric, self.personal.dtype)
             values |= dict(zip(names, compared or (), strict=compared is not None))

@@ -120,24 +120,26 @@ def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -
     lookups = any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules())
     if not lookups or type(data.transform) is not Cast or data.train.x.is_floating_point():
         return data
-    kept = replace(data, transform=Integers())
-    return kept if _takes(module, kept, dtype) and not _takes(module, data, dtype) else data
+    whole = replace(data, transform=Integers())
+    stored, converted = (_tried(module, some.spec.sample(2, dtype), dtype) for some in (whole, data))
+    return whole if isinstance(stored, Tensor) and not isinstance(converted, Tensor) else data
 
 
-def _takes(module: nn.Module, data: FederatedDataset, dtype: torch.dtype) -> bool:
+def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Exception:
+    """Return the outputs of a module for examples ``x`` on the CPU, or the error that it raises."""
     try:
         with torch.no_grad():
-            copy.deepcopy(module).to("cpu", dtype).eval()(data.spec.sample(2, dtype))
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return True
+            outputs: Tensor = copy.deepcopy(module).to("cpu", dtype).eval()(x)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        return error
+    return outputs
 
 
 def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:
     """Return the module, or the one that a factory makes for data of this shape with the start of a run's seed.
 
     Raises:
-        ConfigError: a function that does not take the shape alone, or that returns no module.
+        ConfigError: a function that does not take the shape only, or that returns no module.
     """
     if isinstance(model, nn.Module):
         return model
@@ -177,33 +179,20 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
     """
     if not any(isinstance(child, nn.Embedding) for child in module.modules()):
         return
-    network = copy.deepcopy(module).to("cpu", torch.float32).eval()
     for side in SIDES:
         chunks = torch.arange(len(data.side(side))).split(_ROWS)
-        found = [data.gather(side, index, device="cpu")[0] for index in chunks if len(index)]
-        if not found:
+        parts = [data.gather(side, index, device="cpu")[0] for index in chunks if len(index)]
+        if not parts:
             continue
-        least, most = (torch.stack([x.amin(0) for x in found]).amin(0), torch.stack([x.amax(0) for x in found]).amax(0))
-        if not _lacks(network, torch.stack((least, most))):
-            continue
-        for x in found:
-            if reason := _lacks(network, x):
+        least, most = (torch.stack([x.amin(0) for x in parts]).amin(0), torch.stack([x.amax(0) for x in parts]).amax(0))
+        if not isinstance(_tried(module, torch.stack((least, most)), torch.float32), IndexError):
+            continue  # another error is refused with the shape of an example, see prepare_module
+        for x in parts:
+            if isinstance(error := _tried(module, x, torch.float32), IndexError):
                 raise ModelError(
                     f"{data.name} has numbers from {least.min():g} to {most.max():g}, and an embedding of the model "
-                    f"has no row for some of them ({reason}); accepted: 0 .. num_embeddings - 1."
+                    f"has no row for some of them ({error}); accepted: 0 .. num_embeddings - 1."
                 )
-
-
-def _lacks(module: nn.Module, x: Tensor) -> str:
-    """Return what PyTorch says where an embedding has no row for some of the numbers; else nothing."""
-    try:
-        with torch.no_grad():
-            module(x)
-    except IndexError as error:
-        return str(error)
-    except (RuntimeError, TypeError, ValueError):
-        pass  # what else does not fit is refused with its shape, see prepare_module
-    return ""
 
 
 def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:
@@ -238,12 +227,9 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
         return "binary_cross_entropy"
     if data.classes > 2:
         return "cross_entropy"
-    try:
-        with torch.no_grad():
-            outputs = copy.deepcopy(module).to("cpu", dtype).eval()(sample)
-    except RuntimeError:  # the check of the module says what is wrong with it
-        return "cross_entropy"
-    return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"
+    outputs = _tried(module, sample, dtype)  # of an error the check of the module says what is wrong
+    single = isinstance(outputs, Tensor) and outputs.shape[1:].numel() == 1
+    return "binary_cross_entropy" if single else "cross_entropy"
 
 
 def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:
@@ -316,7 +302,7 @@ ARITHMETIC = 10
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases
-together would show that difference; two whose noise differs make two releases of one sum. Neither are one release."""
+would jointly show that difference; two whose noise differs make two releases of one sum. Neither are one release."""
 
 
 def fingerprint(
@@ -361,7 +347,7 @@ def fingerprint(
     if coins is not None:
         parts["coins"] = describe(coins)
     if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):
-        parts["ranks"] = problem.ranks.size  # numbers agree to rounding alone
+        parts["ranks"] = problem.ranks.size  # numbers agree up to rounding
     return fingerprint_of(parts)
 
 
@@ -390,25 +376,25 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, np.ndarray):
         return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    state = {} if any(value is one for one in within) else _state(value)
+    state = {} if any(value is outer for outer in within) else _state(value)
     return name + json.dumps(describe(state, (*within, value)), sort_keys=True) if state else name
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return what tells apart two functions or objects of one name."""
+    """Return what distinguishes two functions or objects of one name."""
     if isinstance(value, functools.partial):
         return {"function": value.func, "arguments": value.args, **value.keywords}
     if isinstance(value, types.MethodType):
         return {"object": value.__self__}
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        found: dict[str, Any] = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
-        found |= {"code": _code(value.__code__) if _foreign(value) else None}
-        return {name: part for name, part in found.items() if part}
+        parts: dict[str, Any] = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
+        parts |= {"code": _code(value.__code__) if _foreign(value) else None}
+        return {name: part for name, part in parts.items() if part}
     if isinstance(value, type):
         return {}
     methods = vars(type(value)).items() if _foreign(type(value)) else ()
-    codes = {f"{name}()": _code(one.__code__) for name, one in methods if isinstance(one, types.FunctionType)}
+    codes = {f"{name}()": _code(method.__code__) for name, method in methods if isinstance(method, types.FunctionType)}
     return {**getattr(value, "__dict__", {}), **codes}
 
 
@@ -419,7 +405,7 @@ def _foreign(value: Any) -> bool:
 
 def _code(code: types.CodeType) -> str:
     """Return a digest of what a function computes, but for what it finds in its module."""
-    constants = [_code(one) if isinstance(one, types.CodeType) else _plain(one) for one in code.co_consts]
+    constants = [_code(part) if isinstance(part, types.CodeType) else _plain(part) for part in code.co_consts]
     parts = (code.co_code, repr(code.co_names).encode(), repr(constants).encode())
     return hashlib.blake2b(b"|".join(parts), digest_size=16).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Repetitions of a run, at one or several epsilons, as one batched program: what they are, and what is said of them.
+"""Repetitions of a run, at one or several epsilons, as one batched program, and their summary statistics.
 
 Replicate ``m = e R + r`` of R repetitions at E epsilons is a run of its own: repetition r at the e-th epsilon, with
 its own schedule and its own noise, both drawn from (seed, m). The data, their split into training and test examples
@@ -54,19 +54,19 @@ class Replicates:
 
     def __post_init__(self) -> None:
         positive_int("Trainer", replicates=self.repetitions)
-        given = self.epsilons
-        if given is None:
+        epsilons = self.epsilons
+        if epsilons is None:
             return
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        if isinstance(epsilons, str) or not isinstance(epsilons, Sequence) or not epsilons:
             raise ConfigError(
-                f"Trainer.epsilons is {given!r}; it must be a list of budgets such as [1, 3, 10], or None."
+                f"Trainer.epsilons is {epsilons!r}; it must be a list of budgets such as [1, 3, 10], or None."
             )
-        for value in given:
+        for value in epsilons:
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
                 raise ConfigError(f"Trainer.epsilons has {value!r}; every budget must be a number above 0.")
-        if len(set(given)) < len(given):
-            raise ConfigError(f"Trainer.epsilons is {list(given)!r}; the budgets must differ.")
-        object.__setattr__(self, "epsilons", tuple(float(value) for value in given))
+        if len(set(epsilons)) < len(epsilons):
+            raise ConfigError(f"Trainer.epsilons is {list(epsilons)!r}; the budgets must differ.")
+        object.__setattr__(self, "epsilons", tuple(float(value) for value in epsilons))
 
     @property
     def count(self) -> int:
@@ -88,22 +88,22 @@ class Replicates:
                 privacy without one budget to set, early stopping, baselines, or a sample of clients.
         """
         if self.epsilons is not None:
-            shown = ", ".join(rounded_up(value, 6) for value in self.epsilons)
+            listed = ", ".join(rounded_up(value, 6) for value in self.epsilons)
             if privacy is None:
                 raise ConfigError(
-                    f"epsilons is [{shown}], but without privacy there is no budget to set; leave it out."
+                    f"epsilons is [{listed}], but without privacy there is no budget to set; leave it out."
                 )
             if privacy.noise_multiplier is not None:
                 raise ConfigError(
-                    f"epsilons is [{shown}], but privacy.noise_multiplier says how much noise there is; leave out one."
+                    f"epsilons is [{listed}], but privacy.noise_multiplier says how much noise there is; leave out one."
                 )
             if isinstance(privacy.epsilon, Mapping):
-                raise ConfigError(f"epsilons is [{shown}], but privacy.epsilon has budgets by client; leave out one.")
+                raise ConfigError(f"epsilons is [{listed}], but privacy.epsilon has budgets by client; leave out one.")
         if self.count == 1:
             return
         if not algorithm.supports_replicates:
-            known = [getattr(algorithms, name) for name in algorithms.__all__]
-            able = ", ".join(one.name for one in known if getattr(one, "supports_replicates", False))
+            methods = [getattr(algorithms, name) for name in algorithms.__all__]
+            able = ", ".join(method.name for method in methods if getattr(method, "supports_replicates", False))
             raise ConfigError(
                 f"replicates: {algorithm.name} cannot compute {self.count} runs as one program; accepted: {able}. "
                 "Others are swept: fedmtl -m seed=1,2,3."
@@ -130,8 +130,8 @@ class Replicates:
     def groups(self, privacy: Privacy | None) -> list[tuple[float | None, slice]]:
         """Each budget with the replicates that have it; None without one, the largest of several owners'."""
         if self.epsilons is None:
-            given = None if privacy is None else privacy.epsilon
-            budget = max(given.values()) if isinstance(given, Mapping) else given
+            epsilon = None if privacy is None else privacy.epsilon
+            budget = max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon
             return [(budget, slice(0, self.repetitions))]
         size = self.repetitions
         return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
@@ -151,13 +151,13 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     """As :func:`numbers_of` for M runs: float64 (M,) by name."""
     name, tested = metric_name(problem), problem.data.test.counts > 0
     rows = [
-        {"loss": float(one.loss[tested].mean())} | summarize(one.score, one.weight, metric=name) | means(one)
-        for one in each
+        {"loss": float(run.loss[tested].mean())} | summarize(run.score, run.weight, metric=name) | means(run)
+        for run in each
     ]
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
-        tasks, pooled = normalized(torch.stack([one.score for one in each]), part.y.cpu(), part.offsets)
+        tasks, pooled = normalized(torch.stack([run.score for run in each]), part.y.cpu(), part.offsets)
         columns |= {"nmse": tasks.nanmean(-1), "pooled_nmse": pooled}
     return columns
 
@@ -199,8 +199,8 @@ def evaluate_models(problem: Problem, models: Tensor) -> Metrics:
             _on_the_same(problem, models[:, client], torch.zeros_like(block), block, 1)
             for client, block in enumerate(blocks)
         ]
-        loss, score = (torch.cat([getattr(one, name) for one in each], 1) for name in ("loss", "score"))
-        return Metrics(loss, score, torch.cat([one.weight for one in each]))
+        loss, score = (torch.cat([getattr(scores, name) for scores in each], 1) for name in ("loss", "score"))
+        return Metrics(loss, score, torch.cat([scores.weight for scores in each]))
     return Metrics(torch.stack([m.loss for m in each]), torch.stack([m.score for m in each]), each[0].weight)
 
 
@@ -253,10 +253,10 @@ def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None,
 def chosen(asked: Algorithm, resolved: Algorithm, replicates: Replicates) -> dict[str, Any]:
     """The settings of ``resolved`` that were ``"auto"`` in ``asked`` and were filled in; one value for each budget
     where the replicates have values of their own."""
-    found = {}
+    settings = {}
     for name, value in vars(asked).items():
         new = getattr(resolved, name, value)
         if value == "auto" and new is not None and not isinstance(new, str):
             several = isinstance(new, tuple) and len(new) == replicates.count
-            found[name] = describe(list(new[:: replicates.repetitions]) if several else new)
-    return found
+            settings[name] = describe(list(new[:: replicates.repetitions]) if several else new)
+    return settings

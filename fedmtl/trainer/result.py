@@ -149,7 +149,7 @@ class Result(Scored):
 
     @property
     def diverged_trainings(self) -> int:
-        """How many local trainings ended in a model that is not finite, which was not kept."""
+        """How many local trainings ended in a model that is not finite, which was dropped."""
         return sum(int(row.get("diverged_trainings", 0)) for row in self.history)
 
     @property
@@ -203,7 +203,7 @@ class Result(Scored):
 
         models = {"": self.by_client, "shared ": self.shared_by_client or {}}
         models |= {f"{name} ": run.by_client for name, run in self.baselines.items()}
-        scores = {f"{name}{metric}": values for name, found in models.items() for metric, values in found.items()}
+        scores = {f"{name}{metric}": values for name, table in models.items() for metric, values in table.items()}
         return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
     def shared_model(self) -> nn.Module:
@@ -221,11 +221,11 @@ class Result(Scored):
         """The last row of the history of each budget; only one without ``replicates``."""
         return [row for row in self.history if row["round"] == self.final["round"]]
 
-    def numbers(self, alone: Result | None = None) -> dict[str, Any]:
+    def numbers(self, local: Result | None = None) -> dict[str, Any]:
         """The summary's numbers, as plain values.
 
         Args:
-            alone: what the clients have alone; None for the baseline ``"local"``, where there is one.
+            local: what every client has without the others; None for the baseline ``"local"``, where there is one.
         """
         values: dict[str, Any] = {"algorithm": self.algorithm, "step": self.step, "stopped": self.stopped}
         values |= {"metric": self.metric}
@@ -235,19 +235,19 @@ class Result(Scored):
         values |= {"untrained_clients": len(self.untrained)} if self.untrained else {}
         values |= {} if self.finetuned is None else self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
-        alone = self.baselines.get("local") if alone is None else alone
+        local = self.baselines.get("local") if local is None else local
         if self.asked:
             values["metrics"] = [metric.name for metric in self.shown]
         for metric in self.shown:
             prefix = "" if metric.name == self.metric else f"{metric.name}_"
             own = self.by_client[metric.name]
-            found = spread_of(own, metric)
-            values[f"{prefix}median"] = found["median"]
+            spread = spread_of(own, metric)
+            values[f"{prefix}median"] = spread["median"]
             if self.evaluated is not None:
                 values[f"{prefix}standard_error"] = self.standard_error(metric)
             if prefix:
-                values |= {f"{prefix}{key}": found[key] for key in ("worst_tenth", "spread", "clients")}
-            if alone is not None and (compared := self._beside(alone, metric)) is not None:
+                values |= {f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")}
+            if local is not None and (compared := self._beside(local, metric)) is not None:
                 names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
                 values |= dict(zip(names, compared, strict=True))
         if self.replicates is None:
@@ -277,15 +277,15 @@ class Result(Scored):
 
     def _one_run(self) -> list[str]:
         last = self.final
-        alone = self.baselines.get("local")
+        local = self.baselines.get("local")
         stages = [*self.stages(self.algorithm, shared=True)[::-1]]
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
         lines = ["not private (computed on the clients' test data)"]
         lines[0] += "; baselines are not released" if self.baselines else ""
-        reference = None if alone is None else alone.stages("local")[-1]
+        reference = None if local is None else local.stages("local")[-1]
         lines += score_lines(stages, self.shown, len(self.owners), self.personal.dtype, reference)
         if self.evaluated is not None:
-            errors = [(one.name, self.standard_error(one), last.get(one.name)) for one in self.shown]
+            errors = [(metric.name, self.standard_error(metric), last.get(metric.name)) for metric in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
             lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
         trainings = {name: run.diverged_trainings for name, run in {self.algorithm: self, **self.baselines}.items()}
@@ -324,22 +324,22 @@ class Result(Scored):
             shared: whether the shared model is among them.
         """
         trained = self.by_client if self.finetuned is None else self.finetuned.by_client["personal"]
-        found = [Stage(name, trained, self.epsilon, self.untrained)]
+        stages = [Stage(name, trained, self.epsilon, self.untrained)]
         if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
-            found.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
+            stages.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
         if self.finetuned is not None:
-            found.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged))
-        return found
+            stages.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged))
+        return stages
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
-        """Shares of the clients whose personal model scores better than, as, and worse than what they have alone; None
+        """Shares of the clients whose personal model scores better than, as, and worse than the local one; None
         without the baseline ``"local"``, or a client to compare."""
-        alone = self.baselines.get("local")
-        return None if alone is None else self._beside(alone, self.shown[0])
+        local = self.baselines.get("local")
+        return None if local is None else self._beside(local, self.shown[0])
 
-    def _beside(self, alone: Result, metric: Metric) -> tuple[float, float, float] | None:
-        return beside(self.stages(self.algorithm)[-1], alone.stages("local")[-1], metric, self.personal.dtype)
+    def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
+        return beside(self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype)
 
     def _best(self) -> str:
         """The best mean score of this run and of its baselines, and what comes next; of the clients that are in every
@@ -360,7 +360,7 @@ class Result(Scored):
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        names = [self.metric, "nmse", *(one.name for one in self.asked), "worst_tenth", "objective"]
+        names = [self.metric, "nmse", *(metric.name for metric in self.asked), "worst_tenth", "objective"]
         names = [name for name in dict.fromkeys(names) if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "

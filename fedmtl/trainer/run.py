@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,6 @@ class Run:
         engine: where clients compute.
         folder: where the run is saved; None for nowhere.
         ranks: the processes that compute it.
-        algorithm, fingerprint: of the run.
         channel, source: its releases and its blocks; open while it runs.
         history: rows of the evaluations so far.
     """
@@ -217,27 +217,26 @@ class Run:
     engine: Engine
     folder: RunFolder | None
     ranks: Ranks
-    algorithm: Algorithm = field(init=False)
-    fingerprint: str = field(init=False)
     channel: Channel = field(init=False)
     source: Source = field(init=False)
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        settings = self.settings
-        self.algorithm = settings.algorithm
-        self.fingerprint = fingerprint(
-            self.problem,
-            settings.algorithm,
-            settings.privacy,
-            settings.schedule,
-            settings.repeated,
-            self.engine.coins,
-        )
         self.callbacks: list[Callback] = []
         self.evaluated = Tally()  # local trainings at the last evaluation
         self.warned = 0  # diverged local trainings at the last warning
         self.written = -math.inf  # when metrics.csv was
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.settings.algorithm
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the digests of all that the releases depend on."""
+        settings, coins = self.settings, self.engine.coins
+        described = settings.algorithm, settings.privacy, settings.schedule, settings.repeated, coins
+        return fingerprint(self.problem, *described)
 
     @property
     def ledger(self) -> Path | None:
@@ -246,19 +245,17 @@ class Run:
 
     def __call__(self, resume: bool) -> Result:
         """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
-        folder, ranks, first = self.folder, self.ranks, self.ranks.first
+        folder, ranks, first, checkpoint = self.folder, self.ranks, self.ranks.first, None
         if folder is not None:
             ranks.share(folder.make)
-            if resume:
-                ranks.share(folder.check_ledger)
+            checkpoint = ranks.share(folder.read_checkpoint) if resume else None
         self.channel, self.source = self.engine.open(self, resume)
         with closing(self.channel):  # also after an interruption
             state, step, tally = self.engine.init(self), 0, Tally()
-            if resume and folder is not None:
-                checkpoint = ranks.share(lambda: folder.read_checkpoint(self.fingerprint))
-                if checkpoint is not None:
-                    step, tally = checkpoint.step, checkpoint.tally
-                    self._restore(checkpoint, state, folder)
+            if checkpoint is not None and folder is not None:
+                checkpoint.check(folder.checkpoint, self.fingerprint)
+                step, tally = checkpoint.step, checkpoint.tally
+                self._restore(checkpoint, state, folder)
             self.channel.start(step)  # also when no round is left to draw
             if self.engine.counts:
                 self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
@@ -511,7 +508,7 @@ def held_interruption() -> Iterator[Callable[[], bool]]:
     Only where SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay as they are.
 
     Yields:
-        A function that says whether one came. Whoever asks raises KeyboardInterrupt when it is safe.
+        A function that returns whether it came. The caller raises KeyboardInterrupt when it is safe.
     """
     came: list[int] = []
 
@@ -532,7 +529,7 @@ def held_interruption() -> Iterator[Callable[[], bool]]:
 
 
 def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any]:
-    """Return what a table of runs shows of the settings, and what tells its runs apart."""
+    """Return what a table of runs shows of the settings, and what distinguishes its runs."""
     values: dict[str, Any] = {"seed": settings.seed, "planned_rounds": settings.rounds, "data": settings.data.name}
     values |= {"data_fingerprint": settings.data.fingerprint()}
     if settings.privacy is not None:

@@ -61,7 +61,7 @@ class Finetuned:
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for tables."""
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "finetune": self.settings.kind,
             "finetuned_from": self.start,
             "better": self.better,
@@ -69,27 +69,27 @@ class Finetuned:
             "worse": self.worse,
             "finetuning_diverged": len(self.diverged),
         }
-        names = [name for name in self.scores if any(name == one for one in self.chosen.values())]
+        names = [name for name in self.scores if any(name == choice for choice in self.chosen.values())]
         for name in names:
-            found[f"chose_{name}"] = sum(one == name for one in self.chosen.values()) / len(self.chosen)
-        return found
+            numbers[f"chose_{name}"] = sum(choice == name for choice in self.chosen.values()) / len(self.chosen)
+        return numbers
 
     def lines(self) -> list[str]:
         """The lines of the summary."""
-        found = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
+        lines = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
         if not isnan(self.equal):
             three = percent((self.better, self.equal, self.worse))
-            found.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
+            lines.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
         if self.diverged:
-            found.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
+            lines.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
         if self.chosen:
             shares = ", ".join(
                 f"{key.removeprefix('chose_')} {share:.0%}"
                 for key, share in self.numbers().items()
                 if key.startswith("chose_")
             )
-            found.append(f"  chosen by each client on its own validation records: {shares}")
-        return found
+            lines.append(f"  chosen by each client on its own validation records: {shares}")
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Scored:
 
     Attributes:
         ids: of the clients.
-        personal: (n, D), the clients' models; of those in ``evaluated`` alone where some were drawn, (k, D).
+        personal: (n, D), the clients' models; only of those in ``evaluated`` where some were drawn, (k, D).
         by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
             for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
         shared: (D,), the released model, if there is one.
@@ -233,12 +233,12 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
         metric: that is compared.
         dtype: of the models, which decides when two scores are equal.
     """
-    first, second = (one.by_client.get(metric.name, {}) for one in (own, others))
+    first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]
     pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
-    found = shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
-    return found if both else None
+    compared = shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+    return compared if both else None
 
 
 def score_lines(
@@ -260,29 +260,31 @@ def score_lines(
     lines: list[str] = []
     name = "" if reference is None else reference.label
     for metric in metrics:
-        known = [len(stage.by_client.get(metric.name, {})) for stage in stages]
+        defined = [len(stage.by_client.get(metric.name, {})) for stage in stages]
         rows = [[metric.name, "mean", "median", "tenth", "spread", f"than {name}", "epsilon"]]
         for stage in stages:
             scores = stage.by_client.get(metric.name, {})
-            found = spread_of(scores, metric)
+            spread = spread_of(scores, metric)
             names = ("mean", "median", "worst_tenth", "spread")
-            cells = [number_text(found[key], found["mean"]) for key in names]
+            cells = [number_text(spread[key], spread["mean"]) for key in names]
             itself = reference is None or stage.by_client is reference.by_client
             compared = None if itself or reference is None else beside(stage, reference, metric, dtype)
             beyond = "-" if compared is None else percent(compared)
             epsilon = "-" if stage.epsilon is None else rounded_up(stage.epsilon, 3)
             rows.append([stage.label, *cells, beyond, epsilon])
         left_out = [
-            place for place, none in ((5, reference is None), (6, all(one.epsilon is None for one in stages))) if none
+            place
+            for place, none in ((5, reference is None), (6, all(stage.epsilon is None for stage in stages)))
+            if none
         ]
         rows = [[cell for place, cell in enumerate(row) if place not in left_out] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for label, *cells in rows:
             line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
             lines.append(f"  {label:<{widths[0]}}{line}")
-        few = min(known)
+        few = min(defined)
         if few < clients:
-            most = f" to {max(known):,}" if max(known) > few else ""
+            most = f" to {max(defined):,}" if max(defined) > few else ""
             lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
     tenths = sorted({ceil(len(stage.by_client.get(m.name, {})) / 10) for stage in stages for m in metrics})
     size = "tenth of" if len(tenths) > 1 else "" if tenths == [1] else f"{tenths[0]:,}"

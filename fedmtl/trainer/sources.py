@@ -133,15 +133,15 @@ class _Rehearsal(Cohort):
 def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[ReleasePlan]) -> None:
     """Refuse an algorithm whose clients train more often in a participation than its plan says.
 
-    The clients' part of a round is rehearsed with nobody in it: no data are read, and nothing is charged.
+    The clients' part of a round is rehearsed with no client in it: no data are read, and nothing is charged.
 
     Raises:
         PrivacyError: named.
     """
     declared = max((plan.trainings for plan in plans), default=1)
-    nobody = torch.zeros(0, dtype=torch.int64)
+    empty = torch.zeros(0, dtype=torch.int64)
     state = algorithm.init(problem)
-    rehearsal = _Rehearsal(problem, nobody, state.public, state.private.gather_all(nobody), round=0)
+    rehearsal = _Rehearsal(problem, empty, state.public, state.private.gather_all(empty), round=0)
     algorithm.client(rehearsal)
     if len(rehearsal.trainings) > declared:
         raise PrivacyError(

@@ -14,7 +14,7 @@ class EarlyStopping:
     """Stop when the shared model has stopped moving away from where it started.
 
     The rule looks at ``distance``, the L2 norm of the released shared model minus the public start, at every
-    evaluation. It is a function of the releases alone, so a stopped run is post-processing of the run that goes on,
+    evaluation. It is a function of the releases only, so a stopped run is post-processing of the run that continues,
     and is charged as that: it saves time, not budget. A rule that looked at accuracies or losses would publish
     something about private data with every round that it lets pass, which no epsilon here would cover; there is none.
 

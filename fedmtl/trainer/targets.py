@@ -1,4 +1,4 @@
-"""What a file may name: whoever reads a configuration or the folder of a run must not run the code that it names.
+"""What a file may name: reading a configuration or the folder of a run must not run the code that it names.
 
 A file may name the settings, readers, networks and loggers of this package and the modules of :mod:`torch.nn`. Anything
 else must be defined in a module that the user trusts by name, on the command line or as an argument.
@@ -76,7 +76,7 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
             return kind(**values)
         except Exception as error:
             raise ConfigError(f"{name!r} cannot be made from its description: {error}") from error
-    return tuple(restored(one, trust) for one in description) if isinstance(description, list) else description
+    return tuple(restored(item, trust) for item in description) if isinstance(description, list) else description
 
 
 def named_model(description: Mapping[str, Any]) -> ModelFactory:

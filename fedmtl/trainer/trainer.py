@@ -67,7 +67,7 @@ class Trainer:
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
             ``"pfedme"``, ``"apfl"``, ``"ppsgd"``, ``"fedrep"``, ``"fedper"``, with this algorithm's local solver) or as
             algorithms; each has its own ledger and is marked as not released.
-        finetune: how every client goes on after the run with a released or its personal model, on its own data;
+        finetune: how every client continues after the run, from a released or its personal model, on its own data;
             ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
             nothing is sent. Baselines are finetuned, too, except local training.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
@@ -76,7 +76,7 @@ class Trainer:
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
         evaluate_clients: how many clients are evaluated, of a large population: a sample of those that have test
             examples, drawn by the seed, the same at every evaluation and for every baseline. Means are then estimates,
-            printed with their standard error, and the result has the models and scores of these clients alone.
+            printed with their standard error, and the result has the models and scores of these clients only.
             ``None`` evaluates all.
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
         early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
@@ -100,7 +100,7 @@ class Trainer:
     """
 
     algorithm: Algorithm
-    data: FederatedDataset  # what else is accepted becomes one
+    data: FederatedDataset  # what else is accepted becomes a dataset
     model: nn.Module | ModelFactory
     schedule: Schedule
     privacy: Privacy | None
@@ -130,11 +130,11 @@ class Trainer:
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
         check_kinds(self.algorithm, self.early_stopping, self.seed)
-        given: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
-        given |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
-        given |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}
-        given |= {"seed": int(self.seed)}
-        for name, value in given.items():
+        values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
+        values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
+        values |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}
+        values |= {"seed": int(self.seed)}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds, replicates=self.replicates)
@@ -147,24 +147,24 @@ class Trainer:
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
         check_declared(self.data, self.privacy, self.repeated.epsilons)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
-        resolve_metrics(self.metrics, self.data.spec, self.data.name)
+        _ = self.asked_metrics  # refuses metrics that these data cannot have
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data."""
         return bind_schedule(self.schedule, self.data)
 
-    @property
+    @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
         """The metrics by name and function."""
         return resolve_metrics(self.metrics, self.data.spec, self.data.name)
 
-    @property
+    @cached_property
     def further_metrics(self) -> tuple[Metric, ...]:
         """Those of them that are not measured in any case."""
-        return tuple(one for one in self.asked_metrics if one.name not in usual_metrics(self.data.spec))
+        return tuple(metric for metric in self.asked_metrics if metric.name not in usual_metrics(self.data.spec))
 
-    @property
+    @cached_property
     def repeated(self) -> Replicates:
         """The repetitions and their budgets."""
         return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
@@ -175,12 +175,12 @@ class Trainer:
         sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
         return sends and isinstance(self.privacy, RecordPrivacy)
 
-    @property
+    @cached_property
     def noiseless(self) -> bool:
         """Whether no repetition has noise, so that nothing is protected."""
         privacies = self.repeated.privacies(self.privacy)
         each = privacies if isinstance(privacies, tuple) else (privacies,)
-        return all(one is None or one.noiseless for one in each)
+        return all(privacy is None or privacy.noiseless for privacy in each)
 
     def problem(
         self,
@@ -257,13 +257,13 @@ class Trainer:
         """Train, evaluate and save.
 
         Args:
-            ranks: the processes that compute the run together, each of which calls this; None for those that torchrun
-                started, or of the program's process group. ``Ranks()`` is this process alone.
-            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode resume one copy
-                of the folder alone: every copy would release under the same charges.
+            ranks: the processes that compute the run jointly, each of which calls this; None for those that torchrun
+                started, or of the program's process group. ``Ranks()`` is a single process.
+            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode resume a single
+                copy of the folder: every copy would release under the same charges.
 
         Returns:
-            The result, with those of the baselines; the same at every rank, of which the first alone writes.
+            The result, with those of the baselines; the same at every rank, of which only the first writes.
 
         Raises:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose

@@ -29,7 +29,7 @@ HISTORY = [{"round": 3, "time": 0.1, "epsilon": float("inf"), "loss": 0.1 + 0.2,
 def test_round_trip_keeps_every_bit(tmp_path):
     norms = {"update": torch.tensor(0.1 + 0.2, dtype=torch.float64)}
     Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark", norms).write(tmp_path / "c.safetensors")
-    found = Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
+    found = Checkpoint.read(tmp_path / "c.safetensors")
     assert found.step == 7
     assert repr(found.history) == repr(HISTORY)
     assert found.channel == norms
@@ -56,7 +56,7 @@ def test_another_fingerprint_is_refused(tmp_path):
     path = tmp_path / "c.safetensors"
     Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     with pytest.raises(ResumeError, match="other data, settings"):
-        Checkpoint.read(path, fingerprint="another")
+        Checkpoint.read(path).check(path, "another")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\x80\x04pickled"])
@@ -64,7 +64,7 @@ def test_unreadable_file_is_named(tmp_path, content):
     path = tmp_path / "c.safetensors"
     path.write_bytes(content)
     with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
-        Checkpoint.read(path, fingerprint="mark")
+        Checkpoint.read(path)
 
 
 def test_truncated_file_is_named(tmp_path):
@@ -72,13 +72,13 @@ def test_truncated_file_is_named(tmp_path):
     Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
-        Checkpoint.read(path, fingerprint="mark")
+        Checkpoint.read(path)
 
 
 def test_safetensors_that_are_no_checkpoint_are_refused(tmp_path):
     save_file({"weights": torch.zeros(2)}, tmp_path / "c.safetensors")
     with pytest.raises(ResumeError, match=r"c\.safetensors"):
-        Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
+        Checkpoint.read(tmp_path / "c.safetensors")
 
 
 def test_tensors_with_shared_memory_and_strides_are_written_whole(tmp_path):

@@ -91,7 +91,7 @@ def test_the_head_is_in_the_report_and_in_the_checkpoint(tmp_path: Path) -> None
     assert chain.head == head
     assert chain.head == Head(report["ledger_lines"], report["ledger_head"])
     assert report["run"] == chain.digests[0]
-    kept = Checkpoint.ledger_of(folder.checkpoint)
+    kept = Checkpoint.read(folder.checkpoint).ledger
     assert kept.lines == report["ledger_lines"] - 1  # the close comes after the checkpoint
     assert charges(folder.ledger).total() == 12
     assert any("copy of this run" in text for text in report["outside"])
