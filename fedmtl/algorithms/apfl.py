@@ -24,9 +24,8 @@ from torch import Tensor
 
 from .._check import boolean, share
 from ..local import Mixture
-from ..privacy.channel import Message
 from .base import Problem
-from .cohort import Cohort, Own, personal_fields
+from .cohort import Cohort, Own, Rows, personal_fields
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -59,11 +58,11 @@ class APFL(SharedModel):
     def fields(self, problem: Problem) -> Fields:
         return {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}
 
-    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
+    def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)
         mixture = Mixture(start.clone(), self._weights(c), self.adaptive)
         update = c.change(self.local, c.shared, mixture=mixture)
-        return {"update": update}, c.keep(mixture.models, start) | {"alpha": mixture.weights}
+        return update, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
     def _weights(self, c: Cohort) -> Tensor:
         """Return a copy of the clients' alpha (k,); of a client that never took part it is the first."""

@@ -32,6 +32,9 @@ AFTER = 2**32 - 1
 Own = dict[str, Tensor]
 """What clients keep for themselves, by name: (k, *shape) each, rows in the order of the clients."""
 
+Rows = Tensor | RowTotal
+"""What clients send, (k, D), or the clipped sum that it was added to."""
+
 Finish = Callable[[Tensor, Tensor], None]
 """(places int64 (d,), models (d, D)) of clients that have finished their local training."""
 
@@ -60,6 +63,7 @@ class Cohort:
         local: the local steps that the round has charged, where single records are protected; else None.
         members: int64 (m,), all who take part in the round; the position of a client among them determines its lane in
             a stack (:mod:`fedmtl.local.places`), and no number. None: all clients of the data.
+        weights: (k,), of the rows that :meth:`change` adds up as they are made; None: 1 each.
         total: name -> where rows of that release are added up as they are made; None where the channel needs the rows.
     """
 
@@ -72,6 +76,7 @@ class Cohort:
     local: LocalSteps | None = None
     members: Tensor | None = None
     total: Callable[[str], RowTotal | None] | None = None
+    weights: Tensor | None = None
 
     @property
     def initial(self) -> Tensor:
@@ -182,9 +187,9 @@ class Cohort:
         correction: Tensor | None = None,
         kept: Tensor | None = None,
         name: str = "update",
-    ) -> Tensor | RowTotal:
+    ) -> Rows:
         """Return how far the clients' models are from the shared one after their local run: rows (k, D), or their
-        clipped sum where the channel needs no rows.
+        weighted, clipped sum where the channel needs no rows.
 
         Args:
             solver, start, lam, anchor, mixture, correction: see :meth:`train`.
@@ -198,10 +203,11 @@ class Cohort:
         def send(place: Tensor, models: Tensor) -> None:
             if kept is not None:
                 _write(kept, place, models)
+            rows = models - shared
             if total is None:
-                _write(changes, place, models - shared)
+                _write(changes, place, rows)
             else:
-                total.add(models - shared)
+                total.add(rows if self.weights is None else self.weights[place, None] * rows)
 
         self._train(self._run(solver, start, lam, anchor, mixture=mixture, correction=correction), send)
         if total is None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._check import non_negative
-from ..privacy.channel import Message
-from .cohort import Cohort, Own
+from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
 
@@ -46,8 +45,8 @@ class Ditto(SharedModel):
     def pull(self) -> float:
         return self.lam
 
-    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
+    def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)
         update = c.change(self.local, c.shared)
         models = c.train(self.local, start, lam=self.lam, anchor=c.shared)
-        return {"update": update}, c.keep(models, start)
+        return update, c.keep(models, start)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._check import non_negative
-from ..privacy.channel import Message
-from .cohort import Cohort, Own
+from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(SharedModel):
-    """Federated averaging with uniform client weights.
+    """Federated averaging.
 
     Args:
         local, server_lr, server_optimizer: see :class:`SharedModel`.
@@ -25,8 +24,8 @@ class FedAvg(SharedModel):
 
     name = "fedavg"
 
-    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
-        return {"update": c.change(self.local, c.shared, lam=self.pull, anchor=c.shared)}, c.own
+    def update(self, c: Cohort) -> tuple[Rows, Own]:
+        return c.change(self.local, c.shared, lam=self.pull, anchor=c.shared), c.own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,9 +79,9 @@ class FedRep(SharedModel):
         return shared
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        (release,), shared = super().plan(problem, schedule), self.shared_places(problem)
+        (release, *others), shared = super().plan(problem, schedule), self.shared_places(problem)
         trainings = 1 if bool(shared.all()) else self.trainings
-        return (replace(release, dimension=int(shared.sum()), trainings=trainings),)
+        return (replace(release, dimension=int(shared.sum()), trainings=trainings), *others)
 
     @property
     def trainings(self) -> int:
@@ -93,13 +93,13 @@ class FedRep(SharedModel):
         del fields["model"]
         return fields
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def update(self, c: Cohort) -> tuple[Tensor, Own]:
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
         models = self._train(c, start, shared)
         finite = torch.isfinite(models).all(dim=1)
         heads = torch.where(finite[:, None], models, start)[:, _numbers(~shared, models)]
-        return {"update": (models - start)[:, _numbers(shared, models)]}, {
+        return (models - start)[:, _numbers(shared, models)], {
             "head": heads,
             "seen": torch.ones_like(c.own["seen"]),
             "trained": c.own["trained"] | finite,
@@ -117,7 +117,7 @@ class FedRep(SharedModel):
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         update = torch.zeros(problem.dimension, dtype=torch.float64)
         update[self.shared_places(problem)] = released.values["update"].cpu()
-        return super().server(problem, public, replace(released, values={"update": update}))
+        return super().server(problem, public, replace(released, values={**released.values, "update": update}))
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the shared representation with each client's head; a client that never took part fits one to it."""

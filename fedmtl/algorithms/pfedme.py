@@ -64,7 +64,7 @@ class PFedMe(SharedModel):
     def pull(self) -> float:
         return self.lam
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = models = copy = c.shared.expand(len(c.ids), -1).contiguous()
         # batches of their own for every local round; the step size goes by rounds
         solver = replace(self.local, decay_every=self.local.decay_every * self.local_rounds)
@@ -72,4 +72,4 @@ class PFedMe(SharedModel):
             part = replace(c, round=c.round * self.local_rounds + local_round)
             models = part.train(solver, models, lam=self.lam, anchor=copy)
             copy = copy - self.eta * self.lam * (copy - models)
-        return {"update": copy - start}, c.keep(models, start)
+        return copy - start, c.keep(models, start)

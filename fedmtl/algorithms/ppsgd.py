@@ -50,11 +50,11 @@ class PPSGD(SharedModel):
                 "follows the gradients that moved the shared one."
             )
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def update(self, c: Cohort) -> tuple[Tensor, Own]:
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
         kept = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
-        return {"update": moved / (1.0 + self.ratio)}, kept
+        return moved / (1.0 + self.ratio), kept
 
     def _moved(self, c: Cohort, models: Tensor) -> Tensor:
         """Return (k, D): by how much a local run moves the sums ``models`` (k, D)."""

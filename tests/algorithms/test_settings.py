@@ -30,19 +30,20 @@ NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings 
     "PeerToPeer": {"graph": Ring()},
 }
 SERVER = {"server_lr": 0.5, "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}), "local": SOLVER}
+SHARED = SERVER | {"weights": "examples", "cap": 9}
 BOUNDS = {"row_norm": 0.5, "target": 0.1}
 OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
-    "APFL": SERVER | {"alpha": 0.2, "adaptive": True},
+    "APFL": SHARED | {"alpha": 0.2, "adaptive": True},
     "AsyncLearner": BOUNDS | {
         "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5, "cap": 1,
         "batch_rate": 0.5,
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
-    "Ditto": SERVER | {"lam": 0.2},
-    "FedAvg": SERVER,
-    "FedPer": SERVER | {"head": ["1"], "head_local": SOLVER},
-    "FedProx": SERVER | {"mu": 0.7},
-    "FedRep": SERVER | {"head": ["1"], "head_local": SOLVER},
+    "Ditto": SHARED | {"lam": 0.2},
+    "FedAvg": SHARED,
+    "FedPer": SHARED | {"head": ["1"], "head_local": SOLVER},
+    "FedProx": SHARED | {"mu": 0.7},
+    "FedRep": SHARED | {"head": ["1"], "head_local": SOLVER},
     "IFCA": {"clusters": 2, "spread": 0.5, "server_lr": 0.5, "local": SOLVER},
     "Local": {"local": SOLVER},
     "MPMTL": BOUNDS | {
@@ -54,14 +55,14 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
     },
     "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3, "cap": 1},
-    "PFedMe": SERVER | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
+    "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
         "loss": "squared", "lam": 0.3, "threshold": 0.1, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
         "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "refine": False, "refine_tau": 0.1,
         "refine_across": 0.1, "batch_rate": 0.5,
     },
-    "PPSGD": SERVER | {"ratio": 0.5},
+    "PPSGD": SHARED | {"ratio": 0.5},
     "PeerToPeer": BOUNDS | {
         "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0,
         "start": 0.5, "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
@@ -75,7 +76,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "edge": 1e6,
         "floor": 1.0, "scale": 0.5,
     },
-    "Scaffold": SERVER,
+    "Scaffold": SHARED,
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why

@@ -32,10 +32,11 @@ from fedmtl import (
     PFedMe,
     PoissonClocks,
     PublicStart,
+    Scaffold,
     Trainer,
     models,
 )
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, private_prior
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel, private_prior
 from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
@@ -119,6 +120,8 @@ PERSONAL = {
     "apfl": APFL(local=_SOLVER),
     "ppsgd": PPSGD(local=_SOLVER),
     "ifca": IFCA(clusters=2, spread=0.5, local=_SOLVER),
+    "weighted": FedAvg(local=_SOLVER, weights="examples", cap=6),
+    "scaffold": Scaffold(local=_SOLVER),
     "clusters": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, local=_SOLVER),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
@@ -1570,6 +1573,21 @@ def _excess_of_the_models(problem, state, before, block, channel):
     state.public["excess"] = state.public["excess"] * (1 + 1e-3 * size) + 1e-6 * size
 
 
+_weighted_client = SharedModel.client
+
+
+def _weights_of_all(self, c):
+    """A client's weight is its share of the longest client's examples."""
+    return _weighted_client(replace(self, cap=int(c.problem.data.train.counts.max())), c)
+
+
+def _over_the_examples(problem, state, before, block, channel):
+    """The sum is divided by that of the cohort's weights, which nobody has released."""
+    weights = (problem.data.train.counts[block.cohort] / 6).clamp(max=1.0).sum()
+    for name, value in before.items():
+        state.public[name] = value + (state.public[name] - value) * channel.denominator / max(1.0, float(weights))
+
+
 _prior_client, _prior_start = PrivatePrior.client, PrivatePrior.init
 
 
@@ -2098,7 +2116,14 @@ MUTANTS = [
     Mutant("centre of the rows", _set(PriorLayers, "init", _centre_of_the_rows), TRANSCRIPT, ("prior, layers",)),
     Mutant("centre from the models", _stepped(_centre_of_the_models), TRANSCRIPT, ("prior, layers",)),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
+    Mutant("divided by the cohort's examples", _stepped(_over_the_examples), TRANSCRIPT, algorithms=("weighted",)),
     # independence
+    Mutant(
+        "weights by the longest client",
+        _set(SharedModel, "client", _weights_of_all),
+        INDEPENDENCE,
+        algorithms=("weighted",),
+    ),
     Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
     Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
     Mutant(
