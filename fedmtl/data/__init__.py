@@ -5,7 +5,7 @@ from __future__ import annotations
 from .dataset import FederatedDataset
 from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
-from .partition import ByClasses, Dirichlet, Partition, Shards, by_column, from_partition
+from .partition import ByClasses, Dirichlet, Partition, Shards, from_partition
 from .readers.celeba import read_celeba
 from .readers.cifar import read_cifar
 from .readers.digits import load_digits_clients
@@ -41,7 +41,6 @@ __all__ = [
     "SyntheticTasks",
     "TargetAngles",
     "Transform",
-    "by_column",
     "from_partition",
     "load_data",
     "load_digits_clients",

@@ -42,12 +42,12 @@ def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
     """
     if all(type(client) is str for client in clients):
         return clients
-    found: dict[str, T] = {}
+    named: dict[str, T] = {}
     for client, value in clients.items():
-        if (name := id_of(client)) in found:
+        if (name := id_of(client)) in named:
             raise DataError(f"{where}: client {name!r} occurs twice, as a number and as a text; ids must be distinct.")
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def check_ids(ids: Sequence[str], where: str) -> None:
@@ -56,15 +56,15 @@ def check_ids(ids: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: there are no clients; at least one is needed.")
     if set(map(type, ids)) == {str} and len(set(ids)) == len(ids):
         return
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in ids:
         if not isinstance(name, str):
             raise DataError(
                 f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be texts or whole numbers."
             )
-        if name in seen:
+        if name in earlier:
             raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")
-        seen.add(name)
+        earlier.add(name)
 
 
 def check_like(value: Tensor, other: Tensor, where: str, field: str) -> None:

@@ -206,7 +206,7 @@ class FederatedDataset:
                 included; each side keeps at least 1 example, and the only example of a client is for training. None
                 uses ``test``, and holds out 0.2 without it.
             seed: of the split and of the draw of clients, both keyed by the client's id.
-            min_examples: clients with fewer examples, for training and test together, are left out.
+            min_examples: clients with fewer examples, for training and test in all, are left out.
             draw: number of clients, drawn at random from the others; None takes all.
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
@@ -285,17 +285,6 @@ class FederatedDataset:
         held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)")
         return cls.from_tensors(train, test=held, name=name, **options)
 
-    def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
-        """Return the same clients, each re-split over its training and test examples together."""
-        counts = torch.stack([self.train.counts, self.test.counts], 1).flatten()
-        starts = torch.stack([self.train.offsets[:-1], self.test.offsets[:-1] + len(self.train)], 1).flatten()
-        order, _ = rows.ranges(starts, counts)
-        x = rows.select(rows.join([self.train.x, self.test.x]), order.to(self.train.x.device))
-        y = rows.take(torch.cat([self.train.y, self.test.y]), order.to(self.train.y.device))
-        offsets = self.train.offsets + self.test.offsets
-        train, test = cut(x, y, offsets, self.ids, test_fraction=test_fraction, seed=seed, where=self.name)
-        return self._replace(train, test, self.ids)
-
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
         """Return some of the clients, by id or by position, in the given order.
 
@@ -305,13 +294,13 @@ class FederatedDataset:
         named = any(isinstance(client, str) for client in clients)
         positions = {name: i for i, name in enumerate(self.ids)} if named else {}
         chosen: list[int] = []
-        known: set[str] = set()
+        names: set[str] = set()
         for client in clients:
             if isinstance(client, str) and client in positions:
                 chosen.append(positions[client])
             elif not isinstance(client, str) and 0 <= int(client) < len(self):
                 there, text = self.ids[int(client)], str(int(client))
-                if there.isdigit() and there != text and text in (known := known or set(self.ids)):
+                if there.isdigit() and there != text and text in (names := names or set(self.ids)):
                     raise DataError(
                         f"{self.name}: {text} is the position of client {there!r} here, and there is a client "
                         f"{text!r}; give ids as texts."

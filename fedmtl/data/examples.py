@@ -116,7 +116,7 @@ class Examples:
         return f"Examples of {len(self.offsets) - 1:,} clients: x {x}, y {y}"
 
     def __len__(self) -> int:
-        """Return the number of examples N, all clients together."""
+        """Return the number of examples N of all clients."""
         return int(self.y.shape[0])
 
     @cached_property

@@ -28,9 +28,9 @@ def reader(name: str) -> Callable[[Reader], Reader]:
     """
 
     def register(function: Reader) -> Reader:
-        known = LOADERS.setdefault(name, function)
-        if (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-            raise ConfigError(f"data {name!r} is read by {known.__module__}.{known.__qualname__}; choose another name.")
+        first = LOADERS.setdefault(name, function)
+        if (first.__module__, first.__qualname__) != (function.__module__, function.__qualname__):
+            raise ConfigError(f"data {name!r} is read by {first.__module__}.{first.__qualname__}; choose another name.")
         LOADERS[name] = function  # a module may be loaded again
         return function
 

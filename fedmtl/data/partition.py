@@ -177,15 +177,6 @@ class ByClasses:
         return parts
 
 
-def by_column(values: Any) -> Parts:
-    """Make one client of each distinct value of ``values`` (N,); ids are the values as text, in sorted order."""
-    column = np.asarray(values)
-    if column.ndim != 1 or not len(column):
-        raise DataError(f"by_column: values have shape {column.shape}; they must be one value an example.")
-    ids, client = np.unique(column.astype(str), return_inverse=True)
-    return by_number(client, ids)
-
-
 def from_partition(
     x: Any,
     y: Any,

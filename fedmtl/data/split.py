@@ -33,7 +33,7 @@ def split_rows(
         ids: the n clients' ids.
 
     Returns:
-        Two ascending int64 tensors of row numbers that together hold every row once.
+        Two ascending int64 tensors of row numbers, which hold every row once.
 
     Raises:
         DataError: a client has no examples, or none has 2.

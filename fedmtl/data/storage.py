@@ -45,11 +45,11 @@ def write_folder(folder: Path, meta: dict[str, Any], tensors: dict[str, Tensor])
     folder.parent.mkdir(parents=True, exist_ok=True)
     widths = {name: value.shape[1] for name, value in tensors.items() if value.layout != torch.strided}
     parts = {f"{name}{part}": v for name, value in tensors.items() for part, v in components(value).items()}
-    seen: set[int] = set()
+    addresses: set[int] = set()
     for name, value in parts.items():  # a file of safetensors has memory under one name only
         value = value.cpu().contiguous()
-        parts[name] = value.clone() if value.data_ptr() in seen else value
-        seen.add(value.data_ptr())
+        parts[name] = value.clone() if value.data_ptr() in addresses else value
+        addresses.add(value.data_ptr())
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
         temporary = Path(place) / folder.name
         temporary.mkdir()

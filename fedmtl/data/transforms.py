@@ -87,7 +87,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Packed:
-    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side takes them apart.
+    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side divides the row.
 
     Args:
         inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of the row. Integers
@@ -97,8 +97,8 @@ class Packed:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
 
     def __post_init__(self) -> None:
-        given = tuple((str(name), tuple(int(n) for n in shape), str(kind)) for name, shape, kind in self.inputs)
-        object.__setattr__(self, "inputs", given)
+        inputs = tuple((str(name), tuple(int(n) for n in shape), str(kind)) for name, shape, kind in self.inputs)
+        object.__setattr__(self, "inputs", inputs)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
@@ -140,7 +140,7 @@ class RowBound:
     A record whose norm is not finite becomes zero.
 
     Args:
-        bound: on the norm of all features of a record together, above 0.
+        bound: on the norm of all features of a record, above 0.
         norm: ``"l2"`` or ``"l1"``.
     """
 

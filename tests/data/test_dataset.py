@@ -168,14 +168,6 @@ def test_subset_by_id_and_by_position_keeps_the_given_order():
         data.subset(["c1", 1])
 
 
-def test_split_again_keeps_each_clients_examples():
-    data = FederatedDataset.from_tensors(ragged(), test_fraction=0.2)
-    again = data.split(0.5, seed=1)
-    assert again.test.counts.tolist() == [2, 4, 1, 8]  # round half to even of 2.5, 4.5, 1, 8.5
-    for i in range(len(data)):
-        assert rows_of(data, i) == rows_of(again, i)
-
-
 def test_given_test_data_are_used_as_they_are():
     clients = ragged()
     train = {k: (x[1:], y[1:]) for k, (x, y) in clients.items()}
@@ -201,7 +193,6 @@ def test_sparse_features_equal_dense_ones():
     for ours, theirs in (
         (data, twin),
         (data.subset([2, 0]), twin.subset([2, 0])),
-        (data.split(0.5), twin.split(0.5)),
     ):
         for side in ("train", "test"):
             index = torch.arange(len(ours.side(side))).flip(0).repeat(2).view(2, -1)
@@ -435,7 +426,7 @@ def test_public_examples_and_the_domain_stay_with_the_data(tmp_path):
     data = with_public()
     data.save(tmp_path / "saved")
     again = FederatedDataset.load(tmp_path / "saved")
-    for other in (again, data.subset(["b"]), data.split(0.5), data.to("cpu")):
+    for other in (again, data.subset(["b"]), data.to("cpu")):
         assert other.domain == Domain(2.0, 1.5, 1.0)
         assert torch.equal(other.public.x, data.public.x)
         assert torch.equal(other.public.y, data.public.y)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from fedmtl.data import Dirichlet, Shards, by_column, from_partition
+from fedmtl.data import Dirichlet, Shards, from_partition
 from fedmtl.errors import ConfigError, DataError
 
 from .rows import rows_of
@@ -19,7 +19,6 @@ def partitions():
     return {
         "dirichlet": Dirichlet(30, 0.5).deal(LABELS),
         "shards": Shards(30).deal(LABELS),
-        "by_column": by_column(LABELS),
     }
 
 
@@ -28,7 +27,7 @@ def test_every_example_is_used_exactly_once(name):
     parts = partitions()[name]
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(6000))
     assert all((np.diff(part) > 0).all() for part in parts.values())
-    assert len(parts) == (10 if name == "by_column" else 30)
+    assert len(parts) == 30
 
 
 def shares(parts):
@@ -71,11 +70,6 @@ def test_shards_hold_few_labels_and_equal_numbers():
     assert {len(part) for part in uneven.values()} <= {20, 21, 22}
 
 
-def test_by_column_has_one_client_a_value():
-    parts = by_column(["b", "a", "b", "c"])
-    assert {k: v.tolist() for k, v in parts.items()} == {"a": [1], "b": [0, 2], "c": [3]}
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -89,7 +83,6 @@ def test_by_column_has_one_client_a_value():
             r"y has shape \(6000, 1\); a partition needs one label",
         ),
         (lambda: Shards(4000).deal(LABELS), ConfigError, r"4,000: with 2 shards each they need 8,000 examples"),
-        (lambda: by_column([]), DataError, r"one value an example"),
     ],
 )
 def test_impossible_partitions_are_refused(call, error, message):

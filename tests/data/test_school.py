@@ -100,7 +100,6 @@ def test_what_standardizing_took_from_the_records_is_noted_and_stays_with_the_da
     for other in (
         FederatedDataset.load(tmp_path / "saved"),
         data.subset(["school-2"]),
-        data.split(0.5, 1),
         data.to("cpu"),
     ):
         assert other.notes == data.notes

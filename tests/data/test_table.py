@@ -380,4 +380,4 @@ def test_categories_that_are_given_code_a_column_whatever_the_rows_hold():
 )
 def test_what_is_read_off_the_rows_is_named(options, inferred):
     data = read_table(frame(), client="ward", **options)
-    assert data.inferred == data.subset(["north"]).inferred == data.split(0.5).inferred == inferred
+    assert data.inferred == data.subset(["north"]).inferred == inferred

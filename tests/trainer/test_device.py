@@ -145,6 +145,5 @@ def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm):
 def test_clients_of_data_on_a_device_are_chosen_there():
     data = ragged_classification(5)
     there = data.to("cuda")
-    for choose in (lambda one: one.subset([3, 1]), lambda one: one.split(0.5)):
-        assert torch.equal(choose(there).train.x.cpu(), choose(data).train.x)
-        assert torch.equal(choose(there).test.y.cpu(), choose(data).test.y)
+    assert torch.equal(there.subset([3, 1]).train.x.cpu(), data.subset([3, 1]).train.x)
+    assert torch.equal(there.subset([3, 1]).test.y.cpu(), data.subset([3, 1]).test.y)

@@ -86,10 +86,8 @@ def read_celeba(
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
     if clients is not None:  # the others' images need not be decoded
-        kept = choose(
-            *sides, str(root), min_examples=min_examples, draw=clients, seed=seed, test_fraction=test_fraction
-        )
-        sides = [{client: side[client] for client in kept if client in side} for side in sides]
+        ids = choose(*sides, str(root), min_examples=min_examples, draw=clients, seed=seed, test_fraction=test_fraction)
+        sides = [{client: side[client] for client in ids if client in side} for side in sides]
     return image_clients(
         sides,
         folder,
@@ -123,8 +121,8 @@ def _leaf_images(root: Path) -> Path:
     it."""
     start = root if root.is_dir() else root.parent
     near = [start, start.parent, start.parent.parent]
-    found = (folder / name for folder in near for name in (IMAGES, f"raw/{IMAGES}"))
-    return next((folder for folder in found if folder.is_dir()), start / IMAGES)
+    places = (folder / name for folder in near for name in (IMAGES, f"raw/{IMAGES}"))
+    return next((folder for folder in places if folder.is_dir()), start / IMAGES)
 
 
 def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:

@@ -111,8 +111,8 @@ class Table:
         """Raise :class:`DataError` unless the columns ``needed`` are there; ``role`` says what they are for."""
         for column in needed:
             if column not in self.frame.columns:
-                known = ", ".join(map(repr, self.frame.columns))
-                raise DataError(f"{self.file}: {role}column {column!r} is missing; the columns are {known}.")
+                names = ", ".join(map(repr, self.frame.columns))
+                raise DataError(f"{self.file}: {role}column {column!r} is missing; the columns are {names}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
         """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if there is one."""
@@ -122,7 +122,7 @@ class Table:
             return
         row = int(wrong.argmax())
         value = self.frame[column].iloc[row]
-        state = f"holds {_shown(value)}"
+        state = f"holds {_printed(value)}"
         client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
@@ -217,9 +217,9 @@ class Table:
         return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
-def _shown(value: object) -> str:
-    """Return a value as messages print it: what is no number or short text by its kind alone, such as an image."""
-    if isinstance(value, Mapping) and any(isinstance(one, (bytes, bytearray)) for one in value.values()):
+def _printed(value: object) -> str:
+    """Return a value as messages print it: what is no number or short text only by its kind, such as an image."""
+    if isinstance(value, Mapping) and any(isinstance(part, (bytes, bytearray)) for part in value.values()):
         return f"a mapping of {', '.join(map(str, value))}"
     if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
         return f"{len(value):,} bytes"

@@ -26,7 +26,7 @@ from ..loaders import reader
 from ..split import client_keys
 
 CLASSES = 10
-_CLIENTS = 1024  # that are dealt to together
+_CLIENTS = 1024  # in a block
 
 
 @reader("digits")
@@ -98,8 +98,8 @@ def raw_digits() -> tuple[Tensor, Tensor]:
 def _file_of_digits() -> np.ndarray:
     """Return the pixels and the label of every image, float64 (1797, 65), from the file that scikit-learn installs: the
     package itself, with pandas, takes longer to import than a small run."""
-    found = importlib.util.find_spec("sklearn")
-    for folder in () if found is None else found.submodule_search_locations or ():
+    spec = importlib.util.find_spec("sklearn")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
         path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return np.loadtxt(path, delimiter=",")
@@ -131,11 +131,11 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
         ConfigError: some client's classes have fewer images in the pool than it needs.
     """
     blocks = zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True)
-    return torch.cat([_deal(labels, pool, some, whose, count, seed) for some, whose in blocks])
+    return torch.cat([_deal(labels, pool, some, own, count, seed) for some, own in blocks])
 
 
 def _deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int) -> Tensor:
-    """:func:`deal` to as many clients as are dealt to together: every client has a score for every image."""
+    """:func:`deal` to a block of clients: every client has a score for every image."""
     allowed = torch.zeros(len(keys), CLASSES, dtype=torch.bool).scatter_(1, chosen, True)[:, labels[pool]]
     available = int(allowed.sum(1).min())
     if available < count:

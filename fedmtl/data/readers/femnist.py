@@ -24,7 +24,7 @@ from ..loaders import reader
 from ..transforms import Affine
 from .columns import Table
 from .h5 import Fields, read_h5
-from .images import decode, shown
+from .images import decode, with_progress
 from .leaf import Pair, numbers, read_sides
 
 SHAPE = (1, 28, 28)
@@ -83,22 +83,16 @@ def read_femnist(
 
 def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
-    if root.suffix == ".parquet":
-        return _read_parquet([root], background, progress), {}
-    if root.suffix in (".h5", ".hdf5"):
-        return _read_h5(root, background, progress), {}
-    for suffix in ("parquet", "h5") if root.is_dir() else ():
-        files = sorted(root.rglob(f"*.{suffix}"))
+    if root.is_dir():
+        files = sorted(root.rglob("*.parquet")) or sorted(root.rglob("*.h5"))
+    else:
+        files = [root] if root.suffix in (".parquet", ".h5", ".hdf5") else []
+    if files:
         held = [file for file in files if "test" in file.name]
-        rest = [file for file in files if file not in held]
-        if not rest:
-            held, rest = [], held
-        if suffix == "h5" and (len(rest) > 1 or len(held) > 1):
-            raise DataError(f"{root} holds {len(files)} .h5 files; give one, or a folder of a train and a test file.")
-        if files and suffix == "h5":
-            return _read_h5(rest[0], background, progress), _read_h5(held[0], background, progress) if held else {}
-        if files:
-            return _read_parquet(rest, background, progress), _read_parquet(held, background, progress)
+        sides = [[file for file in files if file not in held], held]
+        read = _read_parquet if files[0].suffix == ".parquet" else _read_h5
+        train, test = (read(side, background, progress) if side else {} for side in sides)
+        return (train, test) if train else (test, train)
 
     def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
         return _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background), numbers(y, where, "y")
@@ -127,14 +121,17 @@ def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
     return (255 - x if background == "white" else x).reshape(len(x), *SHAPE)
 
 
-def _read_h5(file: Path, background: str, progress: bool) -> dict[str, Pair]:
+def _read_h5(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
+    if len(files) > 1:
+        raise DataError(f"{files[0].parent} holds {len(files)} .h5 files; give one, or a train and a test file.")
+
     def store(fields: Fields, where: str) -> Pair:
         x, y = fields["pixels"], fields["label"]
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
             raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
         return _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
 
-    return read_h5(file, ("pixels", "label"), store, progress=progress)
+    return read_h5(files[0], ("pixels", "label"), store, progress=progress)
 
 
 def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
@@ -148,7 +145,9 @@ def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[st
         labels = table.frame["character"].map(_label).to_numpy()
         table.refuse(labels < 0, "character", "0 to 61, or one of 0-9, A-Z, a-z")
         values = zip(contents, table.written("writer_id", "the name of a writer"), labels.tolist(), strict=True)
-        for row, (content, writer, label) in enumerate(shown(values, f"decoding {file.name}", len(table), progress)):
+        for row, (content, writer, label) in enumerate(
+            with_progress(values, f"decoding {file.name}", len(table), progress)
+        ):
             where = f"{file}: row {row}, column 'image'"
             pixels = decode(content, where, mode="L")
             if pixels.shape != SHAPE:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import DataError
-from .images import shown
+from .images import with_progress
 
 Stored = TypeVar("Stored")
 Fields = dict[str, Any]
@@ -37,13 +37,13 @@ def read_h5(
         DataError: h5py is not installed, the file is not HDF5, a group or a field is missing, lengths disagree, or
             there is no client.
     """
-    clients = shown(_clients(file, fields, optional), f"reading {file.name}", progress=progress)
-    found = {
+    clients = with_progress(_clients(file, fields, optional), f"reading {file.name}", progress=progress)
+    stored = {
         client: store(values, f"{file}: client {client!r}") for client, values in clients if len(values[fields[0]])
     }
-    if not found:
+    if not stored:
         raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
-    return found
+    return stored
 
 
 def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[str, Fields]]:
@@ -65,12 +65,12 @@ def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iter
                 for field in fields:
                     if not isinstance(group.get(field), h5py.Dataset):
                         raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
-                found = {field: _values(group[field]) for field in (*fields, *optional) if field in group}
-                lengths = {field: values.shape[0] if values.ndim else -1 for field, values in found.items()}
+                columns = {field: _values(group[field]) for field in (*fields, *optional) if field in group}
+                lengths = {field: values.shape[0] if values.ndim else -1 for field, values in columns.items()}
                 if len(set(lengths.values())) > 1 or -1 in lengths.values():
                     each = ", ".join(f"{field!r} {length}" for field, length in lengths.items())
                     raise DataError(f"{where}: fields have different numbers of examples ({each}); they must agree.")
-                yield client, found
+                yield client, columns
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as HDF5 ({error}); it may be truncated.") from error
 

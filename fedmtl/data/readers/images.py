@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -98,11 +98,11 @@ def read_images(
         table = folder / table
     rows = Table.of(table, [column for column in (image, client, target) if column is not None], str(folder))
     rows.check_columns([column for column in (image, client, target) if column is not None])
-    y, found = rows.labels(target, labels)
+    y, names = rows.labels(target, labels)
     files = rows.written(image)
     parts = rows.parts(client, partition, y, seed)
     data = image_clients(
-        [{name: (files[index], y[index]) for name, index in parts.items()}, {}],
+        [{owner: (files[index], y[index]) for owner, index in parts.items()}, {}],
         folder,
         size=size,
         cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
@@ -110,7 +110,7 @@ def read_images(
         progress=progress,
         name=folder.name,
         source=str(folder),
-        classes=len(found),
+        classes=len(names),
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
@@ -251,7 +251,7 @@ def cached_images(
         array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(files), 3, *size))
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             decoded = pool.map(lambda file: decode(file, str(file), size=size), files, chunksize=16)
-            for number, pixels in enumerate(shown(decoded, f"decoding {name}", len(files), progress)):
+            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(files), progress)):
                 array[number] = pixels
                 if number % _SYNC_EVERY == 0:
                     array.flush()
@@ -270,25 +270,22 @@ def cached_images(
     return target
 
 
-def shown(items: Iterable[Item], text: str, total: int | None = None, progress: bool = True) -> Iterator[Item]:
-    """Yield ``items`` beside a progress bar on standard error, which disappears at the end."""
+def with_progress(items: Iterable[Item], text: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
+    """Return ``items``, beside a progress bar on standard error while they are read, which disappears at the end."""
     if not progress:
-        yield from items
-        return
+        return items
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
-    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()]
-    with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, total=len(items) if isinstance(items, Sized) else total, description=text)
+    return track(items, text, total, console=Console(stderr=True), transient=True)
 
 
 def _fingerprint(files: Sequence[Path], size: tuple[int, int]) -> str:
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=8)
     for file in files:
         try:
-            found = file.stat()
+            status = file.stat()
         except OSError as error:
             raise DataError(f"{file} does not exist; every image that is listed must be there.") from error
-        digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +53,7 @@ def read_leaf(
         test_fraction: share of each client's examples held out for test. None keeps the folder's split, and
             without one means 0.2; with a number, train and test are pooled and split again.
         seed: of the split.
-        min_examples: clients with fewer examples (train and test together) are left out.
+        min_examples: clients with fewer examples (train and test in all) are left out.
         integers: keep the features as whole numbers, for models of tokens.
         transform: from storage (float32, or int64 for ``integers``) to what the model takes; None for
             :class:`~fedmtl.data.Cast`, or :class:`~fedmtl.data.Integers` for ``integers``.
@@ -64,15 +64,31 @@ def read_leaf(
         ConfigError: an impossible setting.
     """
     root = Path(path)
-    train, test = read_sides(root, _as_integers if integers else _as_float)
-    kind = target_kind([*train.values(), *test.values()])
 
-    def tensors(side: dict[str, Pair]) -> dict[str, Pair]:
-        return {client: _paired(pair, shape, kind, f"{root}: client {client!r}") for client, pair in side.items()}
+    def stored(x: list[Any], y: list[Any], where: str) -> Pair:
+        rows = numbers(x, where, "x")
+        if shape is not None:
+            if rows[0].size != math.prod(shape):
+                raise DataError(
+                    f"{where}, field 'x' has {rows[0].size} numbers an example; shape {shape} needs others."
+                )
+            rows = rows.reshape(len(rows), *shape)
+        wrong = ~np.isfinite(rows) | (rows != np.floor(rows))
+        if integers and wrong.any():
+            row = np.argwhere(wrong)[0]
+            raise DataError(
+                f"{where}, example {row[0]}, field 'x' holds {rows[tuple(row)]}; with integers=True every number is "
+                "whole."
+            )
+        return rows.astype(np.int64 if integers else np.float32), numbers(y, where, "y")
 
+    sides = read_sides(root, stored)
+    real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())  # of one client, so of all
+    kind = np.float32 if real else np.int64
+    train, test = ({client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides)
     return FederatedDataset.from_tensors(
-        tensors(train),
-        test=tensors(test) or None,
+        train,
+        test=test or None,
         name=root.name if name is None else name,
         source=str(root),
         classes=classes,
@@ -128,8 +144,8 @@ def _zip_parts(file: Path) -> list[Part]:
     except zipfile.BadZipFile as error:
         raise DataError(f"{file} is not a readable zip file ({error}); it may be truncated.") from error
     names = (name for name in sorted(archive.namelist()) if name.endswith(".json") and not name.startswith("__MACOSX/"))
-    shown = (name for name in names if not name.rsplit("/", 1)[-1].startswith("."))
-    return [(f"{file}/{name}", partial(archive.read, name)) for name in shown]
+    visible = (name for name in names if not name.rsplit("/", 1)[-1].startswith("."))
+    return [(f"{file}/{name}", partial(archive.read, name)) for name in visible]
 
 
 def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> Iterator[tuple[str, Stored]]:
@@ -158,12 +174,12 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
         raise DataError(
             f"{part}: field 'num_samples' has {len(counts):,} entries for {len(users):,} users; it must have one each."
         )
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for client, count in zip(users, counts, strict=True):
         where = f"{part}: client {client!r}"
-        if not isinstance(client, str) or client in seen:
+        if not isinstance(client, str) or client in earlier:
             raise DataError(f"{where} in field 'users' is not a text or occurs twice; ids must be distinct texts.")
-        seen.add(client)
+        earlier.add(client)
         if client not in data:
             raise DataError(f"{where} of field 'users' is missing in 'user_data'; every client needs its x and y.")
         x, y = _read_client(data.pop(client), count, where)
@@ -212,32 +228,3 @@ def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}, field {field!r} holds values that are not numbers; accepted: numbers.")
     return array
-
-
-def _as_float(x: list[Any], y: list[Any], where: str) -> Pair:
-    return numbers(x, where, "x").astype(np.float32), numbers(y, where, "y")
-
-
-def _as_integers(x: list[Any], y: list[Any], where: str) -> Pair:
-    found = numbers(x, where, "x")
-    whole = found.astype(np.int64)
-    if not np.array_equal(whole, found):
-        row = np.argwhere(whole != found)[0]
-        raise DataError(
-            f"{where}, example {row[0]}, field 'x' holds {found[tuple(row)]}; with integers=True every number is whole."
-        )
-    return whole, numbers(y, where, "y")
-
-
-def target_kind(pairs: Sequence[Pair]) -> type:
-    """Return one dtype for all targets: a client whose targets happen to be whole numbers follows the others."""
-    return np.float32 if any(y.dtype.kind == "f" for _, y in pairs) else np.int64
-
-
-def _paired(pair: Pair, shape: tuple[int, ...] | None, kind: type, where: str) -> Pair:
-    x, y = pair
-    if shape is not None:
-        if x[0].size != math.prod(shape):
-            raise DataError(f"{where}, field 'x' has {x[0].size} numbers an example; shape {shape} needs others.")
-        x = x.reshape(len(x), *shape)
-    return x, y.astype(kind)

@@ -70,7 +70,7 @@ def read_school(
         Features (d,), 28 in the original file, and targets, both float32.
 
     Raises:
-        DataError: an unreadable file, cells that do not fit together, values that are not finite numbers, scores
+        DataError: an unreadable file, cells that do not agree, values that are not finite numbers, scores
             outside 1 to 70.
         ConfigError: an impossible setting.
     """
@@ -110,7 +110,7 @@ def centred(data: FederatedDataset) -> FederatedDataset:
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every row of features (d,) scaled to length 1; a function of that row alone."""
+    """Return the data with every row of features (d,) scaled to length 1; a function of that row only."""
 
     def unit(side: Examples) -> Examples:
         wide = side.x.double()

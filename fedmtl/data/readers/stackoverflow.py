@@ -77,7 +77,7 @@ def read_stackoverflow(
     positive_int("read_stackoverflow", tokens=tokens, tags=tags, **given(max_examples=max_examples))
     sides = [_first(side, max_examples) for side in _read(root, progress)]
     if clients is not None:  # the others' texts need not be coded
-        kept = choose(
+        ids = choose(
             sides[0],
             sides[1],
             str(root),
@@ -86,7 +86,7 @@ def read_stackoverflow(
             seed=seed,
             test_fraction=test_fraction,
         )
-        sides = [{client: side[client] for client in kept if client in side} for side in sides]
+        sides = [{client: side[client] for client in ids if client in side} for side in sides]
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
     labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
@@ -171,10 +171,10 @@ def _common(file: Path, size: int, needed: bool, lists: Iterable[list[str]]) -> 
     """
     if file.is_file() or needed:
         return {word: place for place, word in enumerate(_counted(file, size))}, False
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for words in lists:
-        found.update(set(words))
-    order = sorted(found, key=lambda word: (-found[word], word))[:size]
+        counts.update(set(words))
+    order = sorted(counts, key=lambda word: (-counts[word], word))[:size]
     return {word: place for place, word in enumerate(order)}, True
 
 
@@ -222,9 +222,9 @@ def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sp
 
 def _labels(texts: Sequence[str], places: Mapping[str, int], size: int) -> np.ndarray:
     """Return 1 for every common tag of a text: uint8 (texts, size)."""
-    found = np.zeros((len(texts), size), dtype=np.uint8)
+    labels = np.zeros((len(texts), size), dtype=np.uint8)
     for number, text in enumerate(texts):
         for tag in _tags(text):
             if tag in places:
-                found[number, places[tag]] = 1
-    return found
+                labels[number, places[tag]] = 1
+    return labels

@@ -70,9 +70,9 @@ def read_table(
         DataError: an unreadable file, a missing column, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
-    given = dict.fromkeys(one_hot) | dict(categories or {})
+    coding = dict.fromkeys(one_hot) | dict(categories or {})
     names = [target] if client is None else [client, target]
-    table = Table.of(path, (*names[:-1], *given, *(() if labels is None else (target,))), name)
+    table = Table.of(path, (*names[:-1], *coding, *(() if labels is None else (target,))), name)
     file = table.file
     if features is None:
         features = [column for column in table.frame.columns if column not in names]
@@ -81,7 +81,7 @@ def read_table(
     for column in names:
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
-    for column, texts in given.items():
+    for column, texts in coding.items():
         option = "one_hot" if texts is None else "categories"
         if column not in features:
             raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
@@ -92,7 +92,7 @@ def read_table(
     if client is not None:
         table = replace(table, client_of=table.written(client, "the name of a client"))
     coded = [
-        _coded(table, column, given[column]) if column in given else _feature(table, column) for column in features
+        _coded(table, column, coding[column]) if column in coding else _feature(table, column) for column in features
     ]
     for column, part in zip(features, coded, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
@@ -108,8 +108,8 @@ def read_table(
         transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
-    found = (f"categories.{column}" for column, texts in given.items() if texts is None)
-    return replace(data, inferred=(*data.inferred, *found), verify=False)
+    inferred = (f"categories.{column}" for column, texts in coding.items() if texts is None)
+    return replace(data, inferred=(*data.inferred, *inferred), verify=False)
 
 
 def _coded(table: Table, name: str, categories: Sequence[str] | None) -> np.ndarray:

@@ -139,7 +139,7 @@ class TargetAngles:
     No real network knows these.
 
     Args:
-        seed: of the data, which alone decides their angles.
+        seed: of the data, which decides their angles.
         gamma: above 0.
         cut: weights below it are left out.
     """
