@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import fedmtl
-from fedmtl.cli.config import config_folder
+from fedmtl.cli.names import config_folder
 
 TEXT = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
@@ -44,7 +44,7 @@ def test_one_module_and_one_yaml_add_a_data_set(tmp_path):
     assert "fedavg on coins: 5 clients, 2 rounds" in trained.stdout
     refused = run("-m", "fedmtl", "data=coins", "data.purses=5")
     assert refused.returncode == 2
-    assert refused.stderr == "fedmtl: error: data.purses is no setting; accepted in data: clients.\n"
+    assert refused.stderr == "fedmtl: error: data.purses is no setting; accepted: clients.\n"
 
 
 def test_the_walks_name_files_and_functions_that_exist():

@@ -98,7 +98,7 @@ def test_an_interrupted_search_resumes(
         (["algorithm=pmtl", "algorithm.lam=1,1"], "nothing to search"),
         (["algorithm=pmtl", "algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
         (["algorithm=pmtl", "algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
-        (["algorithm=pmtl", "algorithm.lam=-1,2"], "algorithm.lam is -1"),
+        (["algorithm=pmtl", "algorithm.lam=-1,2"], "PMTL.lam is -1"),
         (["data.clients=20,30"], "has other data than 'data.clients=20'"),
         (["rounds=2,3"], "rounds is 3, but candidate 'rounds=2' has 2"),
         (["seed=1,2"], "has other data than 'seed=1'"),
@@ -107,17 +107,23 @@ def test_an_interrupted_search_resumes(
         (["algorithm=pmtl", "algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
         (
             ["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0"],
-            "error: --score-noise is 0.0; it must be a finite number above 0.",
+            "error: PrivateSearch.score_noise is 0.0; it must be a finite number above 0.",
         ),
         (
             ["algorithm=pmtl", "algorithm.lam=1,2", "--mean", "0"],
-            "error: --mean is 0.0; the expected number of repetitions",
+            "error: PrivateSearch.mean is 0.0; the expected number of repetitions",
         ),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "--shape", "-1"], "error: --shape is -1.0; it must be at least 0"),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"], "error: --score-bound is for regression"),
+        (
+            ["algorithm=pmtl", "algorithm.lam=1,2", "--shape", "-1"],
+            "error: PrivateSearch.shape is -1.0; it must be at least 0",
+        ),
+        (
+            ["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"],
+            "error: PrivateSearch.score_bound is for regression",
+        ),
         (
             ["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"],
-            "raise --score-noise (it is 0.001), or lower --mean.",
+            "raise PrivateSearch.score_noise (it is 0.001), or lower PrivateSearch.mean.",
         ),
         (["algorithm=pmtl,local"], "'algorithm=local': its algorithm releases nothing"),
     ],

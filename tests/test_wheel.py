@@ -63,7 +63,7 @@ def test_an_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path
     found = run(
         python,
         "-c",
-        "import fedmtl, fedmtl.cli.config as c; print(fedmtl.__file__, c.config_folder())",
+        "import fedmtl, fedmtl.cli.names as c; print(fedmtl.__file__, c.config_folder())",
         cwd=elsewhere,
     )
     assert [Path(path).is_relative_to(site) for path in found.split()] == [True, True]

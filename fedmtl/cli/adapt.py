@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .config import ByKey, Config, check_names, compose, instantiate_group, resolve, settings, updated
+from .config import Config, compose, made, resolve, settings, updated
 from .options import add_config_dir, command_parser
 
 _KEYS = ("data", "finetune", "metrics", "device", "seed")
@@ -57,20 +57,19 @@ def adapt(words: list[str]) -> int:
     objects = settings(config)
     if objects["finetune"] is None and _given(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
-    data = instantiate_group(config, "data")
-    with ByKey(config):
-        terms = Terms(
-            objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
-            config["dtype"], objects["trainable"],
-        )  # fmt: skip
-        model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
-        if not _given(options.overrides, "data"):
-            raise ConfigError(
-                "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
-                "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
-            )
-        given = objects["finetune"] if _given(options.overrides, "finetune") else None
-        found = make(model, data, terms, given, config["device"])
+    data = made(config["data"], "data")
+    terms = Terms(
+        objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
+        config["dtype"], objects["trainable"],
+    )  # fmt: skip
+    model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
+    if not _given(options.overrides, "data"):
+        raise ConfigError(
+            "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
+            "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
+        )
+    given = objects["finetune"] if _given(options.overrides, "finetune") else None
+    found = make(model, data, terms, given, config["device"])
     RunFolder(out).write_new_clients(found, data)
     files = "clients.csv, summary.txt, adapted.json, models.safetensors"
     print(f"{found.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
@@ -99,8 +98,7 @@ def _config(options: argparse.Namespace) -> Config:
         if key in ("data", "finetune") and not any(text.startswith(f"{key}=") for text in own):
             config[key] = updated(config, key, own)
         elif own:
-            check_names(own, options.config_dir)
-            config[key] = resolve(compose(tuple(own), options.config_dir))[key]
+            config[key] = resolve(compose(own, options.config_dir))[key]
     return config | {"baselines": [], "replicates": 1, "epsilons": None}
 
 

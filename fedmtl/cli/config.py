@@ -1,88 +1,37 @@
-"""From command-line overrides to a trainer: find, check and compose the configuration, build its objects.
+"""From command-line overrides to a trainer: compose the configuration, check it, make its objects.
 
-Hydra composes and sweeps; the objects are those a program would make, named by ``_target_``. What this module
-adds is that every override is checked before any work, that errors name the key and what is accepted, and that a
-file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets it name.
-PyTorch is imported only by :func:`settings` and :func:`build`.
+Hydra composes and sweeps, from files that :mod:`fedmtl.cli.defaults` completes; the objects are those that a program
+would make, named by ``_target_``. A file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets it
+name.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import itertools
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._check import one_of, positive_int
-from .._imports import uncollected
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
+from .names import EXTRA, REMOVED, config_folder, nearest, no_setting
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
     from ..trainer import Trainer
 
 Config = dict[str, Any]
-TRUST: ContextVar[tuple[str, ...]] = ContextVar("TRUST", default=())
-"""Modules that this command line trusts, beside this package."""
-GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune")
-_INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
-_INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
-    "LinearLoss.name": "algorithm.loss",
-    "wakeup_weights.policy": "algorithm.allocation",
-    "knn_cosine.k": "algorithm.graph.k",
-}
-_REMOVED = {  # settings of earlier versions, and what there is instead
-    "privacy.observer": "epsilon holds against all other clients",
-    "privacy.accountant": "epsilon is computed from privacy loss distributions",
-    "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
-    **dict.fromkeys(("schedule.latency.low", "schedule.latency.high"), "use law and parameters of scipy.stats there"),
-    "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
-    "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
-    "algorithm.arrivals": "every record is there from the start",
-    "algorithm.departed": "the models of agents that are away count as they were broadcast last",
-    "algorithm.warm_start": "a run starts from algorithm.start, a public constant",
-    "algorithm.warm_lam": "a run starts from algorithm.start, a public constant",
-    "guarantee": "what a paper prescribes is algorithm=NAME_published",
-    "privacy.guarantee": "what a paper prescribes is algorithm=NAME_published",
-    "algorithm.guarantee": "what a paper prescribes is algorithm=NAME_published",
-    **dict.fromkeys(
-        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"),
-        "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
-    ),
-    "algorithm.method": "use algorithm=async_learner, public_start or moments",
-    "execution.graphs": "local steps run as they are, on every device",
-    "execution.data": "data are on the run's device",
-    "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
-    "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
-    "client_store": "the tensors that clients keep are read from the files of the run",
-    "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
-    "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
-    "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
-    "algorithm.groups": "every owner answers with its own noise",
-    "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
-    "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
-}
-for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):
-    _REMOVED[f"data={_data}"] = _REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
-        "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
-    )
-
-
-def config_folder() -> Path:
-    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise ConfigError(f"the configuration files are missing: neither {package} nor its parent has configs/.")
+GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
+_PAIRS = "pairs"  # the group of sizes of data for one algorithm, which both names choose
+_OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
 
 
 def choices(folder: Path) -> dict[str, dict[str, str]]:
@@ -94,117 +43,247 @@ def choices(folder: Path) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*/**/*.yaml")):
         group = file.parent.relative_to(folder).as_posix()
+        if group == _PAIRS:
+            continue
         comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         words = [line[2:] for line in comments if not line.startswith("# @")]
         options.setdefault(group, {})[file.stem] = words[0] if words else ""
     return options
 
 
-def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None) -> list[Config]:
-    """Return the resolved configuration of each run, after refusing overrides that no run can use: unknown keys and
-    options, missing and impossible values.
+def all_choices(extra: Path | None) -> dict[str, dict[str, str]]:
+    """Return the groups of the package, and of the user's folder, ``extra``, whose options come with its name."""
+    options = choices(config_folder())
+    for group, own in (choices(extra) if extra is not None else {}).items():
+        options[group] = options.get(group, {}) | {name: f"{words} ({extra})".lstrip() for name, words in own.items()}
+    return options
+
+
+def check(
+    overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None, name: str = "config"
+) -> list[Config]:
+    """Return the resolved configuration of each run, after refusing overrides that no run can use.
 
     Args:
         overrides: as typed.
         multirun: every combination of listed values is checked.
         extra: a folder with further configuration files, searched first.
+        name: of the primary configuration file.
 
     Raises:
         ConfigError: the first problem, naming the key.
     """
-    configs = []
-    for combination in combinations(overrides, multirun=multirun):
-        check_names(combination, extra)
-        configs.append(resolve(compose(tuple(combination), extra)))
-        settings(configs[-1])
+    configs = [resolve(compose(run, extra, name)) for run in combinations(overrides, multirun=multirun)]
+    for config in configs:
+        settings(config)
     return configs
 
 
-def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
-    """Return one list of overrides for each run of a sweep, in Hydra's order; the only one when nothing is swept.
+def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]:
+    """Return the overrides of each run of a sweep, in Hydra's order; the only ones if nothing is swept.
 
-    Of a key that is given twice the last value counts, in the place of the first.
+    Raises:
+        ConfigError: an override that cannot be read; without ``multirun``, one that lists several values.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.errors import HydraException
+
+    parsed = parse(overrides)
+    swept = [text for text, override in zip(overrides, parsed, strict=True) if override.is_sweep_override()]
+    if swept and not multirun:
+        listed = f", or write {swept[0].replace('=', '=[')}] for a list" if swept[0].startswith("epsilons=") else ""
+        raise ConfigError(f"{swept[0]} lists several values; add -m to run each of them{listed}.")
+    if not swept:
+        return [list(overrides)]
+    try:
+        (runs,) = BasicSweeper.split_arguments(parsed, None)
+    except HydraException as error:
+        raise ConfigError(f"{first_line(error)}; write KEY=A,B,C or KEY=range(1,4).") from error
+    return [list(run) for run in runs]
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Return the overrides as Hydra reads them.
+
+    Raises:
+        ConfigError: one that it cannot read.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
-    axes: dict[str, list[str]] = {}
+    parser, parsed = OverridesParser.create(), []
     for text in overrides:
         try:
-            override = parser.parse_override(text)
+            parsed.append(parser.parse_override(text))
         except HydraException as error:
             raise ConfigError(f"cannot read {text!r}: {first_line(error)}.") from error
-        if override.is_sweep_override():
-            if not multirun:
-                listed = f", or write {text.replace('=', '=[')}] for a list" if text.startswith("epsilons=") else ""
-                raise ConfigError(f"{text} lists several values; add -m to run each of them{listed}.")
-            if not override.is_discrete_sweep():
-                raise ConfigError(f"{text} is no list of values; write KEY=A,B,C or KEY=range(1,4).")
-            key = override.get_key_element()
-            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            axes[override.get_key_element()] = [text]
-    return (list(combination) for combination in itertools.product(*axes.values()))
+    return parsed
 
 
-def hydra_base() -> dict[str, str]:
+def hydra_base() -> dict[str, Any]:
     """Return the argument by which Hydra 1.3 behaves as later versions do, which warn of it."""
     import hydra
 
     return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
-@lru_cache(maxsize=64)
-def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
-    """Return the composed configuration, its interpolations unresolved.
+def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "config") -> DictConfig:
+    """Return the composed configuration of one run, its interpolations unresolved.
+
+    Args:
+        overrides: as typed.
+        extra: a folder with further configuration files, searched first.
+        name: of the primary configuration file.
 
     Raises:
         ConfigError: Hydra cannot compose it.
     """
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    from hydra import initialize
+
+    with searched(extra), refusals(overrides, name), initialize(None, **hydra_base()):
+        return without_leftovers(hydra_compose(name, overrides=list(overrides)), overrides)
+
+
+@contextmanager
+def searched(extra: Path | None) -> Iterator[None]:
+    """Make Hydra search the folder ``extra``, then that of the package, in this block."""
+    from .defaults import register
+
+    register()
+    if extra is not None:
+        choices(extra)  # refuses what is no folder
+    before = EXTRA.set(extra)
+    try:
+        yield
+    finally:
+        EXTRA.reset(before)
+
+
+@contextmanager
+def refusals(overrides: Sequence[str], name: str = "config") -> Iterator[None]:
+    """Turn what Hydra raises in this block into the first option or key that there is not, with the nearest names.
+
+    Args:
+        overrides: of one run, as typed.
+        name: of the primary configuration file.
+
+    Raises:
+        ConfigError: what Hydra refused.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    search = [f"hydra.searchpath=[file://{extra.resolve()}]"] if extra is not None else []
     try:
-        with initialize_config_dir(str(config_folder()), **hydra_base()):
-            return hydra_compose("config", overrides=[*overrides, *search])
+        yield
+    except FedmtlError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{first_line(error)}.") from error
+        raise _missing(overrides, name) or ConfigError(f"{first_line(error)}.") from error
 
 
-def resolve(config: Any) -> Config:
-    """Return plain values: nothing missing, every reference resolved, without what only helped to get there.
+def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
+    """Return the error of the first option or key among the overrides that does not exist, None if all do."""
+    options, chosen, keys = all_choices(EXTRA.get()), [], []
+    for text, override in zip(overrides, parse(overrides), strict=True):
+        group, value = override.key_or_group, override.value()
+        if group not in options:
+            keys.append(override)
+        elif text in REMOVED and value not in options[group]:
+            return ConfigError(f"{text} is gone: {REMOVED[text]}.")
+        elif isinstance(value, str) and value not in options[group]:
+            close = difflib.get_close_matches(value, options[group], n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}? " if close else ""
+            return ConfigError(f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}.")
+        else:
+            chosen.append(text)
+    if not keys:
+        return None
+    config: Any = _plain(compose(chosen, EXTRA.get(), name))
+    for key in (override.key_or_group for override in keys if not override.is_add()):
+        if key in REMOVED:
+            return no_setting(key, ())
+        node, place = config, ""
+        for word in key.split("."):
+            if not isinstance(node, Mapping):
+                return ConfigError(f"{key} cannot be set alone: {place} is {node}; write '{place}={{{word}: VALUE}}'.")
+            if word not in node and not key.startswith("hydra"):
+                near = [f"{place}.{name}" for name in difflib.get_close_matches(word, list(node))]
+                return no_setting(key, node, near if place else nearest(key, list(_leaves(config))))
+            node, place = node.get(word), f"{place}.{word}".lstrip(".")
+    return None
+
+
+def _leaves(config: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Return all settings of a configuration by their dotted keys, mappings among them."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= {} if name == "_target_" else {f"{place}{name}": value}
+        found |= _leaves(value, f"{place}{name}.") if isinstance(value, Mapping) else {}
+    return found
+
+
+def _plain(config: Any) -> Config:
+    """Return the composed settings as they are written, interpolations included, without Hydra's own."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    return {str(name): value for name, value in values.items() if name != "hydra"}
+
+
+def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return a composed configuration without settings for an option that the command line has replaced.
+
+    An experiment sets ``algorithm.lam`` for the algorithm that it chooses; ``experiment=NAME algorithm=fedavg`` chooses
+    another one. What that one has no argument for goes, and so does a value for what it describes as an object.
+
+    Args:
+        config: composed, changed in place.
+        overrides: of the command line, the settings in which stay as they are.
+    """
+    from omegaconf import DictConfig, OmegaConf, open_dict
+
+    from .defaults import load, named
+
+    typed = {override.key_or_group: override.value() for override in parse(overrides)}
+    for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
+        node = config[group]
+        target = OmegaConf.to_container(node, resolve=False).get("_target_")  # type: ignore[union-attr]
+        if group not in typed and target is not None:
+            continue
+        own = load(group, str(typed.get(group)))
+        stays = {key.split(".")[1] for key in typed if key.startswith(f"{group}.")} | {"_target_"}
+        stays |= {"lora", "fix"} if group == "model" else set()
+        accepted = () if target is None else signature(named(str(target), group)).parameters
+        with open_dict(config):
+            for name in [name for name in node if name not in stays]:
+                if name not in accepted:
+                    del node[name]
+                elif isinstance(own._get_node(name), DictConfig) and not isinstance(node._get_node(name), DictConfig):
+                    node[name] = own[name]
+    return config
+
+
+def resolve(config: DictConfig) -> Config:
+    """Return plain values: nothing missing, every reference resolved.
 
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
+    from omegaconf.errors import OmegaConfBaseException
 
-    scale = str(OmegaConf.to_container(config, resolve=False)["scale"])  # type: ignore[index,call-overload]
-    if scale not in config.scales:
-        hint = "" if len(config.scales) > 1 else " (other sizes come with an experiment=...)"
-        raise ConfigError(f"scale is {scale!r}; accepted: {', '.join(config.scales)}{hint}.")
+    missing = sorted(key for key, value in _leaves(_plain(config)).items() if value == "???")
+    if missing:
+        raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
+    values: Config = {}
     try:
-        missing = sorted(OmegaConf.missing_keys(config))
-        if missing:
-            raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
-        plain = OmegaConf.to_container(config, resolve=True)
-    except InterpolationToMissingValueError as error:
-        key = first_line(error).rpartition(" ")[2]
-        raise ConfigError(f"{key} is required; add {key}=VALUE.") from error
-    except InterpolationKeyError as error:
-        reference = re.search(r"'(.+)'", first_line(error))
-        key = reference.group(1) if reference else "?"
-        group = f"the chosen {key.split('.')[0]} has not" if "." in key else "is no setting"
-        raise ConfigError(f"{error.full_key} is read from {key}, which {group}; choose another, or set it.") from error
+        for name in (str(name) for name in config if name not in ("hydra", "_target_")):
+            node = config[name]
+            values[name] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{first_line(error)}.") from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items() if key not in (*_INTERNAL, "scale")}
+        raise ConfigError(f"{error.full_key}: {first_line(error)}; choose another, or set it.") from error
+    return values
 
 
 def settings(config: Config) -> Config:
@@ -214,53 +293,56 @@ def settings(config: Config) -> Config:
         Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
 
     Raises:
-        ConfigError: an impossible value, named by its key.
+        ConfigError: an impossible value.
     """
-    with ByKey(config):
-        _check_plain(config)  # before the imports, which take seconds
-    with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
-        from .. import models
-        from ..local import Execution
-        from ..trainer import EarlyStopping
-        from ..trainer.baselines import named_baselines, usual_baselines
-        from ..trainer.metrics import check_metrics
-        from ..trainer.problem import resolve_device
-        from ..trainer.replicates import Replicates
+    from .defaults import trainer_settings
 
-    model, adapters, fixed = _plain_model(config)
-    objects = {group: instantiate_group(config | {"model": model}, group) for group in GROUPS if group != "data"}
-    objects["evaluate_clients"] = config.get("evaluate_clients")
-    logger = config.get("logger")
-    if logger and "_target_" not in logger:
-        raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
-    with ByKey(config):
-        if fixed:
-            objects["model"] = models.fix(objects["model"])
-        if adapters is not None:
-            objects["model"] = models.lora(objects["model"], **adapters)
-        execution = config["execution"]
-        by_name = execution if isinstance(execution, Mapping) else {"strategy": execution}
-        objects["execution"] = Execution(**_fields("execution", by_name, Execution))
-        if config["early_stopping"] is not None:
-            objects["early_stopping"] = EarlyStopping(
-                **_fields("early_stopping", config["early_stopping"], EarlyStopping)
-            )
-        asked = config.get("metrics") or ()
-        check_metrics(asked)
-        objects["metrics"] = tuple(asked)
-        objects["baselines"] = config["baselines"] or ()
-        repeated = Replicates(config["replicates"], config["epsilons"])
-        if objects["baselines"] == "auto":
-            objects["baselines"] = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
-        named_baselines(objects["baselines"], objects["algorithm"])
-        stopping, sample = objects.get("early_stopping"), objects["evaluate_clients"]
-        repeated.check(objects["algorithm"], objects["privacy"], stopping, objects["baselines"], sample)
-        resolve_device(config["device"])
-    objects["baselines"] = tuple(objects["baselines"])
-    names = ("rounds", "seed", "loss", "device", "dtype", "eval_every", "checkpoint_every", "progress")
-    objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
-    objects["trainable"] = config.get("trainable")  # folders of earlier versions have none
-    return objects | {name: config[name] for name in names}
+    accepted = (*trainer_settings(), *_OF_THE_COMMAND)
+    for name in config:
+        if name not in accepted:
+            raise no_setting(name, accepted, nearest(name, accepted))
+
+    from .. import models
+    from ..local import Execution
+    from ..trainer import EarlyStopping
+    from ..trainer.baselines import named_baselines, usual_baselines
+    from ..trainer.metrics import check_metrics
+    from ..trainer.problem import resolve_device
+    from ..trainer.replicates import Replicates
+
+    objects = {name: value for name, value in config.items() if name not in (*_OF_THE_COMMAND, "data")}
+    _check_plain(config)
+    model = dict(config["model"])
+    changes = {name: model.pop(name, None) for name in ("fix", "lora")}
+    for group in ("algorithm", "schedule", "privacy", "finetune"):
+        objects[group] = made(config.get(group), group)
+    objects["model"] = made(model, "model")
+    if not isinstance(changes["fix"] or False, bool):
+        raise ConfigError(f"model.fix is {changes['fix']!r}; accepted: true or false.")
+    if changes["fix"]:
+        objects["model"] = models.fix(objects["model"])
+    if changes["lora"] is not None:
+        adapted = partial(models.lora, objects["model"])
+        objects["model"] = adapted(**_arguments(changes["lora"], adapted, "model.lora"))
+    if isinstance(config["execution"], Mapping):
+        objects["execution"] = Execution(**_arguments(config["execution"], Execution, "execution"))
+    else:
+        objects["execution"] = Execution(config["execution"])
+    if config["early_stopping"] is not None:
+        stopping = _arguments(config["early_stopping"], EarlyStopping, "early_stopping")
+        objects["early_stopping"] = EarlyStopping(**stopping)
+    check_metrics(config.get("metrics") or ())
+    objects["metrics"] = tuple(config.get("metrics") or ())
+    repeated = Replicates(config["replicates"], config["epsilons"])
+    baselines = config["baselines"] or ()
+    if baselines == "auto":
+        baselines = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
+    named_baselines(baselines, objects["algorithm"])
+    objects["baselines"] = tuple(baselines)
+    sample = config.get("evaluate_clients")
+    repeated.check(objects["algorithm"], objects["privacy"], objects["early_stopping"], baselines, sample)
+    resolve_device(config["device"])
+    return objects
 
 
 def _check_plain(config: Config) -> None:
@@ -274,35 +356,53 @@ def _check_plain(config: Config) -> None:
     one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
 
 
-def _plain_model(config: Config) -> tuple[Any, Any, bool]:
-    """Return the description of the model alone, that of its low-rank adapters, and whether its layers are replaced: of
-    every model, not its own."""
-    model = config.get("model")
-    if not isinstance(model, Mapping):
-        return model, None, False
-    adapters, fixed = model.get("lora"), model.get("fix", False)
-    if adapters is not None:
-        adapters = _named("model.lora", adapters, ("rank", "alpha", "targets"))
-    if not isinstance(fixed, bool):
-        raise ConfigError(f"model.fix is {fixed!r}; accepted: true or false.")
-    return {name: value for name, value in model.items() if name not in ("lora", "fix")}, adapters, fixed
+def _arguments(values: Any, made: Any, place: str) -> Config:
+    """Return the settings of a class or function without a ``_target_``.
 
+    Raises:
+        ConfigError: no mapping, or a setting that it does not have.
+    """
+    from .defaults import check_arguments
 
-def _fields(key: str, values: Any, kind: type) -> Config:
-    """Return ``values`` as arguments of a dataclass; refuse one by key where it has none of that name."""
-    return _named(key, values, [field.name for field in dataclasses.fields(kind)])
-
-
-def _named(key: str, values: Any, accepted: Sequence[str]) -> Config:
-    """Return ``values`` as arguments of these names; refuse one by key that has another."""
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{key} is {values!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
-    for name in values:
-        if f"{key}.{name}" in _REMOVED:
-            raise ConfigError(f"{key}.{name} is gone: {_REMOVED[f'{key}.{name}']}.")
-        if name not in accepted:
-            raise ConfigError(f"unknown key {key}.{name}; accepted: {', '.join(accepted)}.")
+        names = ", ".join(signature(made).parameters)
+        raise ConfigError(f"{place} is {values!r}; accepted: null, or a mapping of {names}.")
+    check_arguments(made, list(values), place)
     return {str(name): value for name, value in values.items()}
+
+
+def made(node: Any, place: str) -> Any:
+    """Return the object of a mapping with ``_target_``, its parts made before it; other values as they are.
+
+    Args:
+        node: resolved; a mapping whose ``_target_`` is null describes None, and so does a group without settings.
+        place: its dotted key.
+
+    Raises:
+        ConfigError: a ``_target_`` that is neither of this package nor of a module in
+            :data:`~fedmtl.cli.names.TRUST`, or one that does not take its settings.
+    """
+    from .defaults import check_arguments, named
+
+    if isinstance(node, list):
+        return [made(value, place) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    if node.get("_target_", "" if place not in GROUPS else None) is None:
+        for name in node.keys() - {"_target_"}:
+            raise ConfigError(f"{place}.{name} means nothing here: {place} is none; choose another {place}=OPTION.")
+        return None
+    parts = {str(name): made(value, f"{place}.{name}") for name, value in node.items() if name != "_target_"}
+    if "_target_" not in node:
+        return parts
+    target = named(str(node["_target_"]), place)
+    check_arguments(target, list(parts), place)
+    try:
+        return target(**parts)
+    except FedmtlError as error:
+        raise type(error)(f"{place}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{place}: {first_line(error)}.") from error
 
 
 def build(config: Config, folder: Path) -> Trainer:
@@ -315,14 +415,13 @@ def build(config: Config, folder: Path) -> Trainer:
 
     objects = settings(config)
     logger = dict(config.get("logger") or {})
-    if "folder" in logger:
+    if logger.get("folder") is not None:
         logger["folder"] = str(folder / logger["folder"])
     if "parameters" in logger:
-        logger["parameters"] = flat(config) | logger["parameters"]
-    callbacks = (instantiate_group({"logger": logger}, "logger"),) if logger else ()
-    data = instantiate_group(config, "data")
-    with ByKey(config):
-        return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
+        logger["parameters"] = flat(config) | (logger["parameters"] or {})
+    callback = made(logger, "logger")
+    data = made(config["data"], "data")
+    return Trainer(data=data, folder=folder, callbacks=() if callback is None else (callback,), **objects)
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
@@ -341,8 +440,7 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
         if text.split("=")[0].split(".")[0] != "logger":
             raise ConfigError(f"{text} is not taken here; accepted: logger=..., logger.KEY=....")
     if any(text.startswith("logger=") for text in overrides):
-        check_names(overrides, None)
-        return config | {"logger": resolve(compose(tuple(overrides)))["logger"]}
+        return config | {"logger": resolve(compose(overrides))["logger"]}
     logger, given = updated(config, "logger", overrides), {text.split("=")[0] for text in overrides}
     root = folder.resolve()
     for key, value in (logger or {}).items():
@@ -408,203 +506,3 @@ def printed_log(level: int) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before[0])
         log.propagate = before[1]
-
-
-def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
-    last = key.rsplit(".", 1)[-1]
-    same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
-    alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
-    by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
-    near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
-    return list(dict.fromkeys([*same, *alike, *near]))[:3]
-
-
-def check_names(overrides: Sequence[str], extra: Path | None) -> None:
-    """Check that every key and option exists, given the options that were chosen."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import DictConfig, OmegaConf
-
-    options = choices(config_folder())
-    for group, extra_options in (choices(extra) if extra is not None else {}).items():
-        options.setdefault(group, {}).update(extra_options)
-    parsed = [(text, OverridesParser.create().parse_override(text)) for text in overrides]
-    chosen = []
-    for text, override in parsed:
-        group = override.key_or_group
-        if group not in options:
-            continue
-        chosen.append(text)
-        value = override.value()
-        if isinstance(value, (dict, list)):
-            raise ConfigError(f"{group} is {value!r}; accepted: {', '.join(options[group])}, and its parts by name.")
-        if text in _REMOVED and value not in options[group]:
-            raise ConfigError(f"{text} is gone: {_REMOVED[text]}.")
-        if value not in options[group]:
-            close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ConfigError(f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}.")
-    base = compose(tuple(chosen), extra)
-    for text, override in parsed:
-        key = override.key_or_group
-        top = key.split(".")[0]
-        if text in chosen or top == "hydra" or key.startswith("hydra/"):
-            continue
-        if override.is_add() and "." in key and top not in _INTERNAL and _has(base, top):
-            continue  # what is added to a group is an argument of its object, which refuses what it has no name for
-        known = OmegaConf.select(base, key, throw_on_missing=False)
-        if isinstance(known, DictConfig) and "_target_" in known and not override.is_sweep_override():
-            value = override.value()
-            if value is not None and not isinstance(value, dict):
-                parts = ", ".join(f"{key}.{name!s}" for name in known if name != "_target_")
-                raise ConfigError(f"{key} is {value!r}, but it has parts; accepted: {parts}.")
-        if known is not None or _has(base, key):
-            continue
-        if key in _REMOVED:
-            raise ConfigError(f"{key} is gone: {_REMOVED[key]}.")
-        parent = key.rpartition(".")[0]
-        node = OmegaConf.select(base, parent) if parent else None
-        if isinstance(node, DictConfig):
-            under = [str(name) for name in node if name != "_target_"]
-            if not under:
-                raise ConfigError(f"{key} means nothing here: the chosen {parent} has no settings.")
-            near = [f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)]
-            hint = f"did you mean {' or '.join(near)}? " if near else _elsewhere(key, options, extra)
-            raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
-        if parent and _has(base, parent):
-            name = key[len(parent) + 1 :]
-            whole = f"write '{parent}={{{name}: {override.get_value_element_as_str()}}}'"
-            raise ConfigError(f"{key} cannot be set alone, since {parent} is {node}; {whole}.")
-        accepted = list(_keys(base))
-        near = nearest(key, accepted)
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else f"accepted: {', '.join(name for name in accepted if '.' not in name)}."
-        )
-        raise ConfigError(f"{key} is no setting; {hint}")
-
-
-def _elsewhere(key: str, options: Mapping[str, Mapping[str, str]], extra: Path | None) -> str:
-    """Return which other options of its group have a setting, in words; empty where none has."""
-    from omegaconf import OmegaConf
-
-    parent, _, name = key.rpartition(".")
-    group = parent.replace(".", "/")
-    files = [(option, folder / group / f"{option}.yaml") for option in options.get(group, ()) for folder in
-             (config_folder(), extra) if folder is not None]  # fmt: skip
-    found = [option for option, file in files if file.exists() and _has(OmegaConf.load(file), name)]
-    return f"only with {group}={', '.join(found)}; " if found else ""
-
-
-def _has(config: Any, key: str) -> bool:
-    """Return whether the key is there, also with the value null or still missing."""
-    from omegaconf import DictConfig, OmegaConf
-
-    parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    return isinstance(node, DictConfig) and name in OmegaConf.to_container(node, resolve=False)  # type: ignore[operator]
-
-
-def _keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yield all settings of a configuration, as dotted keys."""
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(config, resolve=False) if not isinstance(config, dict) else config
-    assert isinstance(plain, dict)
-    for name, value in ((str(name), value) for name, value in plain.items()):
-        if name == "_target_" or (not prefix and name in _INTERNAL):
-            continue
-        yield f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name}.")
-
-
-def instantiate_group(config: Config, group: str) -> Any:
-    """Return the object that ``config[group]`` describes; None for an empty description.
-
-    Raises:
-        ConfigError: a ``_target_`` that is neither of this package nor of a module in :data:`TRUST`, or one that does
-            not take its settings.
-    """
-    if not config.get(group):
-        return None
-    with ByKey(config, group):
-        return _made(config[group], group)
-
-
-def _made(node: Any, place: str) -> Any:
-    """Return the object of a mapping with ``_target_``, its parts made before it; other values as they are."""
-    from ..trainer.targets import resolved_target
-
-    if isinstance(node, list):
-        return [_made(value, place) for value in node]
-    if not isinstance(node, Mapping):
-        return node
-    parts = {name: _made(value, f"{place}.{name}") for name, value in node.items() if name != "_target_"}
-    if "_target_" not in node:
-        return parts
-    try:
-        target = resolved_target(str(node["_target_"]), TRUST.get(), logger=place == "logger")
-    except ConfigError as error:
-        raise ConfigError(f"{place}._target_ is {error}") from error
-    try:
-        return target(**parts)
-    except FedmtlError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
-        if unknown is not None and unknown.group(1) == target.__name__:
-            key = f"{place}.{unknown.group(2)}"
-            accepted = ", ".join(name for name in parts if name != unknown.group(2))
-            refusal = f"{key} is no setting of {target.__name__}; accepted: {accepted}"
-            reason = f"{key} is gone: {_REMOVED[key]}" if key in _REMOVED else refusal
-        raise ConfigError(f"{reason}.") from error
-
-
-class ByKey:
-    """Translate errors inside the block: they name the configuration key, not the class and attribute.
-
-    Args:
-        config: resolved.
-        group: whose keys are meant where several groups name the same class.
-    """
-
-    def __init__(self, config: Config, group: str = "algorithm") -> None:
-        self.config = config
-        self.group = group
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, FedmtlError):
-            cause = cause.__cause__
-        if cause is not None:
-            text = str(cause)
-            for name, key in _INNER_NAMES.items():
-                text = text.replace(name, key)
-            for class_name, place in self.keys().items():
-                text = re.sub(rf"\b{class_name}\.(?=\w)", f"{place}." if place else "", text)
-            if text == str(error):
-                return
-            raise type(cause)(text) from error
-
-    def keys(self) -> dict[str, str]:
-        """Map names of classes and functions to the key of the node that names them."""
-        keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping", "lora": "model.lora"}
-
-        def visit(node: Any, place: str) -> None:
-            if isinstance(node, Mapping):
-                if "_target_" in node:
-                    keys[str(node["_target_"]).rpartition(".")[2]] = place
-                for name, value in node.items():
-                    visit(value, f"{place}.{name}" if place else str(name))
-
-        visit(self.config, "")
-        visit(self.config.get(self.group), self.group)
-        return keys

@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,26 +23,29 @@ from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyErr
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
 from .config import (
-    TRUST,
-    ByKey,
     Config,
+    all_choices,
     build,
     check,
-    choices,
-    config_folder,
+    combinations,
     hydra_base,
+    parse,
     printed_log,
+    refusals,
     resolve,
+    searched,
     with_logger,
+    without_leftovers,
 )
 from .inspect import audit, report, verify
+from .names import TRUST
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
 from .sweep import STORED, Job, jobs, left, marked, unlike
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
-    from ..trainer import Trainer
+    from ..trainer import Result, Trainer
 
 FAILED, REFUSED = 1, 2
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -112,22 +115,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         TRUST.reset(before)
 
 
+def _taken(words: list[str], *names: str) -> tuple[list[str], list[str]]:
+    """Return the values of every option of one of these names, and the other words."""
+    values, left, rest = [], [], iter(words)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if name in names:
+            values.append(value or next(rest, ""))
+        else:
+            left.append(word)
+    return values, left
+
+
 def _trusting(words: list[str]) -> list[str]:
     """Trust the modules of every ``--trust MODULE``, and return the other words.
 
     Raises:
         ConfigError: no name of a module follows.
     """
-    left, rest = [], iter(words)
-    for word in rest:
-        name, _, module = word.partition("=")
-        if name != "--trust":
-            left.append(word)
-            continue
-        module = module or next(rest, "")
+    modules, left = _taken(words, "--trust")
+    for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(f"--trust is {module!r}; give the name of a module, such as --trust my_feddyn.")
-        TRUST.set((*TRUST.get(), module))
+    TRUST.set((*TRUST.get(), *modules))
     return left
 
 
@@ -175,10 +185,7 @@ def help_text(extra: Path | None = None) -> str:
     """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder, and in the
     user's own, ``extra``."""
     lines = [_USAGE, "groups: choose with GROUP=OPTION"]
-    found = choices(config_folder())
-    for group, own in (choices(extra) if extra is not None else {}).items():
-        found[group] = found.get(group, {}) | {name: f"{words} ({extra})".lstrip() for name, words in own.items()}
-    for group, options in found.items():
+    for group, options in all_choices(extra).items():
         if "/" in group:
             continue
         width = max(18, *map(len, options))
@@ -188,34 +195,59 @@ def help_text(extra: Path | None = None) -> str:
 
 
 def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
-    """Check everything, then hand over to Hydra, which composes, sweeps and names the folders."""
+    """Hand over to Hydra, which composes, sweeps and names the folders; check every run of a sweep before."""
+    options, (folders, words) = _train_options(words), _taken(words, "--config-dir", "-cd")
+    extra = Path(folders[-1]) if folders else None
+    sweep: list[tuple[Job, list[str]]] = []
     with _agreed(ranks):
-        options = _train_options(words)
-        if options.passed_on is None:
-            configs = check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+        runs = [] if _by_plugin(options.overrides) else combinations(options.overrides, multirun=options.multirun)
+        if options.multirun and runs:
+            configs = check(options.overrides, multirun=True, extra=extra, name=options.config_name)
+            sweep = jobs(options.overrides, Path())
             if _writes(ranks) and (warning := unlike(configs)):
                 say(warning)
     if ranks is not None:  # one folder for all, whose name is a time
         place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
         when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
         words = words if any(word.startswith(name) for word in words) else [*words, f"{name}{place}/{when}"]
-    if options.cfg is not None or options.passed_on is not None:
-        _hydra(words, lambda config: None)
-        return 0
     codes = [0]
-    sweep = jobs(options.overrides, Path()) if options.multirun else []
 
-    def task(config: Any) -> None:
+    def task(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
-        hydra = HydraConfig.get()
-        job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
-        command = shlex.join(["fedmtl", *hydra.overrides.task])
-        with _errors_in_one_line(debug, codes, job), _ending_for_all(job, ranks):
-            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, ranks)
+        hydra, job = HydraConfig.get(), None
+        overrides, folder = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
+        if sweep:  # in Hydra's order
+            job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir))
+        elif options.multirun:
+            job = Job(int(hydra.job.num), None, " ".join(overrides), Path(hydra.sweep.dir))
+        with _errors_in_one_line(debug, codes, job), _ending_for_all(job, ranks), _without_empty(folder):
+            with _agreed(ranks):
+                resolved = resolve(without_leftovers(config, overrides))
+            result = _begin(resolved, folder, shlex.join(["fedmtl", *overrides]), job, ranks)
+            return float(result.final[result.metric])
+        return None
 
-    _hydra(words, task)
-    return _end_of_sweep(codes, ranks) if sweep else max(codes)
+    with _agreed(ranks) if options.shows else nullcontext(), searched(extra):
+        _hydra(words, (lambda config: None) if options.shows else task, options)
+    return _end_of_sweep(codes, ranks) if options.multirun else max(codes)
+
+
+def _by_plugin(overrides: Sequence[str]) -> bool:
+    """Return whether another sweeper than Hydra's basic one chooses the runs."""
+    return any(override.key_or_group == "hydra/sweeper" for override in parse(overrides))
+
+
+@contextmanager
+def _without_empty(folder: Path) -> Iterator[None]:
+    """Remove the folder of a run, and those of its date, if the run is refused before it has written a file."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            for made in (folder, folder.parent, folder.parent.parent):
+                made.rmdir()
+        raise
 
 
 def _end_of_sweep(codes: list[int], ranks: Ranks | None) -> int:
@@ -225,7 +257,7 @@ def _end_of_sweep(codes: list[int], ranks: Ranks | None) -> int:
     return max(codes)
 
 
-def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
+def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     import hydra
 
@@ -233,7 +265,8 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
     full = os.environ.get(_FULL_ERROR)
     os.environ[_FULL_ERROR] = "1"  # errors come here, and are not printed by Hydra
     try:
-        hydra.main(**hydra_base(), config_path=str(config_folder()), config_name="config")(task)()
+        with refusals(options.overrides, options.config_name):
+            hydra.main(**hydra_base(), config_path=None, config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
         raise ConfigError(
             f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
@@ -246,7 +279,7 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
             os.environ[_FULL_ERROR] = full
 
 
-def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: Ranks | None = None) -> None:
+def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: Ranks | None = None) -> Result:
     """Make a run of a resolved configuration.
 
     Raises:
@@ -260,19 +293,19 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: R
             raise ResumeError(
                 f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder."
             )
-    with marked(folder) if _writes(ranks) else nullcontext():
+    with marked(folder) if _writes(ranks) and job is not None else nullcontext():
         with _agreed(ranks):
             trainer = build(config, folder)
             make_paths_absolute(config)
             if _writes(ranks):
                 write_config(folder, command, config)
-        with ByKey(config):
-            _fit(trainer, folder, resume=False, job=job, ranks=ranks)
+        with marked(folder) if _writes(ranks) else nullcontext():
+            return _fit(trainer, folder, resume=False, job=job, ranks=ranks)
 
 
 def _go_on(config: Config, folder: Path, job: Job | None, ranks: Ranks | None) -> None:
     """Continue a run that has begun."""
-    with marked(folder) if _writes(ranks) else nullcontext(), ByKey(config):
+    with marked(folder) if _writes(ranks) else nullcontext():
         with _agreed(ranks):
             trainer = build(config, folder)
         _fit(trainer, folder, resume=True, job=job, ranks=ranks)
@@ -352,13 +385,12 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None, ranks: Ranks | None = None) -> None:
+def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None, ranks: Ranks | None = None) -> Result:
     """Train and print the summary; of the job of a sweep one line."""
     shown = _short(folder)
     if ranks is not None and not ranks.first:
         with printed_log(logging.CRITICAL):
-            trainer.fit(resume=resume, ranks=ranks)
-        return
+            return trainer.fit(resume=resume, ranks=ranks)
     if job is not None:
         trainer = replace(trainer, progress=trainer.progress and job.watched)
         began = time.monotonic()
@@ -366,7 +398,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
         with resumable(sweep, logging.WARNING), told_to_end(sweep) if ranks is not None else nullcontext():
             result = trainer.fit(resume=resume, ranks=ranks)
         print(job.line(result, began, shown), flush=True)
-        return
+        return result
     with resumable(shown, logging.INFO), told_to_end(shown) if ranks is not None else nullcontext():
         result = trainer.fit(resume=resume, ranks=ranks)
     print(f"{result.summary()}\n\nSaved in {shown}")
@@ -384,6 +416,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
         from ..trainer.folder import RunFolder
 
         print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+    return result
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:
@@ -394,13 +427,15 @@ def _train_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("-p", "--package")
     parser.add_argument("-cd", "--config-dir", type=Path)
+    parser.add_argument("-cn", "--config-name", default="config")
     for flags in (("--info", "-i"), ("--hydra-help",), ("--shell-completion", "-sc")):
-        parser.add_argument(*flags, dest="passed_on", nargs="?", const="yes")
+        parser.add_argument(*flags, dest="shows", nargs="?", const="yes")
     parser.add_argument("overrides", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
         raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
+    options.shows = options.shows or options.cfg
     return options
 
 

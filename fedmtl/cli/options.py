@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..errors import ConfigError, TrainingError
 from ..report.tables import write_text
-from .config import Config, check, compose, printed_log, resolve
+from .config import Config, check, printed_log
 
 INTERRUPTED = 130  # exit code
 _DATA_PATHS = ("root", "path", "images", "cache", "counts")
@@ -63,8 +63,8 @@ def short_run_options(
     options = parser.parse_intermixed_args(words)
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
-    check(options.overrides, extra=options.config_dir)
-    return options, resolve(compose(tuple(options.overrides), options.config_dir))
+    (config,) = check(options.overrides, extra=options.config_dir)
+    return options, config
 
 
 def write_config(folder: Path, command: str, config: Config) -> None:

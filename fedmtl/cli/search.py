@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, FedmtlError
-from .config import Config, build, check, combinations, compose, resolve, settings
+from ..errors import ConfigError
+from .config import Config, build, combinations, compose, resolve, settings
 from .options import add_config_dir, command_parser, make_paths_absolute, resumable, write_config
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ def search(words: list[str]) -> int:
     for text in options.overrides:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
-    check(options.overrides, multirun=True, extra=options.config_dir)
     configs = candidate_configs(options.overrides, options.config_dir)
     _refuse_other_data(configs)
     arguments: dict[str, Any] = {
@@ -45,9 +42,8 @@ def search(words: list[str]) -> int:
     folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
-    with _by_option():
-        private_search = _build(configs, arguments, folder)
-        private_search.plan()  # what cannot be accounted is refused before anything is written
+    private_search = _build(configs, arguments, folder)
+    private_search.plan()  # what cannot be accounted is refused before anything is written
     for config in configs.values():
         make_paths_absolute(config)
     write_config(folder, " ".join(["fedmtl search", *words]), {"search": arguments | {"candidates": configs}})
@@ -69,7 +65,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
     Raises:
         ConfigError: no value is listed, or one twice.
     """
-    runs = list(combinations(overrides, multirun=True))
+    runs = combinations(overrides, multirun=True)
     swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
     if not swept:
         raise ConfigError("there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10.")
@@ -78,7 +74,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
         name = " ".join(run[place] for place in swept)
         if name in configs:
             raise ConfigError(f"{name} is listed twice.")
-        config = resolve(compose(tuple(run), extra))
+        config = resolve(compose(run, extra))
         config["baselines"], config["logger"] = [], {}
         configs[name] = config
     return configs
@@ -115,16 +111,6 @@ def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) 
     trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
     return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
-
-
-@contextmanager
-def _by_option() -> Iterator[None]:
-    """Translate errors inside the block: they name the options of the command, not the arguments in Python."""
-    try:
-        yield
-    except FedmtlError as error:
-        text = re.sub(r"\bPrivateSearch\.(\w+)", lambda found: f"--{found[1].replace('_', '-')}", str(error))
-        raise type(error)(text) from error
 
 
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:

@@ -31,18 +31,19 @@ class Job:
 
     Args:
         number: its place, from 0.
-        of: how many there are.
+        of: how many there are; None if a sweeper of a plugin chooses them on the way.
         words: the settings that differ between them.
         sweep: the folder of the sweep.
     """
 
     number: int
-    of: int
+    of: int | None
     words: str
     sweep: Path
 
     def __str__(self) -> str:
-        return f"[{self.number + 1}/{self.of}] {self.words}".rstrip()
+        of = "" if self.of is None else f"/{self.of}"
+        return f"[{self.number + 1}{of}] {self.words}".rstrip()
 
     @property
     def watched(self) -> bool:
@@ -60,7 +61,7 @@ class Job:
 
 def jobs(overrides: Sequence[str], sweep: Path) -> list[tuple[Job, list[str]]]:
     """Return the jobs of a sweep in the order in which they are numbered, with their overrides."""
-    runs = list(combinations(overrides, multirun=True))
+    runs = combinations(overrides, multirun=True)
     swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
     return [(Job(i, len(runs), " ".join(run[k] for k in swept), sweep), run) for i, run in enumerate(runs)]
 
@@ -68,7 +69,10 @@ def jobs(overrides: Sequence[str], sweep: Path) -> list[tuple[Job, list[str]]]:
 def unlike(configs: Sequence[Config]) -> str:
     """Return a warning where methods of a sweep are finetuned beside others that are not, empty where all or none are.
     Local training is what all are compared with, and is not one of them."""
-    methods = [(config["algorithm"]["_target_"].rpartition(".")[2], config.get("finetune")) for config in configs]
+    methods = [
+        (config["algorithm"]["_target_"].rpartition(".")[2], (config.get("finetune") or {}).get("_target_"))
+        for config in configs
+    ]
     tuned = {name: None for name, finetune in methods if finetune}
     plain = {name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)}
     if not tuned or not plain:
@@ -107,7 +111,7 @@ def left(sweep: Path) -> Iterator[Left]:
     if hydra["sweep"]["subdir"] != _NUMBERED:
         raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
     sources = hydra["runtime"]["config_sources"]
-    extra = next((Path(one["path"]) for one in sources if one["provider"] == "command-line"), None)
+    extra = next((Path(one["path"]) for one in sources if one["provider"] in ("user", "command-line")), None)
     task = [str(text) for text in hydra["overrides"]["task"]]
     for text in task:
         if text.lstrip("+~").startswith("hydra"):
@@ -121,7 +125,7 @@ def left(sweep: Path) -> Iterator[Left]:
             config: Any = OmegaConf.to_container(OmegaConf.load(given))
             yield Left(job, folder, command, config, RunFolder(folder).started)
         else:
-            config = resolve(compose(tuple(overrides), extra))
+            config = resolve(compose(overrides, extra))
             make_paths_absolute(config, hydra["runtime"]["cwd"])
             yield Left(job, folder, command, config, False)
 

@@ -40,7 +40,7 @@ def flat(node: Any, key: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in node.items():
         if name in ("_target_", "class"):
-            found[key] = str(value).rpartition(".")[2]
+            found |= {key: str(value).rpartition(".")[2]} if value is not None else {}
         else:
             found |= flat(value, f"{key}.{name}" if key else str(name))
     return found

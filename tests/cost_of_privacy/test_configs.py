@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedmtl import cli
 from fedmtl.cli.config import check, settings
+from fedmtl.cli.names import TRUST
 from tests.data.rows import write_csv
 
 from .test_hospital import stays
@@ -16,10 +18,18 @@ CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks/reproduce/cost_of_pr
 READERS = "benchmarks.reproduce.cost_of_privacy.readers"
 
 
+@pytest.fixture(autouse=True)
+def trusted() -> Iterator[None]:
+    """Let the configuration files name the readers of the study."""
+    before = TRUST.set((READERS,))
+    yield
+    TRUST.reset(before)
+
+
 @pytest.mark.parametrize("experiment", ["lending", "hospital", "svm"])
-@pytest.mark.parametrize("scale", ["default", "paper"])
-def test_the_experiments_compose(experiment: str, scale: str) -> None:
-    check([f"experiment=cost_of_privacy_{experiment}", "data.root=x", f"scale={scale}"], extra=CONFIGS)
+@pytest.mark.parametrize("size", ["", "_paper"])
+def test_the_experiments_compose(experiment: str, size: str) -> None:
+    check([f"experiment=cost_of_privacy_{experiment}{size}", "data.root=x"], extra=CONFIGS)
 
 
 def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:

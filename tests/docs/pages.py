@@ -8,6 +8,7 @@ what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``; ``<!-- exi
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -25,6 +26,7 @@ from omegaconf import OmegaConf
 
 from fedmtl import cli
 from fedmtl.cli.config import combinations, compose
+from fedmtl.cli.names import TRUST
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -99,7 +101,7 @@ def write(block: Block, folder: Path) -> None:
 def small_settings(words: list[str], extra: Path | None) -> list[str]:
     """Return a command's settings with those sizes made small that its configuration has."""
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    config = compose(tuple(next(combinations(settings, multirun=True))), extra)
+    config = compose(combinations(settings, multirun=True)[0], extra)
     sizes = {key: value for key, value in _SMALL.items() if isinstance(OmegaConf.select(config, key), (int, str))}
     if OmegaConf.select(config, "replicates") == 1:
         del sizes["replicates"]
@@ -114,6 +116,7 @@ def fedmtl(words: list[str], small: list[str]) -> int:
     """Run a documented command at small sizes, its run in :data:`FOLDER`; returns the exit code."""
     verb = words[0] if words and "=" not in words[0] and not words[0].startswith("-") else ""
     rest = words[1:] if verb else words
+    trusted = TRUST.set(tuple(after for word, after in itertools.pairwise(rest) if word == "--trust"))
     if verb in ("", "audit", "search") and not {"--help", "--version", "--cfg"} & set(rest):
         where = rest.index("--config-dir") + 1 if "--config-dir" in rest else None
         rest = small_settings([*rest, *small], None if where is None else Path(rest[where]))
@@ -124,6 +127,7 @@ def fedmtl(words: list[str], small: list[str]) -> int:
             rest += ["--folder", _fresh(FOLDER), "--mean", "1", "--score-noise", "0.2"]
     else:
         rest = [*rest, *small]
+    TRUST.reset(trusted)
     return cli.main([verb, *rest] if verb else rest)
 
 

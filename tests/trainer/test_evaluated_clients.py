@@ -138,4 +138,4 @@ def test_the_command_has_it():
     assert settings(resolve(compose(())))["evaluate_clients"] is None
     stored = resolve(compose(()))
     del stored["evaluate_clients"]  # of a folder of before
-    assert settings(stored)["evaluate_clients"] is None
+    assert settings(stored).get("evaluate_clients") is None

@@ -1,0 +1,163 @@
+"""Hydra's source of configuration files, which completes them by the classes and functions that they name.
+
+A file under ``configs/`` lists what differs from the signature of its ``_target_``. :class:`Defaults` adds the rest, so
+that every setting has a key that Hydra can override, sweep and print; an argument without a default is ``???``, Hydra's
+mark of a value that is required.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from .._imports import uncollected
+from ..errors import ConfigError
+from .names import EXTRA, TRUST, config_folder, nearest, no_setting
+
+_OF_PROGRAMS = ("folder", "callbacks", "transform")  # arguments that are no settings
+_REQUIRED = "???"
+
+
+class Defaults(FileConfigSource):
+    """Configuration files in a folder, with the defaults of what they name."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "fedmtl"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        result = super().load_config(config_path)
+        folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
+        assert isinstance(result.config, DictConfig)
+        add_defaults(result.config, "" if result.header.get("package") else folder)
+        return result
+
+
+class Folders(SearchPathPlugin):
+    """Makes Hydra search the user's folder, then the package's."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in (("user", EXTRA.get()), ("fedmtl", config_folder())):
+            if folder is not None:
+                search_path.append(provider, f"{Defaults.scheme()}://{folder.resolve()}")
+
+
+def register() -> None:
+    """Register both with Hydra."""
+    Plugins.instance().register(Defaults)
+    Plugins.instance().register(Folders)
+
+
+def load(group: str, option: str) -> DictConfig:
+    """Return the settings of one option of a group as its file has them, with the defaults."""
+    for folder in (EXTRA.get(), config_folder()):
+        if folder is not None and (file := folder / group / f"{option}.yaml").is_file():
+            config: Any = OmegaConf.load(file)
+            own: DictConfig = config.get(group) or config
+            add_defaults(own, group)
+            return own
+    return OmegaConf.create()
+
+
+def add_defaults(node: DictConfig, place: str) -> None:
+    """Add the arguments that a mapping does not list, in place; those of the mappings in it, too.
+
+    Args:
+        node: it describes an object if it has a ``_target_``.
+        place: its dotted key.
+
+    Raises:
+        ConfigError: a ``_target_`` that a file may not name, or a key that is no argument of it.
+    """
+    for name in (str(name) for name in node if name != "defaults"):
+        if isinstance(node._get_node(name), DictConfig):
+            add_defaults(node[name], f"{place}.{name}".lstrip("."))
+    target = node.get("_target_")
+    if target is None:
+        return
+    made = named(target, place) if place else _trainer()
+    parameters = inspect.signature(made).parameters
+    chosen = _chosen(node)
+    if place:
+        check_arguments(made, [str(name) for name in node if name != "defaults"], place)
+    for name, parameter in parameters.items():
+        if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default := _default(made, parameter)):
+            node[name] = list(default) if isinstance(default, tuple) else default
+        if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
+            OmegaConf.set_struct(node[name], False)  # the keys are free
+
+
+def _chosen(node: DictConfig) -> list[str]:
+    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for ``solver@local: sgd``."""
+    entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
+    return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
+
+
+def named(target: str, place: str) -> Any:
+    """Return the class or function that a configuration names at ``place``.
+
+    Raises:
+        ConfigError: one that a file may not name, or that cannot be imported.
+    """
+    with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
+        from ..trainer.targets import resolved_target
+    try:
+        return resolved_target(target, TRUST.get(), logger=place == "logger")
+    except ConfigError as error:
+        raise ConfigError(f"{place}._target_ is {error}") from error
+
+
+def check_arguments(made: Any, names: Sequence[str], place: str) -> None:
+    """Refuse the name of an argument that a class or function does not have.
+
+    Raises:
+        ConfigError: the setting by its key, with the nearest ones.
+    """
+    parameters = inspect.signature(made).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters and name != "_target_":
+            near = [f"{place}.{one}" for one in nearest(name, list(parameters))]
+            raise no_setting(f"{place}.{name}", parameters, near, getattr(made, "__name__", ""))
+
+
+def trainer_settings() -> list[str]:
+    """Return the names of the arguments of a trainer that are settings."""
+    return [name for name in inspect.signature(_trainer()).parameters if name not in _OF_PROGRAMS]
+
+
+def _trainer() -> Any:
+    with uncollected(frozen="torch" not in sys.modules):
+        from ..trainer import Trainer
+    return Trainer
+
+
+def _default(made: Any, parameter: inspect.Parameter) -> Any:
+    """Return the default of a parameter; of one that is required, ``???``."""
+    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        return parameter
+    if parameter.default is parameter.empty:
+        return _REQUIRED
+    fields = {field.name: field for field in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else {}
+    factory = fields[parameter.name].default_factory if parameter.name in fields else dataclasses.MISSING
+    return parameter.default if factory is dataclasses.MISSING else factory()
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a configuration file can hold the value."""
+    return (
+        value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, (tuple, dict)) and not value)
+    )

@@ -1,0 +1,87 @@
+"""Names of settings: where their files are, those that are gone, and the nearest to one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+
+from ..errors import ConfigError
+
+TRUST: ContextVar[tuple[str, ...]] = ContextVar("TRUST", default=())
+"""Modules that this command line trusts, beside this package."""
+EXTRA: ContextVar[Path | None] = ContextVar("EXTRA", default=None)
+"""The user's folder of configuration files, searched first."""
+REMOVED = {  # settings of earlier versions, and what there is instead
+    "scale": "an experiment at its paper's size is experiment=NAME_paper",
+    "privacy.observer": "epsilon holds against all other clients",
+    "privacy.accountant": "epsilon is computed from privacy loss distributions",
+    "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
+    **dict.fromkeys(("schedule.latency.low", "schedule.latency.high"), "use law and parameters of scipy.stats there"),
+    "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
+    "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
+    "algorithm.arrivals": "every record is there from the start",
+    "algorithm.departed": "the models of agents that are away count as they were broadcast last",
+    "algorithm.warm_start": "a run starts from algorithm.start, a public constant",
+    "algorithm.warm_lam": "a run starts from algorithm.start, a public constant",
+    **dict.fromkeys(
+        ("guarantee", "privacy.guarantee", "algorithm.guarantee"),
+        "what a paper prescribes is algorithm=NAME_published",
+    ),
+    **dict.fromkeys(
+        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"),
+        "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
+    ),
+    "algorithm.method": "use algorithm=async_learner, public_start or moments",
+    "execution.graphs": "local steps run as they are, on every device",
+    "execution.data": "data are on the run's device",
+    "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
+    "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
+    "client_store": "the tensors that clients keep are read from the files of the run",
+    "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
+    "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
+    "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
+    "algorithm.groups": "every owner answers with its own noise",
+    "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
+    "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
+}
+for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):
+    REMOVED[f"data={_data}"] = REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
+        "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
+    )
+
+
+def config_folder() -> Path:
+    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"the configuration files are missing: neither {package} nor its parent has configs/.")
+
+
+def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of: str = "") -> ConfigError:
+    """Return the error of a setting that does not exist: what replaces one of an earlier version, or the nearest names.
+
+    Args:
+        key: the setting.
+        accepted: the names of those in its place.
+        near: keys that may be meant.
+        of: the class that has no such setting.
+    """
+    if key in REMOVED:
+        return ConfigError(f"{key} is gone: {REMOVED[key]}.")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    names = ", ".join(name for name in accepted if name != "_target_") or "nothing"
+    return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {hint}accepted: {names}.")
+
+
+def nearest(key: str, accepted: Sequence[str]) -> list[str]:
+    """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
+    last = key.rsplit(".", 1)[-1]
+    same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
+    alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
+    by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
+    near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
+    return list(dict.fromkeys([*same, *alike, *near]))[:3]
