@@ -102,7 +102,7 @@ class PeerProblem:
         x, y = self.records[agent]
         gradient = 2 * self.ridge[agent] * theta
         if len(x):
-            gradient = gradient + losses(self.loss, x @ theta, y)[1]()[0] @ x / len(x)
+            gradient = gradient + losses(self.loss, x @ theta, y)[1] @ x / len(x)
         return gradient
 
     def value(self, theta: Array) -> float:
@@ -121,7 +121,7 @@ class PeerProblem:
         found = np.zeros((n, p, p))
         for i, (x, y) in enumerate(self.records):
             if len(x):
-                found[i] = (x.T * losses(self.loss, x @ theta[i], y)[1]()[1]) @ x / len(x)
+                found[i] = (x.T * losses(self.loss, x @ theta[i], y)[2]) @ x / len(x)
         found[:, np.arange(p), np.arange(p)] += 2 * self.ridge[:, None]
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,18 +18,17 @@ class Hinges(Objective):
 
     width: float = 0.0
 
-    def losses(self, margins: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
+    def losses(self, margins: Array) -> tuple[Array, Array, Array]:
         """Return every record's loss, and its first and second derivative."""
         z = np.maximum(1 - self.y * margins, 0.0)
         if self.width == 0:
-            return z, lambda: (-self.y * (z > 0), np.zeros_like(z))
+            return z, -self.y * (z > 0), np.zeros_like(z)
         part = np.minimum(z, self.width)
         value = part * (part / (2 * self.width)) + (z - part)
-        return value, lambda: (part * (self.y / -self.width), ((part > 0) & (part < self.width)) / self.width)
+        return value, part * (self.y / -self.width), ((part > 0) & (part < self.width)) / self.width
 
     def hessian(self, bend: Array) -> Array:
         """Return the second derivative from the few records where the loss bends."""
-        (bend,) = bend
         bends = bend > 0
         rows: Array = self.x[bends]
         matrix: Array = (rows.T * (bend[bends] / len(self.y))) @ rows + self.ridge * np.eye(rows.shape[1])
@@ -51,15 +49,15 @@ def minimize_hinge(x: Array, y: Array, ridge: float, box: float) -> Minimum:
         theta = np.clip(pull / ridge, -box, box)
         return float(weights.sum() / n + ridge / 2 * theta @ theta - pull @ theta)
 
-    theta, lower = np.zeros((1, x.shape[1])), dual(np.zeros(n))
+    theta, lower = np.zeros(x.shape[1]), dual(np.zeros(n))
     best, best_value = theta, problem.at(theta)[0]
     for width in 10.0 ** -np.arange(0, 11):
         smooth = replace(problem, width=float(width))
         theta = newton(smooth, theta, box, math.sqrt(2e-3 * ridge * width), 200).theta
-        lower = max(lower, dual(np.clip((1 - y * (x @ theta[0])) / width, 0.0, 1.0)))
+        lower = max(lower, dual(np.clip((1 - y * (x @ theta)) / width, 0.0, 1.0)))
         value = problem.at(theta)[0]
         if value < best_value:
             best, best_value = theta, value
         if best_value - lower <= 1e-10 * (1 + best_value):
             break
-    return Minimum(best[0], best_value[0], np.maximum(best_value - lower, 0.0)[0])
+    return Minimum(best, best_value, max(best_value - lower, 0.0))

@@ -32,7 +32,7 @@ from scores import Score, by_client, difference, interval, mark, write_scores  #
 from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
-from fedmtl.algorithms.linear.solve import minimize  # noqa: E402
+from fedmtl.algorithms.linear.solve import fit_own, minimize  # noqa: E402
 from fedmtl.data import FederatedDataset, movielens_users  # noqa: E402
 from fedmtl.privacy import Price  # noqa: E402
 
@@ -97,9 +97,8 @@ def stepped(p: int, seed: int, starts: Array, pull: float) -> Array:
     """Every agent's last step from starts (k, n, p): argmin sum_j l(v . x_j, y_j) + pull ||v - start||^2."""
     rows, found = linear(p, seed), starts.copy()
     for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
-        found[:, i] += minimize(
-            LinearLoss("logistic"), x.numpy(), y.numpy(), 2 * pull / len(x), base=starts[:, i]
-        ).theta
+        own = fit_own(LinearLoss("logistic"), x, y, torch.from_numpy(starts[:, i]), 2 * pull / len(x), "frobenius")
+        found[:, i] += own.numpy()
     return found
 
 

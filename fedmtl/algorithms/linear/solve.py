@@ -37,7 +37,6 @@ OWN_PENALTIES: dict[OwnPenalty, Penalty] = {
 
 _STEPS, _HALVINGS, _PROXIMAL_STEPS = 200, 34, 100_000
 _TOLERANCE, _ROUNDING = 1e-10, 1e-14
-_ELEMENTS = 1 << 22  # of the rows of all bases together
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +44,14 @@ class Minimum:
     """A minimizer.
 
     Attributes:
-        theta: (p,), or (k, p) of k bases.
-        value: of the objective there, () or (k,).
-        gap: an upper bound on ``value`` minus the least value, up to rounding; likewise.
+        theta: (p,).
+        value: of the objective there.
+        gap: an upper bound on ``value`` minus the least value, up to rounding.
     """
 
     theta: Array
-    value: Array
-    gap: Array
+    value: float
+    gap: float
 
 
 def minimize(
@@ -71,7 +70,7 @@ def minimize(
         loss: of the records; y in {-1, +1} except for ``"squared"``.
         x, y: (n, p) and (n,) float64, finite, n at least 1.
         ridge: above 0.
-        base: (p,), or (k, p) for k minimizers on the same records; None: 0.
+        base: (p,); None: 0.
         box: bound on ||theta||_inf.
         steps: of Newton's method, at most.
 
@@ -82,22 +81,16 @@ def minimize(
     one_of("minimize", ("squared", "logistic"), loss=loss.name)
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
-    if np.count_nonzero(np.isfinite(x)) < x.size or np.count_nonzero(np.isfinite(y)) < y.size:
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ConfigError("minimize: x or y has values that are not finite.")
     with np.errstate(all="ignore"):
-        turn = None
-        offset = 0.0 if base is None else np.atleast_2d(base) @ x.T
+        offset, turn = 0.0 if base is None else x @ base, None
         if 2 * len(x) < x.shape[1] and box == math.inf:  # a combination of the rows
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
                 turn, x = across, factor.T
-        problem = Objective(loss, x, y, ridge, offset)
-        start = np.zeros((1 if base is None else len(np.atleast_2d(base)), x.shape[1]))
-        found = newton(problem, start, box, _TOLERANCE, steps)
-    theta = found.theta if turn is None else found.theta @ turn.T
-    if base is None or base.ndim == 1:
-        return Minimum(theta[0], found.value[0], found.gap[0])
-    return replace(found, theta=theta)
+        found = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE, steps)
+    return found if turn is None else replace(found, theta=turn @ found.theta)
 
 
 def fit_own(
@@ -116,31 +109,31 @@ def fit_own(
     Returns:
         q as ``shared``, float64.
     """
-    points, rows, targets = shared.reshape(-1, shared.shape[-1]), x.numpy(), y.numpy()
+    rows, targets = x.numpy(), y.numpy()
     if penalty == "frobenius":
-        blocks = points.split(max(1, _ELEMENTS // rows.size))
-        fits = [minimize(loss, rows, targets, tau, base=block.numpy()).theta for block in blocks]
-        return torch.from_numpy(np.concatenate(fits)).reshape(shared.shape)
-    prox = OWN_PENALTIES[penalty].prox
-    try:
-        largest = float(np.linalg.norm(rows, 2))
-    except np.linalg.LinAlgError:  # not even an iteration that does not converge may show
-        largest = float(np.linalg.norm(rows))
-    rate = 1.0 / max(loss.smoothness(1.0) * largest**2 / len(rows), 1e-12)
-    fits = []
-    for point in points.numpy():
-        problem = Objective(loss, rows, targets, 0.0, (rows @ point)[None])
-        fits.append(
-            _accelerated(
-                lambda q, problem=problem: problem.at(q)[1]()[0],  # type: ignore[misc]
-                np.zeros((1, len(point))),
-                rate,
-                _PROXIMAL_STEPS,
-                prox=lambda q: prox(torch.from_numpy(q), rate * tau).numpy(),
-                tolerance=tolerance,
-            )
-        )
-    return torch.from_numpy(np.concatenate(fits)).reshape(shared.shape)
+
+        def fit(point: Array) -> Array:
+            return minimize(loss, rows, targets, tau, base=point).theta
+
+    else:
+        try:
+            largest = float(np.linalg.norm(rows, 2))
+        except np.linalg.LinAlgError:  # an iteration that does not converge must not show either
+            largest = float(np.linalg.norm(rows))
+        rate = 1.0 / max(loss.smoothness(1.0) * largest**2 / len(rows), 1e-12)
+
+        def fit(point: Array) -> Array:
+            problem = Objective(loss, rows, targets, 0.0, rows @ point)
+
+            def step(q: Array) -> Array:
+                moved = torch.from_numpy(q - rate * problem.at(q)[1])
+                stepped: Array = OWN_PENALTIES[penalty].prox(moved[None], rate * tau)[0].numpy()
+                return stepped
+
+            return _accelerated(step, np.zeros(len(point)), rate * tolerance)
+
+    points = shared.reshape(-1, shared.shape[-1]).numpy()
+    return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
 
 
 def own_step(q: Tensor, gradient: Tensor, lr: float, tau: float, penalty: OwnPenalty) -> Tensor:
@@ -164,26 +157,20 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
 
 
-def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
-    """Return every record's squared or logistic loss, and a function that returns its first and second derivative.
-
-    ``margins`` are (..., n), the targets ``y`` (n,). Returned are (..., n) each; the second derivative is (n,) where it
-    is constant.
-    """
+def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""
     if loss.name == "squared":
         error = margins - y
-        return error * error, lambda: (2 * error, np.full(y.shape, 2.0))
+        return error * error, 2 * error, np.full(y.shape, 2.0)
     away = -y * margins
     small = np.exp(-np.abs(away))
-    value = np.maximum(away, 0.0) + np.log1p(small)
     pull = np.where(away < 0, small, 1.0) / (1 + small)  # the slope is -y times it
-    return value, lambda: (-y * pull, pull * (1 - pull))
+    return np.maximum(away, 0.0) + np.log1p(small), -y * pull, pull * (1 - pull)
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2 at k points: theta (k, p), offset (k, n)
-    or 0."""
+    """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2, for offset (n,) or 0."""
 
     loss: LinearLoss
     x: Array
@@ -191,119 +178,87 @@ class Objective:
     ridge: float
     offset: Array | float = 0.0
 
-    def at(self, theta: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
-        """Return values (k,), and a function that returns the gradients (k, p) and the second derivatives of the
-        losses: (k, n), or (n,) if they are constant."""
-        margins, n = theta @ self.x.T + self.offset, len(self.y)
-        each, slopes = self.losses(margins)
+    def at(self, theta: Array) -> tuple[float, Array, Array]:
+        """Return the value, the gradient (p,) and the second derivatives of the losses (n,)."""
+        value, slope, bend = self.losses(self.x @ theta + self.offset)
+        return value.mean() + self.ridge / 2 * theta @ theta, slope @ self.x / len(self.y) + self.ridge * theta, bend
 
-        def rest() -> tuple[Array, Array]:
-            slope, bend = slopes()
-            return slope @ self.x / n + self.ridge * theta, bend
-
-        return np.add.reduce(each, 1) / n + (self.ridge / 2) * np.add.reduce(theta * theta, 1), rest
-
-    def losses(self, margins: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
-        """Return :func:`losses` at the ``margins`` (k, n)."""
+    def losses(self, margins: Array) -> tuple[Array, Array, Array]:
+        """Return :func:`losses` at the ``margins`` (n,)."""
         return losses(self.loss, margins, self.y)
 
     def hessian(self, bend: Array) -> Array:
-        """Return (k, p, p), or (p, p) of constant second derivatives or a single point."""
-        x, bend = self.x, bend[0] if bend.ndim == 2 and len(bend) == 1 else bend
-        matrix: Array = (x.T * (bend / len(self.y))[..., None, :]) @ x
-        matrix.reshape(-1, x.shape[1] ** 2)[:, :: x.shape[1] + 1] += self.ridge
+        """Return (p, p), from the second derivatives of the losses."""
+        matrix: Array = (self.x.T * (bend / len(self.y))) @ self.x
+        matrix[np.diag_indices_from(matrix)] += self.ridge
         return matrix
 
-    def missing(self, theta: Array, gradient: Array, box: float) -> Array:
-        """Return r, (k,): the gradient's norm, or what it would be without the box at the same gap r^2 / (2 ridge).
+    def missing(self, theta: Array, gradient: Array, box: float) -> float:
+        """Return r: the gradient's norm, or what it would be without the box at the same gap r^2 / (2 ridge).
 
         The gap is -min over the box of gradient . (z - theta) + (ridge / 2) ||z - theta||^2.
         """
         if box == math.inf:
-            return np.sqrt(np.add.reduce(gradient * gradient, 1))
+            return math.sqrt(gradient @ gradient)
         move = np.clip(theta - gradient / self.ridge, -box, box) - theta
-        gap = -np.add.reduce(gradient * move + self.ridge / 2 * move**2, 1)
-        return np.sqrt(2 * self.ridge * np.maximum(gap, 0.0))
+        gap = -(gradient @ move + self.ridge / 2 * move @ move)
+        return math.sqrt(2 * self.ridge * np.maximum(gap, 0.0))
 
 
 def newton(problem: Objective, start: Array, box: float, goal: float, steps: int) -> Minimum:
-    """Minimize from every row of ``start`` (k, p) until r of :meth:`Objective.missing` is at most ``goal``, or until
-    rounding hides further progress."""
-    theta = start if box == math.inf else np.clip(start, -box, box)
-    value, rest = problem.at(theta)
-    gradient, bend = rest()
+    """Minimize from ``start`` (p,) until r of :meth:`Objective.missing` is at most ``goal``, or until rounding hides
+    further progress."""
+    theta = np.clip(start, -box, box)
+    value, gradient, bend = problem.at(theta)
     r = problem.missing(theta, gradient, box)
-    goes_on = r > goal
     for _ in range(steps):
-        if not (count := np.count_nonzero(goes_on)):
+        if not r > goal:
             break
         step = _direction(problem.hessian(bend), theta, gradient, box)
-        if count < len(goes_on):
-            step = np.where(goes_on[:, None], step, 0.0)
-        rounding = _ROUNDING * np.maximum(1.0, np.abs(value))
         for _ in range(_HALVINGS):
-            trial = theta - step if box == math.inf else np.clip(theta - step, -box, box)
-            new, rest = problem.at(trial)
-            promised = np.abs(np.add.reduce(gradient * (step if box == math.inf else theta - trial), 1))
-            lost = promised <= rounding
-            good = lost | (new <= value - 1e-4 * promised)
-            if np.count_nonzero(good) == len(good):
+            trial = np.clip(theta - step, -box, box)
+            new, slope, bends = problem.at(trial)
+            promised = abs(gradient @ (theta - trial))
+            lost = promised <= _ROUNDING * max(1.0, abs(value))  # the gradient shows progress there, and not the value
+            if lost or new <= value - 1e-4 * promised:
                 break
-            step = np.where(good[:, None], step, step / 2)
-        slope, bends = rest()
+            step = step / 2
+        else:
+            break
         after = problem.missing(trial, slope, box)
-        accepted, goes_on = good, good & (after > goal)
-        if np.count_nonzero(lost):  # there the gradient is what shows progress
-            accepted, goes_on = good & (~lost | (after < r)), goes_on & (~lost | (after < r / 2))
-        if np.count_nonzero(accepted) < len(accepted):
-            keep = accepted[:, None]
-            trial, slope = np.where(keep, trial, theta), np.where(keep, slope, gradient)
-            new, after = np.where(accepted, new, value), np.where(accepted, after, r)
-            bends = bends if bends.ndim == 1 else np.where(keep, bends, bend)
+        if lost and not after < r:
+            break
+        last = lost and not after < r / 2
         theta, value, gradient, bend, r = trial, new, slope, bends, after
-    return Minimum(theta, value, r**2 / (2 * problem.ridge))
+        if last:
+            break
+    return Minimum(theta, float(value), r**2 / (2 * problem.ridge))
 
 
 def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Array:
-    """Return Newton's step (k, p), to be subtracted; coordinates at the box that would leave it take a gradient step,
-    and so does a point whose Hessian rounding has made singular."""
+    """Return Newton's step (p,), to be subtracted; coordinates at the box that would leave it take a gradient step, and
+    so do all where rounding has made the Hessian singular."""
     if box != math.inf:
         near = np.minimum(1e-8 * box, np.abs(gradient))
         held = ((theta <= near - box) & (gradient > 0)) | ((theta >= box - near) & (gradient < 0))
-        if held.any():
-            apart = (held[:, :, None] | held[:, None, :]) & ~np.eye(theta.shape[1], dtype=bool)
-            hessian = np.where(apart, 0.0, hessian)
-    step: Array
+        hessian = np.where((held[:, None] | held) & ~np.eye(len(theta), dtype=bool), 0.0, hessian)
     try:
-        if hessian.ndim == 2:
-            step = np.linalg.solve(hessian, gradient.T).T  # type: ignore[assignment]
-        else:
-            step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]  # type: ignore[assignment]
+        return np.linalg.solve(hessian, gradient)
     except np.linalg.LinAlgError:
-        each = np.broadcast_to(hessian, (len(gradient), *hessian.shape[-2:])).copy()
-        step = solve_regularized(torch.from_numpy(each), torch.from_numpy(gradient)).numpy()
-        step = np.where(step.any(1, keepdims=True), step, gradient / np.diagonal(each, axis1=1, axis2=2))
-    return step
+        step: Array = gradient / np.diagonal(hessian)
+        return step
 
 
-def _accelerated(
-    gradient: Callable[[Array], Array],
-    start: Array,
-    rate: float,
-    steps: int,
-    *,
-    prox: Callable[[Array], Array],
-    tolerance: float,
-) -> Array:
-    """Make accelerated proximal gradient steps (k, p), ``steps`` at most, whose momentum grows and starts again where
-    it points uphill, until the proximal gradient is at most ``tolerance`` long."""
+def _accelerated(step: Callable[[Array], Array], start: Array, tolerance: float) -> Array:
+    """Make accelerated proximal gradient steps (p,), whose momentum grows and starts again where it points uphill,
+    until one is at most ``tolerance`` long."""
     point = ahead = start
     weight = 1.0
-    for _ in range(steps):
-        new = prox(ahead - rate * gradient(ahead))
-        if float(np.linalg.norm(new - ahead)) <= rate * tolerance:
+    for _ in range(_PROXIMAL_STEPS):
+        new = step(ahead)
+        if float(np.linalg.norm(new - ahead)) <= tolerance:
             return new
-        uphill = float(((ahead - new) * (new - point)).sum()) > 0
+        uphill = float((ahead - new) @ (new - point)) > 0
         following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
         push, weight = 0.0 if uphill else (weight - 1) / following, following
         ahead, point = new + push * (new - point), new
