@@ -242,11 +242,12 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
         near = np.minimum(1e-8 * box, np.abs(gradient))
         held = ((theta <= near - box) & (gradient > 0)) | ((theta >= box - near) & (gradient < 0))
         hessian = np.where((held[:, None] | held) & ~np.eye(len(theta), dtype=bool), 0.0, hessian)
+    step: Array
     try:
-        return np.linalg.solve(hessian, gradient)
+        step = np.linalg.solve(hessian, gradient)  # type: ignore[assignment]
     except np.linalg.LinAlgError:
-        step: Array = gradient / np.diagonal(hessian)
-        return step
+        step = gradient / np.diagonal(hessian)
+    return step
 
 
 def _accelerated(step: Callable[[Array], Array], start: Array, tolerance: float) -> Array:
