@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .._rounding import rounded_up
+from ..algorithms import Problem
 from ..errors import ConfigError, FedmtlError, PrivacyError
 from ..local import operation_threads
 from ..privacy import (
@@ -90,25 +91,55 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
             raise ConfigError(f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings.")
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer.")
-        _check_privacy(name, trainer)
-        if trainer.early_stopping is not None:
-            raise ConfigError(
-                f"candidate {name!r}: early_stopping looks at private numbers to end a run, which the accounting of a "
-                f"search does not cover; leave it out."
-            )
-        if trainer.evaluate_clients is not None:
-            raise ConfigError(
-                f"candidate {name!r}: evaluate_clients is set, but a search scores all clients; leave it out."
-            )
-        if trainer.repeated.count > 1:
-            raise ConfigError(f"candidate {name!r}: replicates and epsilons make several runs; a search draws its own.")
-        differing = _differing(trainer, first)
+        for wrong, why in _objections(trainer):
+            if wrong:
+                raise ConfigError(f"candidate {name!r}: {why}")
+        differing = next((pair for pair in _common(trainer, first) if pair[1] != pair[2]), None)
         if differing is not None:
             field, own, common = differing
             raise ConfigError(
                 f"candidate {name!r}: {field} is {own}, but candidate {first_name!r} has {common}. The accounting "
                 f"needs them equal; candidates may differ in the algorithm's settings, the model and privacy.clip_norm."
             )
+
+
+def _objections(trainer: Trainer) -> Iterator[tuple[bool, str]]:
+    """Yield what may keep a trainer from being a candidate: whether it does, and why."""
+    privacy = trainer.privacy
+    if not isinstance(privacy, ClientPrivacy):
+        kind = type(privacy).__name__ if privacy else None
+        yield True, f"privacy is {kind}; a search is accounted for ClientPrivacy only (privacy=client)."
+        return
+    finite = f"privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole search."
+    yield privacy.epsilon is None or privacy.noiseless, finite
+    yield (
+        privacy.noise_multiplier is not None,
+        f"privacy.noise_multiplier is {privacy.noise_multiplier}; leave it out, the search calibrates the noise to "
+        f"privacy.epsilon.",
+    )
+    refuted = LAWS[privacy.mechanism].refuted is not None
+    yield refuted, f"privacy.mechanism is {privacy.mechanism!r}, which protects nothing."
+    yield (
+        trainer.early_stopping is not None,
+        "early_stopping looks at private numbers to end a run, which the accounting of a search does not cover; leave "
+        "it out.",
+    )
+    scored = "evaluate_clients is set, but a search scores all clients; leave it out."
+    yield trainer.evaluate_clients is not None, scored
+    yield trainer.repeated.count > 1, "replicates and epsilons make several runs; a search draws its own."
+
+
+def _common(trainer: Trainer, first: Trainer) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the fields that enter the accounting, with the values of both trainers in words."""
+    yield from ((name, getattr(trainer, name), getattr(first, name)) for name in ("rounds", "seed"))
+    if describe(trainer.schedule) != describe(first.schedule):
+        yield "schedule", repr(trainer.schedule), repr(first.schedule)
+    for field in dataclasses.fields(ClientPrivacy):
+        if field.name != "clip_norm":
+            own, common = (repr(getattr(one.privacy, field.name)) for one in (trainer, first))
+            yield f"privacy.{field.name}", own, common
+    if trainer.data is not first.data:
+        yield "data", trainer.data.fingerprint(), first.data.fingerprint()
 
 
 def plan_search(
@@ -132,51 +163,52 @@ def plan_search(
         PrivacyError: a combination that Renyi accounting does not cover.
     """
     first_name, first = next(iter(candidates.items()))
-    privacy = _client_privacy(first)
-    n = len(first.data)
+    privacy, n = _client_privacy(first), len(first.data)
     sampler: BoundSampler = sampler_of(first.algorithm, first.schedule, n)
-    plans = {name: _plans(name, trainer, sampler) for name, trainer in candidates.items()}
-    common = plans[first_name]
-    for name, declared in plans.items():
-        with _named(name):
-            law = step_law(declared, sampler, _client_privacy(candidates[name]))
-        _check_releases(name, declared, first_name, common, privacy)
-    if law.per_participation:
-        sampler = sampler.capped(first.rounds)
-    uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
     delta = privacy.resolved_delta(n)
-    score = score_release(n, law, score_noise=score_noise)
+    assert privacy.epsilon is not None
+    with ExitStack() as stack:
+        problems, plans = {}, {}
+        for name, trainer in candidates.items():
+            with _named(name):
+                problems[name] = trainer.problem()
+                stack.enter_context(closing(problems[name].executor))
+                every = trainer.algorithm.plan(problems[name], sampler)
+                plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
+                law = step_law(plans[name], sampler, _client_privacy(trainer))
+            _check_releases(name, plans[name], first_name, plans[first_name], privacy)
+        if law.per_participation:
+            sampler = sampler.capped(first.rounds)
+        uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
+        score = score_release(n, law, score_noise=score_noise)
+        price = step_price(plans[first_name], sampler, law, privacy, delta=delta)
 
-    price = step_price(common, sampler, law, privacy, delta=delta)
+        def candidate(multiplier: float) -> Any:
+            assert score.noise is not None
+            return dp_event.ComposedDpEvent([price.after(uses, multiplier), score.noise.event(1)])
 
-    def candidate(multiplier: float) -> Any:
-        assert score.noise is not None
-        return dp_event.ComposedDpEvent([price.after(uses, multiplier), score.noise.event(1)])
-
-    target = privacy.epsilon
-    assert target is not None
-    all_uses = uses * most_repetitions(mean, shape)
-    within_delta = delta / (1 + price.slack(all_uses, 0.0))  # what noise in whole numbers leaves
-    z = noise_multiplier
-    if z is None:
-        try:
-            within = target - price.slack(all_uses, target)
-            z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
-                f"{score_noise:g}), or lower PrivateSearch.mean."
-            ) from error
-        except PrivacyError as error:
-            raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
-    budget = _run_budget(price, z, uses, per_participation=law.per_participation)
+        all_uses, z = uses * most_repetitions(mean, shape), noise_multiplier
+        within_delta = delta / (1 + price.slack(all_uses, 0.0))  # what noise in whole numbers leaves
+        if z is None:
+            try:
+                within = privacy.epsilon - price.slack(all_uses, privacy.epsilon)
+                z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
+                    f"{score_noise:g}), or lower PrivateSearch.mean."
+                ) from error
+            except PrivacyError as error:
+                raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+        budget = _run_budget(price, z, uses, per_participation=law.per_participation)
+        trainers, marks, reports, signals = {}, {}, {}, {}
+        for name, trainer in candidates.items():
+            inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
+            trainers[name] = replace(_bare(trainer), privacy=inner)
+            with _named(name):
+                opened = _opened(trainers[name], problems[name], plans[name])
+                marks[name], reports[name], signals[name] = opened
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
-    trainers, marks, reports, signals = {}, {}, {}, {}
-    for name, trainer in candidates.items():
-        inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
-        trainers[name] = replace(_bare(trainer), privacy=inner)
-        with _named(name):
-            marks[name], reports[name], signals[name] = _opened(trainers[name], plans[name])
     return SearchPlan(
         trainers=trainers,
         fingerprints=marks,
@@ -212,46 +244,6 @@ def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
     return replace(release, noise=GaussianNoise(score_noise * n / release.sensitivity))
 
 
-def _check_privacy(name: str, trainer: Trainer) -> None:
-    privacy = trainer.privacy
-    if not isinstance(privacy, ClientPrivacy):
-        raise ConfigError(
-            f"candidate {name!r}: privacy is {type(privacy).__name__ if privacy else None}; a search is accounted for "
-            "ClientPrivacy only (privacy=client)."
-        )
-    if privacy.epsilon is None or privacy.noiseless:
-        raise ConfigError(
-            f"candidate {name!r}: privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole "
-            f"search."
-        )
-    if privacy.noise_multiplier is not None:
-        raise ConfigError(
-            f"candidate {name!r}: privacy.noise_multiplier is {privacy.noise_multiplier:g}; leave it out, the search "
-            f"calibrates the noise to privacy.epsilon."
-        )
-    if LAWS[privacy.mechanism].refuted is not None:
-        raise ConfigError(f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}, which protects nothing.")
-
-
-def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
-    """Return the first field that enters the accounting and differs, with both values in words."""
-    if trainer is first:
-        return None
-    for name in ("rounds", "seed"):
-        if getattr(trainer, name) != getattr(first, name):
-            return name, str(getattr(trainer, name)), str(getattr(first, name))
-    if describe(trainer.schedule) != describe(first.schedule):
-        return "schedule", repr(trainer.schedule), repr(first.schedule)
-    own, common = _client_privacy(trainer), _client_privacy(first)
-    for field in dataclasses.fields(ClientPrivacy):
-        a, b = getattr(own, field.name), getattr(common, field.name)
-        if field.name != "clip_norm" and a != b:
-            return f"privacy.{field.name}", repr(a), repr(b)
-    if trainer.data is not first.data and trainer.data.fingerprint() != first.data.fingerprint():
-        return "data", trainer.data.fingerprint(), first.data.fingerprint()
-    return None
-
-
 def _check_releases(
     name: str,
     plans: tuple[ReleasePlan, ...],
@@ -266,11 +258,11 @@ def _check_releases(
             f"candidate {name!r}: its clients add noise to their own rows, an account that a search does not compose; "
             f"leave that noise out (MPMTL.curator_epsilon)."
         )
-    facts: list[tuple[str, Any, Any]] = [("the number of releases", len(plans), len(common))]
-    facts.append(("the allocation of the budget", [p.allocation for p in plans], [p.allocation for p in common]))
+    facts: dict[str, list[Any]] = {"the number of releases": [len(plans), len(common)]}
+    facts["the allocation of the budget"] = [[plan.allocation for plan in each] for each in (plans, common)]
     if privacy.mechanism == "l2_laplace":
-        facts.append(("the size of a release", [p.size for p in plans], [p.size for p in common]))
-    for what, own, others in facts:
+        facts["the size of a release"] = [[plan.size for plan in each] for each in (plans, common)]
+    for what, (own, others) in facts.items():
         if own != others:
             raise ConfigError(
                 f"candidate {name!r}: {what} is {own}, but {others} for candidate {first!r}. It enters the accounting; "
@@ -290,20 +282,13 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
     return budget
 
 
-def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-    with _named(name):
-        problem = trainer.problem()
-        with closing(problem.executor):
-            plans = trainer.algorithm.plan(problem, sampler)
-        return tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
-
-
-def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport, SignalToNoise | None]:
+def _opened(
+    trainer: Trainer, problem: Problem, plans: tuple[ReleasePlan, ...]
+) -> tuple[str, PrivacyReport, SignalToNoise | None]:
     """Return the run's fingerprint, and its channel's report and loudness before the first step; refuses what the
     run would refuse."""
     sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
-    problem = trainer.problem()
-    with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
+    with operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
     channel = open_channel(
         trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
