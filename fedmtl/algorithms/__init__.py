@@ -1,4 +1,4 @@
-"""One file a method: PMTL, PP-DMTL, MP-MTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
+"""Federated methods: a file each, or a folder for a paper with several; :mod:`.base` says what a method is."""
 
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner

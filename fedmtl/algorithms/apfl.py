@@ -48,7 +48,8 @@ class APFL(SharedModel):
     alpha: float = 0.5
     adaptive: bool = False
 
-    name, keeps = "apfl", True
+    name, title, colour = "apfl", "APFL", "#b8860b"
+    keeps = True
 
     def __post_init__(self) -> None:
         share(self, alpha=self.alpha)

@@ -17,6 +17,7 @@ from ..privacy.channel import GRADIENT, Message
 from ..privacy.clip import Clip
 from ..privacy.sums import NOBODY
 from ..ranks import ALONE, Ranks
+from ..report._names import METHODS, Method
 from ..schedules import Block
 from ..stacked import Layout
 from ..stacked.losses import Loss
@@ -170,6 +171,10 @@ class Released:
     answered: bool = True
 
 
+BASELINES: dict[str, type[Algorithm]] = {}
+"""The methods that can be named as baselines, by name; their classes register themselves."""
+
+
 class Algorithm:
     """A federated algorithm: what a client computes, what the server does with what was released.
 
@@ -180,7 +185,9 @@ class Algorithm:
     :meth:`server`, and :meth:`personal`; settings are the fields of a frozen dataclass.
 
     Attributes:
-        name: of the algorithm, in results and reports.
+        name: of the algorithm, in results and reports. A class with a name of its own registers itself by it.
+        title, colour: of the name in print, and in figures, ``#rrggbb``; without them the name, and any colour.
+        baseline: whether ``Trainer(baselines=[name])`` builds it, from a local solver.
         local: the clients' local solver, where they train by one; record-level privacy takes local steps from it.
         loss: name of the loss that the algorithm computes itself, such as ``"logistic"``; None where it is the run's.
         supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
@@ -192,6 +199,9 @@ class Algorithm:
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
+    colour: ClassVar[str] = ""
+    baseline: ClassVar[bool] = False
     supports_replicates: ClassVar[bool] = False
     accepts_empty_clients: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
@@ -199,6 +209,13 @@ class Algorithm:
     on_host: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if isinstance(name := vars(cls).get("name"), str):
+            METHODS[name] = Method(vars(cls).get("title", name), vars(cls).get("colour", ""))
+            if cls.baseline:
+                BASELINES[name] = cls
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse data that the method has no use for whatever the model, before one is built; none by default.

@@ -61,7 +61,7 @@ class ClusteredPMTL(Algorithm):
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     server_lr: float = 1.0
 
-    name = "clustered_pmtl"
+    name, title, colour = "clustered_pmtl", "Clustered PMTL", "#4a8fd0"
 
     def __post_init__(self) -> None:
         if not isinstance(self.clusters, Mapping):
@@ -154,7 +154,7 @@ class IFCA(Algorithm):
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     server_lr: float = 1.0
 
-    name = "ifca"
+    name, title, colour = "ifca", "IFCA", "#5d4037"
 
     def __post_init__(self) -> None:
         positive_int(self, clusters=self.clusters)

@@ -35,7 +35,8 @@ class Ditto(SharedModel):
 
     lam: float = 1.0
 
-    name, keeps, trainings = "ditto", True, 2
+    name, title, colour = "ditto", "Ditto", "#7a4fa3"
+    keeps, trainings = True, 2
 
     def __post_init__(self) -> None:
         non_negative(self, lam=self.lam)

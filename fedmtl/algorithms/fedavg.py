@@ -22,7 +22,7 @@ class FedAvg(SharedModel):
         local, server_lr, server_optimizer: see :class:`SharedModel`.
     """
 
-    name = "fedavg"
+    name, title, colour = "fedavg", "FedAvg", "#D55E00"
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         return c.change(self.local, c.shared, lam=self.pull, anchor=c.shared), c.own
@@ -39,7 +39,7 @@ class FedProx(FedAvg):
 
     mu: float = 0.1
 
-    name = "fedprox"
+    name, title, colour = "fedprox", "FedProx", "#009E73"
 
     def __post_init__(self) -> None:
         non_negative(self, mu=self.mu)

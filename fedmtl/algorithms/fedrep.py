@@ -50,7 +50,8 @@ class FedRep(SharedModel):
     head: str | Sequence[str] = "auto"
     head_local: LocalSolver | None = None
 
-    name, keeps = "fedrep", True
+    name, title, colour = "fedrep", "FedRep", "#c2187a"
+    keeps = True
 
     def __post_init__(self) -> None:
         if self.head != "auto" and (isinstance(self.head, str) or not isinstance(self.head, Iterable)):
@@ -149,7 +150,7 @@ class FedPer(FedRep):
         head_local: of a client that never took part, which fits a head alone; None: ``local``.
     """
 
-    name = "fedper"
+    name, title, colour = "fedper", "FedPer", "#6a8f00"
 
     @property
     def trainings(self) -> int:

@@ -21,7 +21,8 @@ class Local(Algorithm):
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
 
-    name = "local"
+    name, title, colour = "local", "Local", "#6b6f76"
+    baseline = True
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({}, problem.client_store(personal_fields(problem)))

@@ -43,7 +43,7 @@ class LocalFit(LinearAlgorithm):
     norm: Literal["l1", "l2"] = "l2"
     theta_max: float = math.inf
 
-    name = "local"
+    name, title, colour = "local", "Local", "#6b6f76"
     needs_row_bound = False
 
     def __post_init__(self) -> None:

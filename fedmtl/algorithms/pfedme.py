@@ -44,7 +44,8 @@ class PFedMe(SharedModel):
     eta: float = 0.5
     local_rounds: int = 2
 
-    name, keeps = "pfedme", True
+    name, title, colour = "pfedme", "pFedMe", "#8c564b"
+    keeps = True
 
     def __post_init__(self) -> None:
         positive(self, lam=self.lam, eta=self.eta)

@@ -56,7 +56,8 @@ class PMTL(Algorithm):
     server_lr: float | None = None
     server_optimizer: ServerOptimizer | None = None
 
-    name = "pmtl"
+    name, title, colour = "pmtl", "PMTL", "#0072B2"
+    baseline = True
 
     def __post_init__(self) -> None:
         non_negative(self, lam=self.lam)

@@ -39,7 +39,8 @@ class PPSGD(SharedModel):
 
     ratio: float = 1.0
 
-    name, keeps = "ppsgd", True
+    name, title, colour = "ppsgd", "PP-SGD", "#17808c"
+    keeps = True
 
     def __post_init__(self) -> None:
         non_negative(self, ratio=self.ratio)

@@ -124,7 +124,7 @@ class PriorLayers(Algorithm):
     scale: float | Literal["auto"] = "auto"
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
 
-    name = "prior_layers"
+    name, title, colour = "prior_layers", "Private prior of layers", "#e91e90"
 
     def __post_init__(self) -> None:
         if self.layers is not None:

@@ -95,7 +95,7 @@ class PrivatePrior(TaskAlgorithm):
     row_norm: float | Literal["auto"] | None = "auto"
     target: float | Literal["auto"] | None = "auto"
 
-    name = "private_prior"
+    name, title, colour = "private_prior", "Private prior", "#ad1457"
     needs_row_bound = False
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class Scaffold(SharedModel):
         ConfigError: a value outside these ranges, or another solver.
     """
 
-    name = "scaffold"
+    name, title, colour = "scaffold", "SCAFFOLD", "#006b8f"
 
     def __post_init__(self) -> None:
         super().__post_init__()

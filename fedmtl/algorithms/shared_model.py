@@ -52,6 +52,7 @@ class SharedModel(Algorithm):
     weights: Literal["uniform", "examples"] = "uniform"
     cap: int | None = None
 
+    baseline = True
     keeps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

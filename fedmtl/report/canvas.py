@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
+from ._names import METHODS
 
 __all__ = ["STYLE", "drawing", "legend_beside", "plain_ticks", "save", "styles_of"]
 
@@ -27,46 +28,27 @@ STYLE = Path(__file__).parent / "fedmtl.mplstyle"
 INK = "#1f2430"
 MUTED = "#5c6370"
 
-# Okabe and Ito's palette, told apart with every common colour vision, and darker colours beside it.
-# A method keeps its colour in every figure.
-_METHOD_COLOURS = {
-    "pmtl": "#0072B2",
-    "local": "#6b6f76",
-    "fedavg": "#D55E00",
-    "fedprox": "#009E73",
-    "ditto": "#7a4fa3",
-    "apfl": "#b8860b",
-    "pfedme": "#8c564b",
-    "ppsgd": "#17808c",
-    "fedrep": "#c2187a",
-    "fedper": "#6a8f00",
-    "mp_mtl": "#c1272d",
-    "mp_mtl_layers": "#e05a5f",
-    "pp_dmtl": "#3f51b5",
-    "async_learner": "#00796b",
-    "public_start": "#1b8a7a",
-    "moments": "#558b2f",
-    "p2p": "#a0522d",
-    "clustered_pmtl": "#4a8fd0",
-    "ifca": "#5d4037",
-    "scaffold": "#006b8f",
-    "private_prior": "#ad1457",
-    "prior_layers": "#e91e90",
-    "fedavg + finetuning": "#8a3d00",
-    "pmtl + finetuning": "#004a73",
-}
+# Okabe and Ito's palette, which all common kinds of colour vision can distinguish, and darker colours beside it.
 _SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#9467bd", "#8c6d1f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return a (colour, marker) for each name; a known method has one colour in every figure, and no two share one."""
+    """Return a (colour, marker) for each name. A registered method has its colour in every figure, with finetuning a
+    darker one; no two names share one."""
     spare = (colour for colours in (_SPARE_COLOURS, _hues()) for colour in colours)
     styles: dict[str, tuple[str, str]] = {}
     for place, name in enumerate(dict.fromkeys(names)):
-        colour = _METHOD_COLOURS.get(name.lower()) or next(spare)
+        method, _, more = name.lower().partition(" + ")
+        own = METHODS[method].colour if method in METHODS and more in ("", "finetuning") else ""
+        colour = (_darker(own) if own and more else own) or next(spare)
         styles[name] = (colour, _MARKERS[place % len(_MARKERS)])
     return styles
+
+
+def _darker(colour: str) -> str:
+    """Return a colour ``#rrggbb`` with 65% of its light."""
+    return "#" + "".join(f"{round(0.648 * int(colour[at : at + 2], 16)):02x}" for at in (1, 3, 5))
 
 
 def _hues() -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._files import read_json
 from ..errors import DataError
+from ._names import register_stored
 from ._settings import command_of, flat, of_baseline, seeds_of, telling
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _rows(run: Path) -> Iterator[dict[str, Any]]:
     if not isinstance(baselines, dict):
         raise DataError(f"{file}: baselines must be a mapping of name to result.")
     settings, named = configuration(run, result)
+    register_stored(result.get("methods"))
     own: list[dict[str, Any]] = [{}]
     if several is not None:
         try:

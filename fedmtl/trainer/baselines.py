@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..algorithms import APFL, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, Local, PFedMe
-from ..algorithms.base import Algorithm
+from ..algorithms.base import BASELINES, Algorithm
 from ..errors import ConfigError
-
-_NAMES = {cls.name: cls for cls in (Local, FedAvg, FedProx, PMTL, Ditto, PFedMe, APFL, PPSGD, FedRep, FedPer)}
 
 
 def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
@@ -34,18 +31,19 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
         )
     solver = algorithm.local
     built: dict[str, Algorithm] = {}
+    names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
     for item in baselines:
         if isinstance(item, str):
-            if item not in _NAMES:
-                raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
+            if item not in BASELINES:
+                raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
             if item == algorithm.name:
                 continue
             if item == "local" and exact is not None:
                 built[item] = exact
                 continue
-            item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
+            item = BASELINES[item](**({} if solver is None else {"local": solver}))
         if not isinstance(item, Algorithm):
-            raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
+            raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
         if item.name in built:
             raise ConfigError(f"baselines has {item.name!r} twice.")
         built[item.name] = item

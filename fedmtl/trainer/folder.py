@@ -30,6 +30,7 @@ from ..models.factory import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
 from ..privacy.noise.grid import GridValue
+from ..report._names import METHODS
 from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
 from .inputs import as_model
@@ -185,6 +186,8 @@ class RunFolder:
             name: run.privacy.to_dict() | run.numbers(None if run is local else local)
             for name, run in result.baselines.items()
         }
+        names = [name for name in (result.algorithm, *result.baselines) if name in METHODS]
+        summary["methods"] = {name: list(METHODS[name]) for name in names}
         write_json(self.private / "result.json", plain(summary))
 
     def released_model(self, data: FederatedDataset, model: nn.Module | ModelFactory, terms: Terms) -> nn.Module:

@@ -64,9 +64,9 @@ class Trainer:
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is saved, with the tensors that clients keep, which are read from there after a
             checkpoint; ``None`` saves nothing, and these tensors and the ledger are in memory.
-        baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
-            ``"pfedme"``, ``"apfl"``, ``"ppsgd"``, ``"fedrep"``, ``"fedper"``, with this algorithm's local solver) or as
-            algorithms; each has its own ledger and is marked as not released.
+        baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
+            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; each has its own ledger
+            and is marked as not released.
         finetune: how every client continues after the run, from a released or its personal model, on its own data;
             ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
             nothing is sent. Baselines are finetuned, too, except local training.

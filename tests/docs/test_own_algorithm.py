@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def test_the_command_runs_it(privacy: str, mine: Path, capsys: pytest.CaptureFix
     assert "public/   privacy.json, " in printed
     assert ("a simulation, not private; to publish" in printed) == (privacy != "none")
     assert ("not private, to be kept like private/" in printed) == (privacy == "none")
+    stored = json.loads((mine / "run" / "private" / "result.json").read_text())
+    assert stored["methods"] == {"feddyn": ["FedDyn", "#4e342e"]}
 
 
 def test_a_module_that_python_does_not_find_is_named(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

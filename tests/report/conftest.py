@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+import fedmtl.algorithms  # noqa: F401 - registers the titles and colours of the methods
 from fedmtl.report import canvas
 
 

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from fedmtl import algorithms
 from fedmtl.errors import ConfigError
 from fedmtl.report import _names, bands, canvas, figures
 
@@ -164,19 +165,37 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     assert plt.get_fignums() == []
 
 
+OWN = sorted({cls.name for cls in vars(algorithms).values() if getattr(cls, "colour", "")})
+"""The methods of the package that have a colour."""
+
+
 def linear_luminance(colour: str) -> float:
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def test_a_class_registers_its_title_and_colour_and_a_run_that_was_read_those_of_its_methods() -> None:
+    assert {name: _names.title_of(name) for name in ("pmtl", "p2p_published", "FedAvg + finetuning", "unknown")} == {
+        "pmtl": "PMTL",
+        "p2p_published": "Peer-to-peer, published",
+        "FedAvg + finetuning": "FedAvg + finetuning",
+        "unknown": "unknown",
+    }
+    assert len(OWN) == 22
+    stored = {"far": ["Far away", "#123456"], "near": ["Near", "red; drop"], "odd": 3, "pmtl": ["Not PMTL", "#000000"]}
+    _names.register_stored(stored)
+    assert [_names.title_of(name) for name in stored] == ["Far away", "Near", "odd", "PMTL"]
+    assert _names.METHODS["far"].colour == "#123456"
+    assert _names.METHODS["near"].colour == ""
+
+
 def test_lines_stand_out_from_white_and_have_colours_of_their_own() -> None:
-    known = [*canvas._METHOD_COLOURS]
+    known = [*OWN, *(f"{name} + finetuning" for name in OWN)]
     names = [*known, "mine", "yours", *(f"lam {place}" for place in range(30))]
     styles = canvas.styles_of(names)
     assert len({colour for colour, _ in styles.values()}) == len(names)
     assert len({marker for _, marker in canvas.styles_of(names[:6]).values()}) == 6
-    assert set(_names._TITLES) <= set(known)
     for name in [*known, *names[-25:]]:  # WCAG: 3:1 for graphics
         assert 1.05 / (linear_luminance(styles[name][0]) + 0.05) >= 3.0, name
     for name in known:  # a method has its colour in every figure, whoever else is in it

@@ -404,7 +404,7 @@ def test_a_model_by_name_is_the_factory_of_that_name():
         ({"data": [1]}, "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping"),
         ({"data": "digitz"}, "data.name is 'digitz'; accepted: "),
         ({"baselines": None}, "baselines is None; give a list, such as"),
-        ({"baselines": [3]}, "baselines has 3; accepted: local, fedavg"),
+        ({"baselines": [3]}, "baselines has 3; accepted: apfl, ditto, fedavg"),
         ({"execution": 3}, "execution is 3; give Execution"),
         ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
         ({"seed": "a"}, "seed is 'a'; it must be a whole number"),

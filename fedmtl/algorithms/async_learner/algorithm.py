@@ -84,7 +84,7 @@ class AsyncLearner(CentralLearner):
     target: float | Literal["auto"] | None = None
     batch_rate: float = 1.0
 
-    name = "async_learner"
+    name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
 
     def __post_init__(self) -> None:
         super().__post_init__()

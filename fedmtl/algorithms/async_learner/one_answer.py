@@ -119,7 +119,7 @@ class PublicStart(OneAnswer):
     row_norm: float | Literal["auto"] | None = None
     target: float | Literal["auto"] | None = None
 
-    name = "public_start"
+    name, title, colour = "public_start", "Public start", "#1b8a7a"
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)  # the hinge has no second derivative
@@ -179,7 +179,7 @@ class Moments(OneAnswer):
     row_norm: float | Literal["auto"] | None = None
     target: float | Literal["auto"] | None = None
 
-    name = "moments"
+    name, title, colour = "moments", "AdaSSP", "#558b2f"
     loss = "squared"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:

@@ -21,7 +21,7 @@ from .algorithm import AsyncLearner
 class PublishedAsyncLearner(AsyncLearner):
     """Algorithm 1 with equation (7) and the noise of Theorem 1; settings are those of :class:`.AsyncLearner`."""
 
-    name = "async_learner_published"
+    name, title = "async_learner_published", "Asynchronous learner, published"
 
     def __post_init__(self) -> None:
         super().__post_init__()

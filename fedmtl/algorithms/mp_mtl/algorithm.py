@@ -101,7 +101,7 @@ class MPMTL(TaskAlgorithm):
     curator_epsilon: float | None = None
     curator_delta: float | None = None
 
-    name = "mp_mtl"
+    name, title, colour = "mp_mtl", "MP-MTL", "#c1272d"
     usual_rho: ClassVar[float] = 1.5
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ class MPMTLayers(Algorithm):
     alpha: float = 0.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
 
-    name = "mp_mtl_layers"
+    name, title, colour = "mp_mtl_layers", "MP-MTL of layers", "#e05a5f"
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:

@@ -42,7 +42,7 @@ class PublishedMPMTL(MPMTL):
     """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`, and
     ``rho=None`` is 0."""
 
-    name = "mp_mtl_published"
+    name, title = "mp_mtl_published", "MP-MTL, published"
     usual_rho = 0.0
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PublishedMPMTL:

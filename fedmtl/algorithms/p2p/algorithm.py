@@ -117,7 +117,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
     releases: int | None = None
     confidence_power: float = 1.0
 
-    name = "p2p"
+    name, title, colour = "p2p", "Peer-to-peer", "#a0522d"
     accepts_empty_clients = True
 
     def __post_init__(self) -> None:

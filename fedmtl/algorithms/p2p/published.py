@@ -42,7 +42,7 @@ class PublishedPeerToPeer(PeerToPeer):
 
     local_start: bool = False
 
-    name = "p2p_published"
+    name, title = "p2p_published", "Peer-to-peer, published"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -109,7 +109,7 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
     refine_across: float | None = None
     batch_rate: float = 1.0
 
-    name = "pp_dmtl"
+    name, title, colour = "pp_dmtl", "PP-DMTL", "#3f51b5"
 
     def __post_init__(self) -> None:
         one_of(self, ("logistic", "squared"), loss=self.loss)

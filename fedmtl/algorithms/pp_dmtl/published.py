@@ -45,7 +45,7 @@ class PublishedPPDMTL(PPDMTL):
     start: Literal["zero", "single_task"] = "zero"
     refine: bool = False
 
-    name = "pp_dmtl_published"
+    name, title = "pp_dmtl_published", "PP-DMTL, published"
 
     def __post_init__(self) -> None:
         super().__post_init__()
