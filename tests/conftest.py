@@ -10,6 +10,23 @@ import pytest
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker for each core, one thread for each worker
 
+# what `pytest -m quick` runs: every layer once, with the recorded numbers of every method, in less than a minute
+QUICK = {
+    "test_settings.py", "golden", "graphs", "data/test_dataset.py", "models/test_models.py", "local/test_batches.py",
+    "local/test_local.py", "local/test_optimizers.py", "stacked/test_products.py", "schedules/test_rounds.py",
+    "privacy/test_clip.py", "privacy/test_samplers.py", "privacy/test_channel.py", "privacy/test_ledger.py",
+    "privacy/test_records.py", "algorithms/test_fedavg.py", "algorithms/test_ditto.py", "algorithms/test_linear.py",
+    "algorithms/test_client_half.py", "trainer/test_checkpoint.py", "trainer/test_evaluation.py",
+    "trainer/test_trainer.py",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent)
+        if {path.as_posix(), path.parts[0]} & QUICK:
+            item.add_marker("quick")
+
 
 def quick_figures(patch: pytest.MonkeyPatch) -> None:
     """Let runs write a line of text in place of each figure: drawing takes seconds, and has tests of its own."""

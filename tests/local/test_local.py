@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from fedmtl import models
-from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD, LocalTraining, plan_batches
 from fedmtl.local.batches import BatchPlan
 from fedmtl.stacked import Layout, StackedModule, prepare_module
@@ -87,17 +86,6 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
     for client in range(len(rows)):
         expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[client], expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["plain", "momentum"])
-def test_a_pull_without_an_anchor_is_refused(name):
-    """A pull to nothing would be one to zero."""
-    data, module, _, start, _ = setting()
-    stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
-    clients = torch.arange(7)
-    plan = plan_batches(data, SOLVERS[name], clients, seed=0, round=ROUND)
-    with pytest.raises(ConfigError, match="needs an anchor"):
-        train(stack, data, SOLVERS[name], plan, start, clients, lam=0.3)
 
 
 @pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.local.optimizers import rows_of
 from fedmtl.local.precision import Precision, PrecisionBlock
-from fedmtl.stacked.products import descend
+from tests.local.test_optimizers import along
 
 K, D, FIRST, SHAPE = 3, 20, 2, (3, 4)
 
@@ -56,11 +58,6 @@ def test_products_and_resolvents_are_those_of_the_dense_matrix(columns: bool, di
     torch.testing.assert_close(rows_of(found, some).times(x[some]), found.times(x)[some], rtol=0, atol=0)
 
 
-def along(gradient):
-    """The gradients of the leading rows, as an optimizer takes them."""
-    return lambda target, keep, rate: descend(target, gradient[: len(target)], keep=keep, rate=rate)
-
-
 @pytest.mark.parametrize("proximal", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_steps_are_those_of_a_slow_loop(proximal: bool, momentum: float) -> None:
@@ -94,6 +91,9 @@ def test_with_one_strength_everywhere_it_is_that_strength(proximal: bool) -> Non
     torch.testing.assert_close(*moved, rtol=0, atol=1e-7)
 
 
-def test_a_pull_needs_an_anchor() -> None:
-    with pytest.raises(ConfigError, match="anchor"):
-        LocalSGD(lr=0.2).optimizer(rows(), round=0, lam=precision(True), anchor=None)
+@pytest.mark.parametrize("lam", [0.3, precision(True)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_pull_needs_an_anchor(momentum: float, lam: Any) -> None:
+    """A pull to nothing would be one to zero."""
+    with pytest.raises(ConfigError, match="needs an anchor"):
+        LocalSGD(lr=0.2, momentum=momentum).optimizer(rows(), round=0, lam=lam, anchor=None)

@@ -312,8 +312,8 @@ def test_the_window_is_the_same_where_the_table_grows():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_size_of_chunks_and_tables_changes_nothing(monkeypatch, name):
+    whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
     for chunk in (1, 8, 64):
-        whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
         monkeypatch.setattr("fedmtl.schedules.activations._CHUNK", chunk)
         monkeypatch.setattr("fedmtl.schedules.clocks._TABLE", chunk)
         bound = SCHEDULES[name].bind(5)

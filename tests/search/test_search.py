@@ -26,7 +26,6 @@ from fedmtl import (
     FedAvg,
     FixedCohort,
     FullParticipation,
-    Local,
     MPMTLayers,
     PoissonSampling,
     PrivateSearch,
@@ -591,20 +590,6 @@ def test_what_the_accounting_does_not_cover_is_refused_by_name(changes, said: st
     same = candidates()
     with pytest.raises(ConfigError, match="candidate 'odd': ") as error:
         searching(candidates=same | {"odd": replace(same["lam=1"], **changes)})
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "shared", "said"),
-    [
-        (Local(local=SOLVER), {}, "releases nothing"),
-    ],
-)
-def test_releases_that_differ_are_refused(algorithm, shared, said: str):
-    same = candidates(**shared)
-    odd = replace(same["lam=1"], algorithm=algorithm)
-    with pytest.raises(ConfigError, match="candidate 'odd': ") as error:
-        searching(candidates=same | {"odd": odd}).fit()
     assert said in str(error.value)
 
 
