@@ -92,8 +92,6 @@ def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
         norm="l2",
         size=dimension,
         denominator=4.0,
-        sampled=None,
-        event=None,
     )
 
 
@@ -189,10 +187,11 @@ def test_several_releases_in_a_step() -> None:
     findings = audit_channel(both, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
-    claim = Claims(both, both.open(0)).of("part 0")
+    claims = Claims(both, both.open(0))
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
-    joint = claim.event.event.noise_multiplier
-    assert claim.multiplier == pytest.approx(joint * math.sqrt(2))
+    ((event, count),) = claims.composition(0, 3)
+    assert count == 3
+    assert claims.of("part 0").multiplier == pytest.approx(event.event.noise_multiplier * math.sqrt(2))
 
 
 def test_claims_follow_from_the_settings() -> None:

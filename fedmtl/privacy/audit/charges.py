@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,24 @@ from torch import Tensor
 
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
-from ..accounting.composition import epsilon
 from ..accounting.library import TOLERANCE, library_epsilon
 from ..channel import GRADIENT, Channel
 from ..report import PrivacyReport
 from ..settings import RecordPrivacy
 from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
+from .lines import Charges, read_charges
 from .play import caps_of, local_of, release_nothing, rounds, silence, stated_multiplier, uses_of
-from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
 
 _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
-_KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
 
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Make all checks of the accounting of sums."""
-    findings = [_ledger(setup, claims, seed), _events(setup, claims, seed)]
+    findings = [_ledger(setup, claims, seed), _prices(setup, claims, seed)]
     if setup.one_at_a_time:
         uses = setup.open(seed).caps
         return [*findings, _caps(setup, seed), _budgets(setup, claims, uses), *_stated(setup, claims, uses, None)]
@@ -41,52 +41,57 @@ def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     return [*findings, *refused, _budgets(setup, claims, most), *_stated(setup, claims, uses, report)]
 
 
-# What an event says
+# What a price says
 
 
-def _events(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """Check that the charged events agree with the settings, the public facts, and the noise that the channel says it
-    adds, in the first uses of every account, the last and one between."""
-    channel, wrong, mechanism = setup.open(seed), [], setup.privacy.mechanism
-    if claims.delta != setup.delta:
-        wrong.append(f"delta is {rounded_up(claims.delta, 6)}, the settings have {rounded_up(setup.delta, 6)}")
+def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
+    """Check that the prices agree with the settings, the public facts, and the noise that the channel says it adds, in
+    the first use of every account, the last and one between."""
+    channel, wrong = setup.open(seed), []
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
-    accounts = range(len(setup.sizes)) if setup.gradients is not None else (0,)
-    for k in accounts:
-        cap, rate = setup.steps, setup.rate(k)
-        whose = f"{setup.name(k)}: " if setup.gradients is not None else ""
+    for k in range(len(setup.sizes)) if setup.gradients is not None else (0,):
+        price, _ = claims.price(k)
+        cap, prefix = setup.steps, f"{setup.name(k)}: " if setup.gradients is not None else ""
+        asked: dict[str, Any] = {"mechanism": setup.privacy.mechanism, "delta": setup.delta, "sums": 1}
+        asked |= {"sizes": tuple(claims.of(name, k).size for name in claims.names), "replaced": setup.one_at_a_time}
+        if price.sampled < 1:
+            asked["sampled"] = setup.rate(k)
         if setup.gradients is not None:
-            cap = int(channel.caps[k])
-            if claims.repeats(k) != int(setup.records.local_steps[k]):
-                wrong.append(f"{whose}{setup.records.local_steps[k]} local steps, {claims.repeats(k)} charged")
+            cap, asked["sums"] = int(channel.caps[k]), int(setup.records.local_steps[k])
             if setup.linear and len(setup.x[k]) != setup.sizes[k]:
-                wrong.append(f"{whose}{len(setup.x[k])} rows of {setup.sizes[k]} records")
+                wrong.append(f"{prefix}{len(setup.x[k])} rows of {setup.sizes[k]} records")
+        for key, value in asked.items():
+            stated = getattr(price, key)
+            if stated != value and not (key == "sampled" and math.isclose(stated, value, rel_tol=1e-12)):
+                wrong.append(f"{prefix}{key} is {stated} in the price, and {value} in the settings or public facts")
         for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
             for name in claims.names:
                 claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
-                if claim.kind != _KINDS.get(mechanism, claim.kind):
-                    wrong.append(f"{whose}the event is {claim.event}, the mechanism {mechanism}")
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
-                    wrong.append(f"{whose}{name} has noise {stated:.6g} in use {use}, the event {claim.multiplier:.6g}")
-                if claim.sampled is not None and not math.isclose(claim.sampled, rate, rel_tol=1e-12):
-                    wrong.append(f"{whose}the event samples with q = {claim.sampled}, the run with {rate:g}")
-            event = claims.of(claims.names[0], k, use).event
-            if _coordinates(event) not in ([], [claims.of(name).size for name in claims.names]):
-                wrong.append(f"{whose}the event {event} has other numbers of coordinates than the releases")
+                    wrong.append(
+                        f"{prefix}{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}"
+                    )
+            charged, due = claims.prices.event(k, use), claims.event(k, use)
+            if claims.refuted is None and charged != due:
+                wrong.append(f"{prefix}the event of use {use} is {charged}, its price makes {due}")
     if setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
-    told = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums"
-    return exact("charges: event of a release", len(wrong), told)
-
-
-def _coordinates(event: Any) -> list[int]:
-    """Return the numbers of coordinates that the K-norm noise of an event has."""
-    parts = getattr(event, "events", [getattr(event, "event", None)])
-    return [event.dimension] if hasattr(event, "dimension") else [d for one in parts if one for d in _coordinates(one)]
+    detail = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
+    return exact("charges: event of a release", len(wrong), detail)
 
 
 # The ledger, by the audit's own reader
+
+
+def _read(path: Path) -> Charges:
+    return read_charges([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+
+
+def _by_step(path: Path) -> list[list[int]]:
+    """Return the clients that each step of a ledger file is charged to; -2 of a step that is not charged."""
+    steps = _read(path).by_step()
+    return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
 def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
@@ -95,47 +100,43 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
     charged: list[list[int]] = []
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
-        channel = setup.open(seed, ledger=path)
-        channel.start(0)
-        try:
-            for first, members, who in _blocks(setup, channel, seed):
+        with closing(setup.open(seed, ledger=path)) as channel:
+            channel.start(0)
+            for first, members, clients in _blocks(setup, channel, seed):
                 try:
                     channel.begin(first, members)
                 except BudgetExhausted:
-                    wrong += [f"the run's own activation {first} is refused"] if setup.one_at_a_time else []
                     break
-                charged += who
-                if _by_step(path)[first:] != who:
+                charged += clients
+                if _by_step(path)[first:] != clients:
                     wrong.append(f"steps from {first} began without a charge on the disk")
                 values = release_nothing(setup, channel, first, members)
-                if values[[not one for one in who][: len(values)]].any():
+                if values[[not one for one in clients][: len(values)]].any():
                     wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
-                if _begins(channel, first, members):
+                if _accepted(channel.begin, first, members):
                     wrong.append(f"step {first} began twice")
                     break
                 if len(charged) >= (ACTIVATIONS if setup.one_at_a_time else _STEPS):
                     break
-        finally:
-            channel.close()
-        kept = _by_step(path)
-    if kept != charged:
-        wrong.append(f"{len(charged)} steps began, {len(kept)} stay charged, or to others")
-    stated = uses_of(channel)
-    uses = np.bincount(np.array([max(k, 0) for who in charged for k in who], dtype=np.int64), minlength=len(stated))
-    if stated.tolist() != uses.tolist():
+        if _by_step(path) != charged:
+            wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
+        wrong += _read(path).problems
+    uses = uses_of(channel)
+    happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=len(uses))
+    if uses.tolist() != happened.tolist():
         wrong.append("the account has other uses than happened")
-    made = len(charged) * len(setup.releases)
+    made, report = len(charged) * len(setup.releases), channel.report
     if setup.gradients is not None:
-        made = int((uses * setup.records.local_steps).sum())
-    if channel.report.releases != made:
-        wrong.append(f"{made} releases happened, the report has {channel.report.releases}")
-    if claims.refuted is not None and (channel.report.refuted is None or channel.report.epsilon != math.inf):
+        made = int((happened * setup.records.local_steps).sum())
+    if report.releases != made:
+        wrong.append(f"{made} releases happened, the report has {report.releases}")
+    if claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
         wrong.append("the published accounting does not hold, and the report states its figure without the reason")
-    found = channel.account.epsilons()[0]
-    for k, used in enumerate(uses.tolist() if claims.refuted is None else ()):
+    stated = channel.account.epsilons()[0]
+    for k, used in enumerate(happened.tolist() if claims.refuted is None else ()):
         spent = claims.spent(k if setup.gradients is not None else 0, used)
-        if not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
-            wrong.append(f"account {k} has epsilon {found[k]}, {used} uses {rounded_up(spent, 6)}")
+        if not math.isclose(float(stated[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
+            wrong.append(f"account {k} has epsilon {stated[k]}, {used} uses {rounded_up(spent, 6)}")
     detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
     return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 
@@ -162,37 +163,20 @@ def _blocks(setup: Setup, channel: Channel, seed: int) -> Iterator[tuple[int, Te
         yield step, ranks, [sorted(accounts.tolist()) if channel.account.by_client else [-1]]
 
 
-def charged_steps(path: Path) -> dict[int, list[int]]:
-    """Return the clients that each step of a ledger file is charged to (-1 is all), by the audit's own reader; a step
-    that is charged twice is there with its clients twice."""
-    kept: dict[int, list[int]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["kind"] == "charge":
-            steps = range(line["first"], line["end"])
-            for step, clients in zip(steps, line.get("cohorts", [[-1]] * len(steps)), strict=True):
-                kept[step] = kept.get(step, []) + clients
-    return kept
+# What must be refused
 
 
-def _by_step(path: Path) -> list[list[int]]:
-    kept = charged_steps(path)
-    return [sorted(kept.get(step, [-2])) for step in range(max(kept, default=-1) + 1)]
-
-
-def _begins(channel: Channel, first: int, clients: Tensor) -> bool:
+def _accepted(act: Callable[..., Any], *given: Any) -> bool:
+    """Return whether an act is not refused."""
     try:
-        channel.begin(first, clients)
+        act(*given)
     except (PrivacyError, BudgetExhausted):
         return False
     return True
 
 
-# What must be refused
-
-
 def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndarray, PrivacyReport]:
-    """Go on with rounds until they are refused: each once, its releases once, and no client past its cap.
+    """Make rounds until they are refused: each once, its releases once, and no client past its cap.
 
     Returns:
         The findings; the uses of every account after the steps of the run, and of those beyond that are let through;
@@ -201,13 +185,21 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
     channel, again, steps = setup.open(seed), 0, 0
     planned, report = uses_of(channel).copy(), channel.report
     taken = np.zeros(setup.sampler.n, dtype=np.int64)
+
+    def released_twice(name: str, step: int, members: Tensor) -> None:
+        for _ in range(2):
+            channel.release(name, *silence(setup)(name, step, members))
+
+    def begun_again(step: int) -> None:
+        channel.begin(step, channel.draw(step))
+
     for step, members in rounds(setup, channel, stop=4 * setup.steps + 64):
         if step % 16 == 0 and setup.gradients is None:
-            again += sum(_releases_twice(channel, p.name, silence(setup)(p.name, step, members)) for p in channel.plans)
+            again += sum(_accepted(released_twice, plan.name, step, members) for plan in channel.plans)
         if step < 3 and setup.gradients is not None and len(members):
             again += _steps_again(setup, channel, members)
         if step % 16 == 0:
-            again += _begins_again(channel, step)
+            again += _accepted(begun_again, step)
         taken[members.numpy()] += 1
         steps += 1
         if steps <= setup.steps:
@@ -215,47 +207,21 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
     findings = [exact("charges: a step happens once", again, f"second or unpaid times accepted, in {steps} steps")]
     caps = channel.account.caps
     if caps is not None:
-        over = int((taken - caps).max())
-        findings.append(
-            too_large("charges: cap on uses", over, 0, f"uses of one client above its cap, in {steps} steps")
-        )
+        detail = f"uses of one client above its cap, in {steps} steps"
+        findings.append(too_large("charges: cap on uses", int((taken - caps).max()), 0, detail))
     return findings, planned, taken if channel.account.by_client else np.array([steps]), report
-
-
-def _begins_again(channel: Channel, step: int) -> int:
-    try:
-        return int(_begins(channel, step, channel.draw(step)))
-    except BudgetExhausted:
-        return 0
-
-
-def _releases_twice(channel: Channel, name: str, sent: tuple[Any, Any]) -> int:
-    try:
-        channel.release(name, *sent)
-        channel.release(name, *sent)
-    except PrivacyError:
-        return 0
-    return 1
 
 
 def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
     """Try releases that must be refused: of a step made already, after the last one, of a client outside the round."""
     local, plan = local_of(channel), setup.records
     empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
-    one = clients[:1]
-    numbers = local.step_numbers(int(one[0]))
-    for index in numbers:
-        local.release(one, index, empty)
-    others = [k for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
-    tries: list[tuple[Tensor, int]] = [(one, 0), (one, numbers[-1] + 1), *((torch.tensor([k]), 0) for k in others)]
-    accepted = 0
-    for who, index in tries:
-        try:
-            local.release(who, index, empty)
-            accepted += 1
-        except PrivacyError:
-            continue
-    return accepted
+    numbers = local.step_numbers(int(clients[0]))
+    for number in numbers:
+        local.release(clients[:1], number, empty)
+    others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
+    tries = [(clients[:1], 0), (clients[:1], numbers[-1] + 1), *((other, 0) for other in others)]
+    return sum(_accepted(local.release, *one, empty) for one in tries)
 
 
 def _caps(setup: Setup, seed: int) -> Finding:
@@ -266,15 +232,11 @@ def _caps(setup: Setup, seed: int) -> Finding:
     for k in range(min(CLIENTS, len(setup.sizes))):
         with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
             path = Path(folder) / "ledger.jsonl"
-            channel = setup.open(seed, ledger=path)
-            channel.start(0)
-            cap = int(channel.caps[k])
-            try:
-                if setup.sizes[k] and 0 < cap * setup.records.dimension <= 1 << 22:
+            with closing(setup.open(seed, ledger=path)) as channel:
+                channel.start(0)
+                if setup.sizes[k] and 0 < channel.caps[k] * setup.records.dimension <= MOST_ELEMENTS:
                     asked += 1
-                    wrong += [f"client {setup.name(k)} {what}" for what in _past(setup, channel, path, k, cap)]
-            finally:
-                channel.close()
+                    wrong += [f"client {setup.name(k)} {what}" for what in _past(setup, channel, path, k)]
     check = "charges: cap on uses"
     if not asked:
         return skipped(check, "the caps are 0, too many activations to make, or no records")
@@ -282,32 +244,32 @@ def _caps(setup: Setup, seed: int) -> Finding:
     return exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
 
 
-def _past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[str]:
-    silent, read, wrong = setup.records.at_cap == "silent", 0, []
+def _past(setup: Setup, channel: Channel, path: Path, k: int) -> list[str]:
+    cap, silent, wrong = int(channel.caps[k]), setup.records.at_cap == "silent", []
+    read: list[int] = []
 
     def gradients(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
-        nonlocal read
-        read += len(which)
+        read.extend(which.tolist())
         return torch.ones(len(which), int(setup.sizes[client]), setup.records.dimension, dtype=torch.float64)
 
-    def released(count: int) -> Tensor:
-        return torch.cat([channel.release(GRADIENT, RecordGradients(gradients)) for _ in range(count)])
+    def begins(first: int, count: int) -> bool:
+        return _accepted(channel.begin, first, torch.full((1, count), k))
 
-    if _begins(channel, 0, torch.full((1, cap + 1), k)) != silent:
-        return [f"may act {cap + 1} times, its cap is {cap}" if not silent else f"may not go on past its cap of {cap}"]
+    if begins(0, cap + 1) != silent:
+        return [f"may act {cap + 1} times, its cap is {cap}" if not silent else f"may not act past its cap of {cap}"]
     if not silent:
-        if channel.account.uses.any() or charged_steps(path) or channel.epsilon != 0:
+        if channel.account.uses.any() or _by_step(path) or channel.epsilon != 0:
             wrong.append("was charged for a block that was refused")
-        if not _begins(channel, 0, torch.full((1, cap), k)):
+        if not begins(0, cap):
             return [*wrong, f"may not act {cap} times, its cap"]
-    value = released(cap + silent)
-    if _begins(channel, cap + silent, torch.full((1, 1), k)) != silent:
-        wrong.append(f"may act once more after {cap} times, its cap" if not silent else "may not go on past its cap")
+    values = [channel.release(GRADIENT, RecordGradients(gradients)) for _ in range(cap + silent)]
+    if begins(cap + silent, 1) != silent:
+        wrong.append(f"may act once more after {cap} times, its cap" if not silent else "may not act past its cap")
     elif silent:
-        value = torch.cat([value, released(1)])
-    if read != cap or bool(value[cap:].any()):
+        values.append(channel.release(GRADIENT, RecordGradients(gradients)))
+    if len(read) != cap or any(bool(value.any()) for value in values[cap:]):
         wrong.append(f"released something past its cap of {cap}")
-    made = [clients for clients in charged_steps(path).values() if clients]
+    made = [clients for clients in _by_step(path) if clients]
     if made != [[k]] * cap or int(channel.account.uses[0, k]) != cap:
         wrong.append(f"was charged {len(made)} times, its cap is {cap}")
     return wrong
@@ -336,7 +298,7 @@ def _stated(setup: Setup, claims: Claims, uses: np.ndarray, report: PrivacyRepor
     """Check what a run says after all its steps, ``uses`` (m,) of its accounts: its delta, and that no epsilon is below
     what dp-accounting makes of the same charges."""
     delta, findings = setup.delta, []
-    stated = claims.delta if report is None else report.delta
+    stated = claims.prices.delta if report is None else report.delta
     detail = f"delta is stated as {stated}, the settings have {rounded_up(delta, 6)}"
     findings.append(exact("charges: delta", int(stated != delta), detail))
     figures = [(claims.spent(k, int(uses[k])), k) for k in range(len(uses) if setup.gradients is not None else 0)]
@@ -369,30 +331,31 @@ def planned_epsilon(setup: Setup, seed: int) -> float:
         return math.inf
     if caps is None:
         caps = np.array([sum(1 for _ in rounds(setup, channel))])
-    accounts = range(len(caps)) if setup.gradients is not None else [int(caps.argmax())]
-    return max(claims.spent(k if setup.gradients is not None else 0, int(caps[k])) for k in accounts)
+    if setup.gradients is None:
+        caps = caps.max(keepdims=True)
+    return max(claims.spent(k, int(cap)) for k, cap in enumerate(caps))
 
 
 # Noise that clients add to their own rows
 
 
 def row_charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Check that the event agrees with the noise, and its composition over all uses stays within the budget."""
+    """Check that the price agrees with the settings, and its composition over all uses stays within the budget."""
     findings, channel = [], setup.open(seed)
     steps = sum(1 for _ in rounds(setup, channel))
     for name in claims.names:
-        claim, wrong = claims.of(name), []
-        asked, noise = setup.release(name.removeprefix("rows of ")).rows, channel.rows[name.removeprefix("rows of ")]
+        (price, _), wrong = claims.price(0, name), []
+        asked, noise = setup.release(name).rows, channel.rows[name.removeprefix(ROWS)]
         assert asked is not None
-        delta = setup.delta if asked.delta is None else asked.delta
-        if claim.kind != "knorm" or claim.event.dimension != claim.size:
-            wrong.append(f"the event is {claim.event}, rows have {claim.size} coordinates")
-        if abs(noise.multiplier / claim.multiplier - 1) > 1e-9:
-            wrong.append(f"noise {noise.multiplier:.6g}, event {claim.multiplier:.6g}")
-        spent, stated = epsilon(claim.event, steps, delta), noise.epsilon_at(steps)
+        facts = {"sizes": (setup.dimension(name),), "mechanism": "l2_laplace", "sampled": 1.0, "sums": 1}
+        facts |= {"delta": setup.delta if asked.delta is None else asked.delta}
+        for key, value in facts.items():
+            if getattr(price, key) != value:
+                wrong.append(f"{key} is {getattr(price, key)} in the price, and {value} in the settings")
+        spent, stated = claims.spent(0, steps, name), noise.epsilon_at(steps)
         if not math.isclose(stated, spent, rel_tol=1e-9):
             wrong.append(f"epsilon is {rounded_up(stated, 6)}, {steps} uses cost {rounded_up(spent, 6)}")
-        if not spent <= asked.epsilon * (1 + 1e-6):
+        if not spent <= asked.epsilon * _SLACK:
             wrong.append(f"{steps} uses cost epsilon {rounded_up(spent, 6)} of {rounded_up(asked.epsilon, 6)}")
-        findings.append(exact(f"charges: {name}", len(wrong), "; ".join(wrong) or "law, noise, delta, budget"))
+        findings.append(exact(f"charges: {name}", len(wrong), "; ".join(wrong) or "law, delta, budget"))
     return findings

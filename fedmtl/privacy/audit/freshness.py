@@ -41,11 +41,11 @@ def freshness(
     for name, one in noise.items():
         if not name.endswith("/count"):
             findings += fresh_within(name, one.units, setup.parts(one.units.shape[1]))
-            findings.append(fresh_rows(f"freshness: releases of {name}", one.units))
+            findings.append(unrelated(f"freshness: releases of {name}", _long(one.units)))
         if one.clients.max(initial=-1) >= 0:
             findings.append(_fresh_groups(f"freshness: clients of {name}", one, one.clients))
             findings.append(_fresh_groups(f"freshness: steps of {name}", one, one.steps))
-        if one.claims and one.claims[0].bands:
+        if one.releases and one.releases[0].claim.bands:
             findings.append(_lags(f"freshness: rounds of {name}", one.units.T))
     if len(noise) > 1:
         smallest = min(claims.of(name).size for name in claims.names)
@@ -103,44 +103,35 @@ def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Findi
 
 
 def _long(noise: np.ndarray) -> np.ndarray:
-    """Return rows of at least the shortest length: consecutive steps put together."""
+    """Return at most 64 rows of at least the shortest length: consecutive steps joined."""
     group = -(-_SHORTEST // noise.shape[1])
     usable = len(noise) // group * group
-    return noise[:usable].reshape(-1, group * noise.shape[1])
+    return noise[:usable].reshape(-1, group * noise.shape[1])[:_ROWS]
 
 
-def fresh_rows(check: str, noise: np.ndarray) -> Finding:
-    """Check that no two rows (T, D) of a channel share noise (the first 64; short ones are put together)."""
-    rows = _long(noise)[:_ROWS]
-    if len(rows) < 2:
-        return skipped(check, "fewer than two steps of noise")
-    cosines = _cosines(rows)
-    return _correlated(check, float(cosines.max()), rows.shape[1], len(rows) * (len(rows) - 1) // 2)
-
-
-def _cosines(rows: np.ndarray) -> np.ndarray:
-    """Return the correlations of rows (k, d) with one another, (k, k), -1 of each with itself."""
-    return correlations(rows, rows) - np.eye(len(rows)) * 2
+def unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
+    """Check that no row of (a, d) shares noise with one of ``others`` (b, d), by default with another one of its own;
+    rows of fewer than 40 numbers are not checked."""
+    if min(len(rows), 2 if others is None else len(others)) < (2 if others is None else 1) or rows.shape[1] < _GROUP:
+        return skipped(check, "too little noise to compare")
+    cosines = correlations(rows, rows) - 2 * np.eye(len(rows)) if others is None else correlations(rows, others)
+    pairs = cosines.size // 2 if others is None else cosines.size
+    detail = f"correlation times sqrt(d), {pairs} pairs"
+    return too_large(check, float(cosines.max()) * math.sqrt(rows.shape[1]), FRESH, detail, pairs * 2e-9)
 
 
 def _fresh_groups(check: str, sample: Sample, keys: np.ndarray) -> Finding:
     """Check that no two groups of releases with equal ``keys`` (T,) share noise, release by release."""
     groups = [sample.units[keys == key].ravel() for key in np.unique(keys)]
     groups = [group for group in groups if group.size >= _GROUP]
-    if len(groups) < 2:
-        return skipped(check, "fewer than two groups of noise")
-    length = min(map(len, groups))
-    cosines = _cosines(np.stack([group[:length] for group in groups[:_ROWS]]))
-    return _correlated(check, float(cosines.max()), length, cosines.size // 2)
+    length = min(map(len, groups), default=0)
+    return unrelated(check, np.array([group[:length] for group in groups[:_ROWS]]).reshape(-1, length))
 
 
 def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
     """Check that no step of one sample shares noise with a step of the other; both (T, D), the first 64 rows of
     each."""
-    one, two = _long(first)[:_ROWS], _long(second)[:_ROWS]
-    if not len(one) or not len(two):
-        return skipped(check, "no noise to compare")
-    return _correlated(check, float(correlations(one, two).max()), one.shape[1], len(one) * len(two))
+    return unrelated(check, _long(first), _long(second))
 
 
 def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
@@ -189,30 +180,14 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
 
 
 def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
-    """Check that releases of one step have noise of their own."""
+    """Check that releases of one step have noise of their own: of short ones, that no coordinate of one follows one of
+    the other from step to step."""
     findings = []
     for (one, first), (two, second) in itertools.combinations(noise.items(), 2):
         check, a, b = f"freshness: {one} and {two}", first.units, second.units
         d = min(a.shape[1], b.shape[1])
-        if d < _SHORTEST:
-            findings.append(fresh_coordinates(check, a, b))
-        else:
-            findings.append(fresh_between(check, a[:, :d], b[:, :d]))
+        findings.append(unrelated(check, a.T, b.T) if d < _SHORTEST else fresh_between(check, a[:, :d], b[:, :d]))
     return findings
-
-
-def fresh_coordinates(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
-    """Check that no coordinate of one sample follows one of the other from step to step: (T, D) and (T, E), the same
-    steps."""
-    steps = len(first)
-    if steps < _SHORTEST:
-        return skipped(check, f"fewer than {_SHORTEST} steps of noise")
-    found = correlations(first.T, second.T)
-    return _correlated(check, float(found.max()), steps, found.size)
-
-
-def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:
-    return too_large(check, largest * math.sqrt(d), FRESH, f"correlation times sqrt(d), {pairs} pairs", pairs * 2e-9)
 
 
 # Another channel, a forked process, a restored run

@@ -31,7 +31,7 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     coins = auditor(seed, "grid")
 
     def loud(name: str, step: int, clients: Tensor) -> tuple[Tensor, Tensor]:
-        d = setup.records.dimension if setup.gradients is not None else setup.release(name).dimension
+        d = setup.dimension(name)
         few = clients[: max(1, MOST_ELEMENTS // d)]
         rows = coins.standard_normal((len(few), d)) * 1e-2 * setup.privacy.initial_norm
         return torch.from_numpy(rows), few
@@ -40,8 +40,7 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     found = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
     for name, one in found.items():
-        widths = [_width(setup, name, *of) for of in zip(one.claims, one.growth.tolist(), strict=True)]
-        scales = [claim.denominator / width for claim, width in zip(one.claims, widths, strict=True)]
+        scales = [each.claim.denominator / _width(setup, name, each.claim, each.growth) for each in one.releases]
         findings.append(on_grid(name, one.values * np.array(scales)[:, None]))
     return findings
 

@@ -54,32 +54,17 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
     steps = len(noise)
     tensors, cells = energy_p(energies.sum(0), steps * sizes), energy_p(energies, sizes)
     worst, cell = int(tensors.argmin()), int(cells.argmin())
-    total, count = energies.sum(), noise.size
-    return [
-        low_p(
-            f"noise law: total of {name}",
-            float(energy_p(total, count)),
-            f"standard deviation {math.sqrt(max(total, 0) / count):.4g} of the claimed one, {count} numbers",
-        ),
-        low_p(
-            f"noise law: tensors of {name}",
-            min(1.0, float(tensors[worst]) * len(parts)),
-            f"tensor {worst} has {math.sqrt(max(energies[:, worst].sum() / steps / sizes[worst], 0)):.4g} of the "
-            "claimed deviation",
-        ),
-        low_p(
-            f"noise law: steps of {name}",
-            min(1.0, float(cells.min()) * cells.size),
-            f"tensor {cell % len(parts)} in step {cell // len(parts)}",
-        ),
-        low_p(
-            f"noise law: lengths of {name}",
-            normal_p(special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))),
-            f"chi-square quantiles of the {steps} lengths",
-        ),
-        low_p(
-            f"noise law: shape of {name}",
+    total, count = float(energies.sum()), noise.size
+    lengths = special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))
+    spread, of_tensor = (math.sqrt(max(x, 0)) for x in (total / count, energies[:, worst].sum() / steps / sizes[worst]))
+    tests = {
+        "total": (energy_p(total, count), f"standard deviation {spread:.4g} of the claimed one, {count} numbers"),
+        "tensors": (tensors[worst] * len(parts), f"tensor {worst} has {of_tensor:.4g} of the claimed deviation"),
+        "steps": (cells.min() * cells.size, f"tensor {cell % len(parts)} in step {cell // len(parts)}"),
+        "lengths": (normal_p(lengths), f"chi-square quantiles of the {steps} lengths"),
+        "shape": (
             kolmogorov_p(noise.ravel()[:_KS_SAMPLES]),
             f"Kolmogorov-Smirnov, {min(count, _KS_SAMPLES)} numbers",
         ),
-    ]
+    }
+    return [low_p(f"noise law: {test} of {name}", min(1.0, float(p)), detail) for test, (p, detail) in tests.items()]

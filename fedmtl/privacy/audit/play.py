@@ -8,7 +8,7 @@ path. Where clients contribute nothing, what is released is noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,68 +37,68 @@ _DRAWN = 64  # clients or records whose part in a release is noted
 
 
 @dataclass(frozen=True, eq=False)
+class Released:
+    """One release.
+
+    Attributes:
+        value: (D,) float64, the coordinates that are noised.
+        claim: on it.
+        client: whose it is; -1 of a cohort.
+        step: number of the round, or how often its client released before.
+        drawn: (64,) bool, which of the first clients, or of the first records of the client, take part.
+        growth: scale of the noise over the claimed one, where the clip norm adapts.
+    """
+
+    value: np.ndarray
+    claim: Claim
+    client: int
+    step: int
+    drawn: np.ndarray
+    growth: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class Sample:
     """What a channel released under one name.
 
     Attributes:
-        values: (T, D) float64, the coordinates that are noised.
-        claims: what is claimed of each of them.
-        growth: (T,) scale of the noise over the claimed one, where the clip norm adapts.
-        clients: (T,) int64, whose it is; -1 of a cohort.
-        steps: (T,) int64, number of the round, or how often its client released before.
-        drawn: (T, 64) bool, which of the first clients, or of the first records of the client, take part.
+        size: D, the number of coordinates.
+        releases: T of them.
     """
 
-    values: np.ndarray
-    claims: tuple[Claim, ...]
-    growth: np.ndarray
-    clients: np.ndarray
-    steps: np.ndarray
-    drawn: np.ndarray
+    size: int
+    releases: list[Released] = field(default_factory=list)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Return (T, D) float64."""
+        return np.array([one.value for one in self.releases]).reshape(-1, self.size)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Return (T,) int64, whose they are."""
+        return np.array([one.client for one in self.releases], dtype=np.int64)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Return (T,) int64, the numbers of their steps."""
+        return np.array([one.step for one in self.releases], dtype=np.int64)
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """Return (T, 64) bool, who takes part."""
+        return np.array([one.drawn for one in self.releases], dtype=bool).reshape(-1, _DRAWN)
 
     @cached_property
     def units(self) -> np.ndarray:
         """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
-        units = np.empty_like(self.values)
-        rows: dict[int, list[int]] = {}
-        for row, claim in enumerate(self.claims):
-            rows.setdefault(id(claim), []).append(row)
-        for own in rows.values():
-            units[own] = standardized(self.values[own] / self.growth[own, None], self.claims[own[0]])
+        units, rows = self.values, dict[Claim, list[int]]()
+        for row, one in enumerate(self.releases):
+            rows.setdefault(one.claim, []).append(row)
+        growth = np.array([one.growth for one in self.releases])
+        for claim, own in rows.items():
+            units[own] = standardized(units[own] / growth[own, None], claim)
         return units
-
-    def only(self, rows: np.ndarray) -> Sample:
-        """Return some of the releases: a mask (T,) or places."""
-        places = np.arange(len(self.values))[rows]
-        arrays = (self.growth, self.clients, self.steps, self.drawn)
-        return Sample(self.values[places], tuple(self.claims[k] for k in places), *(one[places] for one in arrays))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Sample]) -> Sample:
-        """Return one after the other."""
-        names = ("growth", "clients", "steps", "drawn")
-        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        return cls(np.concatenate([part.values for part in parts]), sum((p.claims for p in parts), ()), *arrays)
-
-
-@dataclass
-class _Rows:
-    """Collects the rows of a sample, of ``size`` coordinates."""
-
-    size: int
-    rows: list[tuple[np.ndarray, Claim, float, int, int, np.ndarray]] = field(default_factory=list)
-
-    def add(
-        self, value: np.ndarray, claim: Claim, client: int, step: int, drawn: np.ndarray, growth: float = 1.0
-    ) -> None:
-        self.rows.append((value, claim, growth, client, step, drawn))
-
-    def sample(self) -> Sample:
-        if not self.rows:
-            none = np.zeros(0, dtype=np.int64)
-            return Sample(np.zeros((0, self.size)), (), np.zeros(0), none, none, np.zeros((0, _DRAWN), dtype=bool))
-        values, claims, growth, clients, steps, drawn = zip(*self.rows, strict=True)
-        return Sample(np.stack(values), claims, np.array(growth), np.array(clients), np.array(steps), np.stack(drawn))
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
@@ -151,7 +151,7 @@ def silence(setup: Setup) -> Sent:
     def sent(name: str, step: int, clients: Tensor) -> tuple[Tensor, Tensor]:
         if step % 2 or setup.adaptive is not None:
             clients = clients[:0]
-        d = setup.records.dimension if setup.gradients is not None else setup.release(name).dimension
+        d = setup.dimension(name)
         clients = clients[: max(1, MOST_ELEMENTS // d)]
         return torch.zeros(1, d).expand(len(clients), -1), clients
 
@@ -172,10 +172,10 @@ def noise_of(
     ones enter."""
     found = played(setup, claims, channel, start, stop, who=who, local=local)
     for name, one in found.items():
-        if one.claims and one.claims[0].bands:
-            first = len(one.claims[0].bands) - 1 if start else 0
-            independent = replace(one, values=decorrelated(one.values, one.claims[0]))
-            found[name] = independent.only(np.arange(len(one.values)) >= first)
+        if one.releases and one.releases[0].claim.bands:
+            values = decorrelated(one.values, one.releases[0].claim)
+            independent = [replace(each, value=value) for each, value in zip(one.releases, values, strict=True)]
+            found[name] = replace(one, releases=independent[len(one.releases[0].claim.bands) - 1 if start else 0 :])
     return found
 
 
@@ -189,7 +189,10 @@ def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, 
         left -= least
         if left <= 0 or not least:
             break
-    return {name: Sample.joined([one[name] for one in found]) for name in found[0]}
+    return {
+        name: replace(first, releases=[each for one in found for each in one[name].releases])
+        for name, first in found[0].items()
+    }
 
 
 def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
@@ -244,7 +247,7 @@ def played(
 def _sums(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
     names = [*claims.names, *(f"{name}/count" for name in claims.names if setup.adaptive is not None)]
-    made = {name: _Rows(claims.of(name).size) for name in names}
+    made = {name: Sample(claims.of(name).size) for name in names}
     growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, ranks in rounds(setup, channel, start, stop):
@@ -256,22 +259,24 @@ def _sums(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int,
             beside = {name: one for _, name, one in noted}
             if setup.rows:
                 name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
-                for client, row in zip(who.tolist(), hidden, strict=True):
-                    made[name].add(row, claims.of(name), client, step, np.zeros(_DRAWN, dtype=bool))
+                nobody = np.zeros(_DRAWN, dtype=bool)
+                each = zip(hidden, who.tolist(), strict=True)
+                made[name].releases.extend(Released(row, claims.of(name), k, step, nobody) for row, k in each)
                 continue
-            made[plan.name].add(value, claims.of(plan.name, use=use), -1, step, drawn, growth[plan.name])
+            claim = claims.of(plan.name, use=use)
+            made[plan.name].releases.append(Released(value, claim, -1, step, drawn, growth[plan.name]))
             if setup.adaptive is not None:
                 name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
-                made[name].add(np.array([count]), claims.of(name), -1, step, drawn)
+                made[name].releases.append(Released(np.array([count]), claims.of(name), -1, step, drawn))
                 growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
-    return {name: one.sample() for name, one in made.items()}
+    return made
 
 
 def _local_steps(
     setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent, local: int
 ) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
-    made, total = _Rows(setup.records.dimension), setup.records.local_steps
+    made, total = Sample(setup.records.dimension), setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
         releases = local_of(channel)
         numbers = sorted({number for k in clients.tolist() for number in releases.step_numbers(k)[:local]})
@@ -283,8 +288,8 @@ def _local_steps(
             own = releases.own_numbers(acting, number)
             for k, one, n, at, there in zip(acting.tolist(), value, own.tolist(), used, mask, strict=True):
                 drawn = _marked(at[there].numpy())
-                made.add(one, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn)
-    return made.sample()
+                made.releases.append(Released(one, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn))
+    return made
 
 
 def _activations(
@@ -297,7 +302,7 @@ def _activations(
     uses = channel.account.participations[0].copy()
     at = min(start, int(uses.sum()))
     channel.start(at)
-    made, turn = _Rows(setup.records.dimension), max(1, int((caps > 0).sum()))
+    made, turn = Sample(setup.records.dimension), max(1, int((caps > 0).sum()))
     block = 0
     while at < len(order):
         acting = order[at : at + turn * (_TURNS if block % 3 == 2 else 1)]
@@ -310,10 +315,10 @@ def _activations(
         for place, client in enumerate(acting.tolist()):
             if uses[client] < channel.caps[client] and at + place >= start:
                 claim = claims.of(GRADIENTS, client, int(uses[client]))
-                made.add(values[place, -1], claim, client, int(uses[client]), drawn[place])
+                made.releases.append(Released(values[place, -1], claim, client, int(uses[client]), drawn[place]))
             uses[client] += 1
         at, block = at + len(acting), block + 1
-    return made.sample()
+    return made
 
 
 # Rounds

@@ -1,26 +1,23 @@
 """Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the charged event says.
 
 Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations are not:
-channels are opened with next to no noise, on rows along one axis, and gradients of 2^-1, 2^-2, ... of the clip norm
-spell the subset in the released sum, through the way out that the run itself has.
+channels are opened with next to no noise, and gradients of 2^-1, 2^-2, ... of the clip norm along one axis spell the
+subset in the released sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from scipy import special, stats
 
-from ..channel import GRADIENT, Channel
 from ..local_steps import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull
-from ..sums import RecordGradients, ScaledRows
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import Sample, gathered
+from .play import Sample, gathered, played
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import auditor, correlations, from_binomial, from_hypergeometric, normal_p, seeds
 
@@ -176,7 +173,8 @@ def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list
     """
     n, bound, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
-    members = [_drawn(setup.open(one), draws) for one in (first, first if setup.secure else second)]
+    channels = [setup.open(one) for one in (first, first if setup.secure else second)]
+    members = [[channel.draw(step).numpy() for step in range(draws)] for channel in channels]
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
     findings = [exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")]
     sizes = np.array([len(m) for m in members[0]])
@@ -207,10 +205,6 @@ def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Findi
         exact("sampler: turns", max(0, int(turns.max() - turns.min()) - 1), f"{turns.min()} to {turns.max()} turns"),
         exact("sampler: public order", differing, "cohorts that depend on the seed"),
     ]
-
-
-def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
-    return [channel.draw(step).numpy() for step in range(draws)]
 
 
 # Records
@@ -269,43 +263,29 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
     chosen = np.sort(coins.permutation(np.arange(setup.sizes[client]))[:_RECORDS])
     if not len(chosen) or not setup.open(seed).caps[client]:
         return [skipped("sampler", "no client has records and may act")]
-    streams = [_sums(setup, claims, one, client, chosen) for one in (seed, seed if setup.secure else seed + 1)]
-    members: list[list[np.ndarray]] = [[], []]
-    strange = 0
-    for found, stream in zip(members, streams, strict=True):
-        for codes in stream:
-            strange += int((np.abs(codes - np.rint(codes)) > 1e-3).sum())
-            bits = (np.rint(codes).astype(np.int64)[:, None] >> np.arange(len(chosen))) & 1
-            found += [np.flatnonzero(row) for row in bits]
-            if len(found) >= draws:
-                break
-    shorter = min(map(len, members))
-    members = [found[:shorter] for found in members]
+    codes = [_codes(setup, claims, one, client, chosen, draws) for one in (seed, seed if setup.secure else seed + 1)]
+    count = min(map(len, codes))
+    bits = [np.rint(one[:count]).astype(np.int64)[:, None] >> np.arange(len(chosen)) & 1 for one in codes]
+    members = [[np.flatnonzero(row) for row in one] for one in bits]
+    strange = sum(int((np.abs(one - np.rint(one)) > 1e-3).sum()) for one in codes)
     q = float(claims.of(GRADIENTS, client).sampled or 1.0)
-    whole = exact("sampler: records, sums", strange, f"of {shorter} are not sums of the gradients drawn over q n")
+    whole = exact("sampler: records, sums", strange, f"of {count} are not sums of the gradients drawn over q n")
     drawn = _Drawn("sampler: records, ", members, len(chosen), q, coins, setup.secure)
     return [whole, drawn.sizes(), *drawn.independence()]
 
 
-def _sums(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield sums (T,) of 2^i over the records ``chosen[i]`` drawn by the releases of one channel after the other."""
-    c, d, n = float(setup.privacy.initial_norm), setup.records.dimension, int(setup.sizes[client])
+def _codes(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray, draws: int) -> np.ndarray:
+    """Return at least ``draws`` sums of 2^i over the records ``chosen[i]`` drawn, by the releases of one channel after
+    the other, with next to no noise."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
-    axis = torch.zeros(n, d, dtype=torch.float64)
-    axis[:, d // 2] = 1.0
-    rows = [axis if k == client else x for k, x in enumerate(setup.x)]
-    unit = c * 2.0**-_RECORDS
-    factors = np.zeros((1, n))
-    factors[0, chosen] = unit * 2.0 ** np.arange(len(chosen))
-    gradients = torch.from_numpy(factors)[..., None] * axis
-    for index, other in enumerate(seeds(seed, "subsamples", 10_000)):
-        channel = quiet.open(seed if setup.secure else other, x=rows)
-        cap = min(int(channel.caps[client]), 64)
-        channel.begin(0, torch.full((1, cap), client))
-        if index % 2 or not setup.linear:
-            message = RecordGradients(lambda k, which, where: gradients)
-            value = torch.cat([channel.release(GRADIENT, message) for _ in range(cap)])
-        else:
-            scaled = ScaledRows(lambda k, which, where: factors.repeat(len(which), 0))
-            value = channel.release(GRADIENT, scaled, count=cap)
-        yield value[:, 0, d // 2].numpy() * claims.of(GRADIENTS, client).denominator / unit
+    d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
+    rows = torch.zeros(int(setup.sizes[client]), d, dtype=torch.float64)
+    rows[torch.from_numpy(chosen), d // 2] = unit * 2.0 ** torch.arange(len(chosen), dtype=torch.float64)
+    parts: list[np.ndarray] = []
+    for other in seeds(seed, "subsamples", 10_000):
+        channel = quiet.open(seed if setup.secure else other)
+        sample = played(quiet, claims, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
+        parts.append(sample[GRADIENTS].values[:, d // 2] * claims.of(GRADIENTS, client).denominator / unit)
+        if sum(map(len, parts)) >= draws:
+            break
+    return np.concatenate(parts)

@@ -15,7 +15,7 @@ from ..settings import ClientPrivacy
 from ..sums import BoundedMeans, ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence, turns
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claim, Claims, Setup
 
 _COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
 _ROUNDING = 1 + 1e-9  # noise is added in floating point
@@ -82,8 +82,8 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
     client, is there or not. Replace: it is there, or its opposite is. What others release must be the same to the last
     bit. The count of unclipped clients is compared, too, where the clip norm adapts.
     """
-    relation, plan = claims.of(name).relation, name.removeprefix("rows of ")
-    n, d = len(setup.sizes) if setup.gradients is not None else setup.sampler.n, _dimension(setup, plan)
+    relation, plan = claims.of(name).relation, name.removeprefix(ROWS)
+    n, d = len(setup.sizes) if setup.gradients is not None else setup.sampler.n, setup.dimension(plan)
     able = np.arange(n) if setup.gradients is None else np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
         return [skipped(f"sensitivity: {name}", "no client may act")]
@@ -113,10 +113,6 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
     return [one.finding(f"sensitivity: {released}") for released, one in worst.items()]
 
 
-def _dimension(setup: Setup, name: str) -> int:
-    return setup.records.dimension if setup.gradients is not None else setup.release(name).dimension
-
-
 def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) -> Sent:
     """Return what is sent where clients contribute their rows of ``crowd``, (n, D) or (0, D), and client ``who``
     contributes ``row``: where rows of clients are released, in place of its own."""
@@ -144,10 +140,11 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
 def _shares(one: Sample, two: Sample, who: int) -> list[float]:
     """Return by how much of its sensitivity each release moves; infinite for any change of another client's."""
     shares = []
-    for claim, client, first, second in zip(one.claims, one.clients.tolist(), one.values, two.values, strict=True):
+    for first, second in zip(one.releases, two.releases, strict=True):
+        claim = first.claim
         with np.errstate(invalid="ignore", over="ignore"):
-            moved = float(np.linalg.norm(first - second, ord=1 if claim.norm == "l1" else 2))
-        if client in (-1, who):
+            moved = float(np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2))
+        if first.client in (-1, who):
             shares.append(moved * claim.denominator / claim.sensitivity / _ROUNDING)
         else:
             shares.append(0.0 if moved == 0 else math.inf)
@@ -168,7 +165,7 @@ def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
     one, two = (played(setup, claims, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
-    if not len(one.values):
+    if not one.releases:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
     if claim.form == "symmetric":
@@ -197,8 +194,8 @@ def _released(setup: Setup, claims: Claims, name: str, seed: int, rows: Tensor, 
     def sent(release: str, step: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
         return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, ranks)
 
-    one = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name]
-    return one.values[0] * one.claims[0].denominator
+    (one,) = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name].releases
+    return one.value * one.claim.denominator
 
 
 def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:

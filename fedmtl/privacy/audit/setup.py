@@ -1,7 +1,7 @@
-"""What is audited (how to open a channel of the run) and what is claimed (read off the event that is charged).
+"""What is audited (how to open a channel of the run) and what is claimed (by the price that is charged).
 
-A claim is read off the charged event and public facts alone: the scale of the noise on a sum of rows is z S / m, on a
-sum of gradients of single records z S / (q n_i), where z and q are of the event, S follows from the clip norm of the
+A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of rows is z S / m, on a
+sum of gradients of single records z S / (q n_i), where z and q are of the price, S follows from the clip norm of the
 settings and from how neighbours differ, and n_i is the client's number of records at the time.
 """
 
@@ -19,8 +19,9 @@ import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
-from ...errors import PrivacyError
 from ..accounting.composition import epsilon
+from ..accounting.knorm import KNormDpEvent
+from ..accounting.losses import ReplacedPoissonDpEvent
 from ..channel import Channel
 from ..gradients import GradientPlan
 from ..opening import open_channel
@@ -31,8 +32,13 @@ from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
 Kind = Literal["gaussian", "laplace", "knorm", "pure"]
+_KINDS: dict[str, Kind] = {
+    "gaussian": "gaussian",
+    "laplace": "laplace",
+    "l2_laplace": "knorm",
+}
 
-GRADIENTS = "gradients"
+GRADIENTS, ROWS = "gradients", "rows of "
 CLIENTS, ACTIVATIONS = 12, 2000
 """Clients examined one by one, and activations of one channel, at most."""
 
@@ -95,8 +101,30 @@ class Setup:
         return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
 
     def release(self, name: str) -> ReleasePlan:
-        """Return the release of rows of this name."""
-        return next(plan for plan in self.releases if plan.name == name)
+        """Return the release of rows of this name, or that whose rows have noise of this name."""
+        return next(plan for plan in self.releases if plan.name == name.removeprefix(ROWS))
+
+    def dimension(self, name: str) -> int:
+        """Return the length of what one client or record contributes to a release."""
+        return self.records.dimension if self.gradients is not None else self.release(name).dimension
+
+    def form(self, name: str) -> Form:
+        """Return what is released of the rows."""
+        return "vector" if self.gradients is not None or name.startswith(ROWS) else self.release(name).form
+
+    def relation(self, name: str) -> Relation:
+        """Return how neighbours differ, by the kind of cohort; rows with noise of their own by all data of a client."""
+        if self.gradients is not None:
+            return "replace" if self.one_at_a_time else "zero_out"
+        if name.startswith(ROWS) or isinstance(self.schedule, BoundFixed):
+            return "replace"
+        return "zero_out" if isinstance(self.schedule, BoundCyclic) else "add_remove"
+
+    def denominator(self, client: int, sampled: float | None) -> float:
+        """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``."""
+        if self.gradients is None:
+            return expected_cohort(self.sampler)
+        return float(self.sizes[client]) * (sampled or 1.0)
 
     @property
     def one_at_a_time(self) -> bool:
@@ -220,7 +248,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the event charged for one release says, apart from the arithmetic of the channel.
+    """What the price of a release says, without the arithmetic of the channel.
 
     Attributes:
         kind: law of the noise.
@@ -231,8 +259,7 @@ class Claim:
         form: what is released of the rows.
         size: noised coordinates.
         denominator: m, the public constant that divides the sum; of gradients q n_i.
-        sampled: probability of a Poisson-sampled event, else None.
-        event: of one charge: a whole step with all its sums, or one release of gradients.
+        sampled: probability of a Poisson-sampled price, else None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
             is independent as it is.
     """
@@ -245,8 +272,7 @@ class Claim:
     form: Form = "vector"
     size: int
     denominator: float
-    sampled: float | None
-    event: Any
+    sampled: float | None = None
     bands: tuple[float, ...] = ()
 
     @property
@@ -276,11 +302,10 @@ class Claims:
     """
 
     def __init__(self, setup: Setup, channel: Channel) -> None:
-        self._setup = setup
-        self._prices = channel.account.prices
+        self._setup, self._prices = setup, channel.account.prices
         self._bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
+        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in channel.rows.items()}
         self._made: dict[tuple[str, int, int], Claim] = {}
-        self._rows = {f"rows of {name}": one.price.event(one.multiplier) for name, one in channel.rows.items()}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
             self.names = (GRADIENTS,)
@@ -296,18 +321,18 @@ class Claims:
         assert self._prices is not None
         return self._prices
 
-    def _price(self, client: int) -> Price:
-        return self.prices.kinds[self.prices.kind[0, client]]
-
-    @property
-    def delta(self) -> float:
-        """Return the delta of what is charged."""
-        return self.prices.delta
-
     @property
     def refuted(self) -> str | None:
         """Return why the published accounting that is charged does not hold; None where it does."""
         return self.prices.refuted
+
+    def price(self, client: int = 0, name: str = "") -> tuple[Price, float]:
+        """Return the price of an account and its noise multiplier: of ``client`` where the unit is a record, and of the
+        rows of ``name`` where these have noise of their own."""
+        if name in self._rows:
+            return self._rows[name]
+        kind = self.prices.kind[0, client]
+        return self.prices.kinds[kind], self.prices.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
         """Return the claim on a release.
@@ -316,156 +341,78 @@ class Claims:
             name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
             client: whose account, where the unit is a record; with all its records.
             use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that adapts the first.
-
-        Raises:
-            PrivacyError: an event that the audit cannot read.
         """
         key = name, client, use
         if key not in self._made:
-            self._made[key] = self._claim(name, client, use)
+            self._made[key] = self._claim(*key)
         return self._made[key]
 
     def _claim(self, name: str, client: int, use: int) -> Claim:
-        setup = self._setup
-        if self._prices is None:
-            return clip_claim(setup, name)
-        if setup.gradients is not None:
-            return self._of_gradients(client, use)
-        if name in self._rows:
-            return self._of_own_noise(name)
+        setup, adaptive = self._setup, self._setup.adaptive
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
-            assert setup.adaptive is not None
+            assert adaptive is not None
             claim = replace(self.of(name.removesuffix("/count")), kind="gaussian", norm="l2", size=1, bound=0.5)
-            return replace(claim, multiplier=count_std(setup.adaptive, setup.sampler) / claim.sensitivity)
-        return self._of_rows(name, use)
-
-    def repeats(self, client: int) -> int:
-        """Return the number of charges in one use: the local steps of a participation."""
-        return self._price(client).sums
-
-    def composition(self, client: int, uses: int) -> list[tuple[Any, int]]:
-        """Return the events of an account after ``uses``, with their numbers;
-        uses beyond an allocation are taken for the last one."""
-        weights = self._price(client).weights
-        if weights is None:
-            return [(self.prices.event(client), uses * self.repeats(client))]
-        return [(self.prices.event(client, min(use, len(weights) - 1)), self.repeats(client)) for use in range(uses)]
-
-    def spent(self, client: int, uses: int) -> float:
-        """Return epsilon of :meth:`composition`, at the delta of the settings."""
-        parts = [(event, count) for event, count in self.composition(client, uses) if count]
-        if not parts:
-            return 0.0
-        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)
-        return epsilon(whole, count, self._setup.delta)
-
-    def _of_rows(self, name: str, use: int) -> Claim:
-        setup, weights = self._setup, self._price(0).weights
-        charged = self.prices.event(0, use if weights is None else min(use, len(weights) - 1))
-        inner, sampled = unsampled(charged)
-        parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
-        kind, multiplier = law_of(parts[name])
-        relation = relation_of(setup.sampler)
-        if setup.adaptive is not None:  # the count of unclipped clients takes its part of the step's noise
-            count = count_std(setup.adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
+            return replace(claim, multiplier=count_std(adaptive, setup.sampler) / claim.sensitivity)
+        price, multiplier = (None, 0.0) if self._prices is None else self.price(client, name)
+        kind = _KINDS.get(setup.privacy.mechanism if price is None else price.mechanism, "pure")
+        sampled = None if price is None or price.sampled == 1 else price.sampled
+        multiplier = multiplier if price is None else weighted(price, multiplier, use)
+        relation, form, d = setup.relation(name), setup.form(name), setup.dimension(name)
+        if adaptive is not None and price is not None and name not in self._rows:  # the count takes its part
+            count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
-        plan = setup.release(name)
         return Claim(
             kind=kind,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
             relation=relation,
-            norm="l1" if kind == "laplace" else "l2",
-            form=plan.form,
-            size=plan.size,
-            denominator=expected_cohort(setup.sampler),
+            norm="l1" if kind == "laplace" and form != "symmetric" else "l2",
+            form=form,
+            size=d * (d + 1) // 2 if form == "symmetric" else d,
+            denominator=1.0 if name in self._rows else setup.denominator(client, sampled),
             sampled=sampled,
-            event=charged,
             bands=self._bands.get(name, ()),
         )
 
-    def _of_own_noise(self, name: str) -> Claim:
-        """Return the claim on a client's row, which moves by at most 2 C where all its data are replaced."""
-        kind, multiplier = law_of(self._rows[name])
-        claim = clip_claim(self._setup, name.removeprefix("rows of "))
-        own = replace(claim, kind=kind, multiplier=multiplier, relation="replace", norm="l2", form="vector")
-        size = self._setup.release(name.removeprefix("rows of ")).dimension
-        return replace(own, size=size, denominator=1.0, event=self._rows[name])
+    def event(self, client: int, use: int, name: str = "") -> Any:
+        """Return the event of one noised sum in a use, put together from its price by code of the audit."""
+        price, multiplier = self.price(client, name)
+        return event_of(price, weighted(price, multiplier, use))
 
-    def _of_gradients(self, client: int, use: int) -> Claim:
-        setup, event = self._setup, self.prices.event(client, use)
-        inner, sampled = unsampled(event, replaced=setup.one_at_a_time)
-        kind, multiplier = law_of(inner)
-        return Claim(
-            kind=kind,
-            multiplier=multiplier,
-            bound=setup.privacy.initial_norm,
-            relation="replace" if setup.one_at_a_time else "zero_out",
-            norm="l1" if kind == "laplace" else "l2",
-            size=setup.records.dimension,
-            denominator=float(setup.sizes[client]) * (sampled or 1.0),
-            sampled=sampled,
-            event=event,
-        )
+    def composition(self, client: int, uses: int, name: str = "") -> list[tuple[Any, int]]:
+        """Return the events of an account after ``uses``, with their numbers; uses beyond an allocation are taken for
+        the last one."""
+        price, _ = self.price(client, name)
+        if price.weights is None:
+            return [(self.event(client, 0, name), uses * price.sums)]
+        return [(self.event(client, use, name), price.sums) for use in range(uses)]
+
+    def spent(self, client: int, uses: int, name: str = "") -> float:
+        """Return epsilon of :meth:`composition`, at the delta of the settings."""
+        parts = [(event, count) for event, count in self.composition(client, uses, name) if count]
+        if not parts:
+            return 0.0
+        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)
+        return epsilon(whole, count, self.price(client, name)[0].delta if name else self._setup.delta)
 
 
-def clip_claim(setup: Setup, name: str) -> Claim:
-    """Return the claim on a release that is clipped and not noised: a bound on a client, and no event."""
-    plan, laplace = setup.release(name), setup.privacy.mechanism == "laplace"
-    return Claim(
-        kind="laplace" if laplace else "gaussian",
-        multiplier=0.0,
-        bound=setup.privacy.initial_norm,
-        relation=relation_of(setup.sampler),
-        norm="l1" if laplace and plan.form == "vector" else "l2",
-        form=plan.form,
-        size=plan.size,
-        denominator=expected_cohort(setup.sampler),
-        sampled=None,
-        event=None,
-    )
+def weighted(price: Price, multiplier: float, use: int) -> float:
+    """Return the noise multiplier of a use, of the last one beyond an allocation."""
+    return multiplier if price.weights is None else multiplier / price.weights[min(use, len(price.weights) - 1)]
 
 
-def relation_of(sampler: BoundSampler) -> Relation:
-    """Return how neighbours differ, by the kind of cohort."""
-    if isinstance(sampler, BoundFixed):
-        return "replace"
-    return "zero_out" if isinstance(sampler, BoundCyclic) else "add_remove"
-
-
-def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None]:
-    """Return what happens to the units drawn, and the probability of a Poisson draw; ``replaced`` where a unit is
-    exchanged for another one, of which a Poisson draw has an event of its own."""
-    if type(event).__name__ == ("ReplacedPoissonDpEvent" if replaced else "PoissonSampledDpEvent"):
-        return event.event, float(event.sampling_probability)
-    return event, None
-
-
-def _parts(event: Any, releases: int) -> list[Any]:
-    """Return the events of the releases of one step; equal shares of a joint Gaussian event."""
-    if isinstance(event, dp_event.ComposedDpEvent):
-        return list(event.events)
-    if isinstance(event, dp_event.SelfComposedDpEvent):
-        return [event.event] * event.count
-    if isinstance(event, dp_event.GaussianDpEvent) and releases > 1:
-        return [dp_event.GaussianDpEvent(event.noise_multiplier * math.sqrt(releases))] * releases
-    return [event]
-
-
-def law_of(event: Any) -> tuple[Kind, float]:
-    """Return the law of an elementary event and its multiplier."""
-    name = type(event).__name__
-    if name == "GaussianDpEvent":
-        return "gaussian", float(event.noise_multiplier)
-    if name == "LaplaceDpEvent":
-        return "laplace", float(event.noise_multiplier)
-    if name == "KNormDpEvent":
-        return "knorm", 1 / float(event.epsilon)
-    if name == "PureDpEvent":
-        return "pure", 1 / float(event.epsilon)
-    raise PrivacyError(
-        f"The audit cannot read the event {event}; it knows Gaussian, Laplace and K-norm noise, and pure claims."
-    )
+def event_of(price: Price, multiplier: float) -> Any:
+    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its releases."""
+    kind = _KINDS[price.mechanism]
+    events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
+    if kind == "gaussian":  # of the concatenated vector
+        events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
+    elif kind == "knorm":
+        events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
+    event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+    if price.sampled == 1:
+        return event
+    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(price.sampled, event)
 
 
 def expected_cohort(sampler: BoundSampler) -> float:
