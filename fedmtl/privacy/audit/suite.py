@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..._check import one_of, positive_int
@@ -69,11 +70,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     """
     effort = effort or Effort()
     findings = _audited(setup, seed, effort)
-    if (
-        setup.gradients is None
-        and any(plan.rows is not None for plan in setup.releases)
-        and not setup.privacy.noiseless
-    ):
+    own = setup.gradients is None and any(plan.rows is not None for plan in setup.releases)
+    if own and not setup.privacy.noiseless:
         checks = tuple(kind for kind in effort.checks if kind in _OF_ROWS)
         findings += _audited(replace(setup, rows=True), seed, replace(effort, checks=checks))
     return findings
@@ -81,35 +79,35 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     claims = Claims(setup, setup.open(seed))
-    if not claims and setup.gradients is not None:
+    asked, without = set(effort.checks), dict[str, str]()
+    sums = setup.gradients is None
+    if not claims and not sums:
         return [skipped("release path", "no noise is claimed: epsilon is infinite")]
-    findings: list[Finding] = []
-    published = bool(claims) and setup.gradients is None and claims.refuted is not None
-    asked = set(effort.checks)
     if not claims:
         why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
-        findings += [skipped(kind, why) for kind in ("noise law", "freshness", "charges") if kind in asked]
-        asked &= {"sensitivity", "sampler", "exact sum"}
-    if published:
+        without = dict.fromkeys(("noise law", "freshness", "charges", "grid"), why)
+    elif sums and claims.refuted is not None:
         why = "the published law is not one of independent coordinates"
-        findings += [skipped(kind, why) for kind in ("noise law", "freshness") if kind in asked]
-        asked -= {"noise law", "freshness", "grid"}
-    if {"noise law", "freshness"} & asked:
+        without = dict.fromkeys(("noise law", "freshness", "grid"), why)
+    noised = "noise law" not in without
+    noise = {}
+    if noised and {"noise law", "freshness"} & asked:
         noise = gathered(setup, claims, next(seeds(seed, "noise", 1)), effort.noise)
-        if "noise law" in asked:
-            findings += noise_laws(setup, noise)
-        if "freshness" in asked:
-            findings += freshness(setup, claims, noise, seed, processes=effort.processes)
-    if "sensitivity" in asked:
-        findings += sensitivity(setup, claims, seed, auditor(seed, "sensitivity"))
-    if "sampler" in asked:
-        findings += sampler(setup, claims, seed, effort.cohorts)
-        if claims and not published:
-            findings += beside_noise(setup, claims, seed, effort.cohorts)
-    if "charges" in asked:
-        findings += row_charges(setup, claims, seed) if setup.rows else charges(setup, claims, seed)
-    if "grid" in asked:
-        findings += on_public_grids(setup, claims, seed)
-    if "exact sum" in asked:
-        findings += exact_sums(setup, claims, seed, auditor(seed, "exact sums"))
+
+    def cohorts() -> list[Finding]:
+        beside = beside_noise(setup, claims, seed, effort.cohorts) if noised else []
+        return sampler(setup, claims, seed, effort.cohorts) + beside
+
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "noise law": lambda: noise_laws(setup, noise),
+        "freshness": lambda: freshness(setup, claims, noise, seed, processes=effort.processes),
+        "sensitivity": lambda: sensitivity(setup, claims, seed, auditor(seed, "sensitivity")),
+        "sampler": cohorts,
+        "charges": lambda: (row_charges if setup.rows else charges)(setup, claims, seed),
+        "grid": lambda: on_public_grids(setup, claims, seed),
+        "exact sum": lambda: exact_sums(setup, claims, seed, auditor(seed, "exact sums")),
+    }
+    findings: list[Finding] = []
+    for kind in [kind for kind in checks if kind in asked]:
+        findings += [skipped(kind, without[kind])] if kind in without else checks[kind]()
     return findings
