@@ -49,6 +49,11 @@ def positive_int(settings: object, **values: Any) -> None:
         _become_plain(settings, name, value)
 
 
+def whole(settings: object, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is a whole number of at least 0."""
+    _bounded(settings, values, lambda v: v >= 0 and isinstance(v, numbers.Integral), "a whole number of at least 0")
+
+
 def given(**values: Any) -> dict[str, Any]:
     """Return the values that are not None, for the checks of settings that may be left out."""
     return {name: value for name, value in values.items() if value is not None}

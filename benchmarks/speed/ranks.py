@@ -81,7 +81,7 @@ def rank(arguments: argparse.Namespace) -> None:
         privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5),
         rounds=rounds,
         eval_every=rounds,
-        execution=Execution(strategy="threads", threads=arguments.threads),
+        execution=Execution(threads=arguments.threads),
         callbacks=[clock],
         progress=False,
     ).fit(ranks=ranks)

@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--lam", type=float, default=0.1)
     parser.add_argument("--clip-norm", type=float, default=0.5)
     parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--execution", default="{}", help='fedmtl\'s, as JSON: {"strategy": "threads", "chunk": 4}')
+    parser.add_argument("--execution", default="{}", help='fedmtl\'s, as JSON: {"threads": 2, "chunk": 4}')
     parser.add_argument("--out", type=Path, help="folder for rounds.jsonl, rounds.md and rounds.png")
     given = parser.parse_args()
     if given.repetitions < 5:

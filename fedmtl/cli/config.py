@@ -324,10 +324,7 @@ def settings(config: Config) -> Config:
     if changes["lora"] is not None:
         adapted = partial(models.lora, objects["model"])
         objects["model"] = adapted(**_arguments(changes["lora"], adapted, "model.lora"))
-    if isinstance(config["execution"], Mapping):
-        objects["execution"] = Execution(**_arguments(config["execution"], Execution, "execution"))
-    else:
-        objects["execution"] = Execution(config["execution"])
+    objects["execution"] = Execution(**_arguments(config["execution"] or {}, Execution, "execution"))
     if config["early_stopping"] is not None:
         stopping = _arguments(config["early_stopping"], EarlyStopping, "early_stopping")
         objects["early_stopping"] = EarlyStopping(**stopping)

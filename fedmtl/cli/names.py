@@ -34,6 +34,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
         "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
     ),
     "algorithm.method": "use algorithm=async_learner, public_start or moments",
+    "execution.strategy": "execution.threads=0 computes all clients of a chunk in one batched program",
     "execution.graphs": "local steps run as they are, on every device",
     "execution.data": "data are on the run's device",
     "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",

@@ -14,14 +14,14 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
-from .._check import one_of, positive_int
+from .._check import given, positive_int, whole
 from .._threads import Threads
 from ..stacked import Layout, StackedModule, place_module
 from ..stacked.products import Perceptron
@@ -41,40 +41,34 @@ class Execution:
     """How client work runs.
 
     Args:
-        strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
-            in each of several threads; ``"auto"`` takes threads for convolutions and perceptrons on a CPU and stacked
-            otherwise.
-        chunk: clients computed together, at most; ``None`` takes in a thread 8, or 1 where a model has 2**16 parameters
-            or more, and of a perceptron as many as have 3 MiB of parameters but at least 4; otherwise as many as would
-            have about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by
-            one, and without padding.
-        threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
+        chunk: clients computed in one batched program, at most; ``None`` takes in a worker thread 8, or 1 where a model
+            has 2**16 parameters or more, and of a perceptron as many as have 3 MiB of parameters but at least 4;
+            without worker threads as many as would have about 1 GiB of parameters if none of the model's were frozen.
+            Local training takes fewer than 4 one by one, and without padding.
+        threads: worker threads over which clients are spread; 0 for none, and operations divide themselves; ``None``
+            takes the number of available cores for convolutions and perceptrons on a CPU, and 0 otherwise.
     """
 
-    strategy: str = "auto"
     chunk: int | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        one_of(self, ("auto", "stacked", "threads"), strategy=self.strategy)
-        if self.chunk is not None:
-            positive_int(self, chunk=self.chunk)
-        if self.threads is not None:
-            positive_int(self, threads=self.threads)
+        positive_int(self, **given(chunk=self.chunk))
+        whole(self, **given(threads=self.threads))
 
-    def resolve(self, module: nn.Module, device: torch.device) -> Execution:
-        """Return the same settings with every choice made for this module and device."""
-        strategy, size = self.strategy, sum(p.numel() for p in module.parameters())
+    def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
+        """Return the same settings with every choice made for this module and device, on so many cores; None for those
+        that this process may use."""
+        threads, size = self.threads, sum(p.numel() for p in module.parameters())
         perceptron = Perceptron.of(module, Layout.of(module)) is not None
-        if strategy == "auto":
+        if threads is None:
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-            strategy = "threads" if (convolutional or perceptron) and device.type == "cpu" else "stacked"
-        if strategy == "threads":
-            row = size * next(module.parameters()).element_size()
-            cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
-            few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
-            return replace(self, strategy="threads", chunk=self.chunk or few, threads=self.threads or available_cores())
-        return replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1)
+            spread = (convolutional or perceptron) and device.type == "cpu"
+            threads = (cores or available_cores()) if spread else 0
+        row = size * next(module.parameters()).element_size()
+        cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
+        few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
+        return Execution(self.chunk or (few if threads else max_clients(size)), threads)
 
 
 class Executor:
@@ -90,13 +84,13 @@ class Executor:
         self.execution = execution
         assert execution.chunk is not None
         assert execution.threads is not None
-        self.chunk, threads = execution.chunk, execution.threads
+        self.chunk = execution.chunk
         self._least = _WORTH_A_THREAD // sum(p.numel() for p in module.parameters())
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
-        for _ in range(threads):
+        for _ in range(max(1, execution.threads)):
             self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
-        self._threads = Threads(threads) if execution.strategy == "threads" else None
+        self._threads = Threads(execution.threads) if execution.threads else None
 
     def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.

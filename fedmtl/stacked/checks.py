@@ -123,7 +123,7 @@ def check_stackable(module: nn.Module, sample: Tensor) -> None:
         raise ModelError(
             f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
             "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
-            "execution={strategy: threads, chunk: 1}, which computes one client after another."
+            "execution={chunk: 1}, which computes one client after another."
         ) from error
 
 

@@ -82,11 +82,9 @@ def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 def as_execution(execution: Any) -> Execution:
-    """Return how client work runs; a name is its strategy."""
-    if isinstance(execution, str):
-        return Execution(strategy=execution)  # type: ignore[arg-type]
+    """Return how client work runs."""
     if not isinstance(execution, Execution):
-        raise ConfigError(f"execution is {execution!r}; give Execution(...), or 'auto', 'stacked' or 'threads'.")
+        raise ConfigError(f"execution is {execution!r}; give Execution(chunk=..., threads=...).")
     return execution
 
 

@@ -89,7 +89,7 @@ def build_problem(
     if named:
         _check_loss(str(loss), template, sample, data)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
-    resolved = replace(execution, threads=execution.threads or cores).resolve(template, place)
+    resolved = execution.resolve(template, place, cores)
     if resolved.chunk != 1:
         try:
             check_stackable(template, sample)
@@ -98,7 +98,7 @@ def build_problem(
                 raise
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
-            resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
+            resolved = Execution(chunk=1, threads=cores)
     executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
@@ -319,8 +319,8 @@ def fingerprint(
     """
     execution = problem.executor.execution
     alike = problem.initial.device.type == "cpu"
-    if alike:  # no number depends on how many threads there are
-        execution = replace(execution, threads=None)
+    if alike:  # no number depends on how many worker threads there are, but on whether operations divide themselves
+        execution = replace(execution, threads=min(1, execution.threads or 0))
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(algorithm),

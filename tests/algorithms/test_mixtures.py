@@ -112,7 +112,7 @@ def test_apfl_rounds_by_hand(alpha: float, adaptive: bool) -> None:
 
 @pytest.mark.parametrize("solver", ["momentum", "adam"])
 @pytest.mark.parametrize(
-    "execution", [Execution("stacked"), Execution("threads", chunk=1), Execution("threads")], ids=str
+    "execution", [Execution(threads=0), Execution(chunk=1, threads=2), Execution(threads=2)], ids=str
 )
 def test_apfl_by_a_loop_over_clients_and_batches(execution: Execution, solver: str) -> None:
     """Clients of different sizes that take part in some rounds, by torch's own optimizers and automatic derivatives."""

@@ -14,13 +14,13 @@ LINEAR, CNN = nn.Linear(4, 3), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), n
 
 
 def test_auto_takes_threads_for_convolutions_and_perceptrons_on_a_cpu_only():
-    assert Execution().resolve(LINEAR, CPU).strategy == "threads"
-    assert Execution().resolve(CNN, CPU).strategy == "threads"
-    assert Execution().resolve(nn.Sequential(LINEAR, nn.LayerNorm(3)), CPU).strategy == "stacked"
-    assert Execution().resolve(LINEAR, torch.device("cuda")).strategy == "stacked"
-    assert Execution().resolve(CNN, torch.device("cuda")).strategy == "stacked"
-    assert Execution("stacked", chunk=5).resolve(CNN, CPU) == Execution("stacked", 5, 1)
-    assert Execution("threads", threads=3).resolve(CNN, CPU) == Execution("threads", 8, 3)
+    assert Execution().resolve(LINEAR, CPU, 3).threads == 3
+    assert Execution().resolve(CNN, CPU, 3).threads == 3
+    assert Execution().resolve(nn.Sequential(LINEAR, nn.LayerNorm(3)), CPU, 3).threads == 0
+    assert Execution().resolve(LINEAR, torch.device("cuda"), 3).threads == 0
+    assert Execution().resolve(CNN, torch.device("cuda"), 3).threads == 0
+    assert Execution(5, 0).resolve(CNN, CPU) == Execution(5, 0)
+    assert Execution(threads=3).resolve(CNN, CPU) == Execution(8, 3)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_clients_with_large_convolutions_are_computed_one_by_one():
     ],
 )
 def test_small_cohorts_are_spread_over_the_threads(module, sizes):
-    executor = Executor(Execution("threads", 8, 2), module, device=CPU, dtype=torch.float32)
+    executor = Executor(Execution(8, 2), module, device=CPU, dtype=torch.float32)
     found: list[int] = []
     for count, expected in sizes.items():
         found.clear()
@@ -60,10 +60,10 @@ def test_small_cohorts_are_spread_over_the_threads(module, sizes):
 
 def test_stacks_are_bounded_by_memory():
     large = nn.Linear(1 << 14, 1 << 12, bias=False)
-    assert Execution("stacked").resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
+    assert Execution(threads=0).resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
 
 
-@pytest.mark.parametrize("execution", [Execution("stacked", 4, 1), Execution("threads", 3, 2)])
+@pytest.mark.parametrize("execution", [Execution(4, 0), Execution(3, 2)])
 @pytest.mark.parametrize("count", [0, 1, 12, 13])
 def test_every_client_is_visited_once_by_a_stack_of_its_own(execution, count):
     executor = Executor(execution, LINEAR, device=CPU, dtype=torch.float32)
@@ -115,7 +115,7 @@ def test_small_products_of_numpy_take_one_thread_and_the_setting_comes_back():
 
 def test_worker_threads_leave_the_callers_threads_alone():
     before = torch.get_num_threads()
-    executor = Executor(Execution("threads", 1, 2), LINEAR, device=CPU, dtype=torch.float32)
+    executor = Executor(Execution(1, 2), LINEAR, device=CPU, dtype=torch.float32)
     seen = []
     executor.map(lambda stack, part: seen.append(torch.get_num_threads()), 4)
     executor.close()

@@ -88,13 +88,13 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
         torch.testing.assert_close(rows[client], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])
+@pytest.mark.parametrize("execution", [Execution(3, 0), Execution(1, 2), Execution(2, 2)])
 def test_chunks_and_threads_give_the_same_numbers(execution):
     torch.manual_seed(0)
     data, module, layout, start, anchor = setting()
     solver = SOLVERS["momentum"]
     results = []
-    for choice in (Execution("stacked"), execution):
+    for choice in (Execution(threads=0), execution):
         executor = Executor(
             choice.resolve(module, torch.device("cpu")),
             module,
@@ -119,7 +119,7 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
 
 def test_a_failing_worker_raises_in_the_caller():
     _, module, *_ = setting()
-    executor = Executor(Execution("threads", 1, 2), module, device=torch.device("cpu"), dtype=torch.float64)
+    executor = Executor(Execution(1, 2), module, device=torch.device("cpu"), dtype=torch.float64)
 
     def work(stack, part):
         raise ValueError("broken client")

@@ -216,7 +216,7 @@ def test_runs_are_those_of_automatic_differentiation(algorithm, monkeypatch) -> 
     rows = {f"client-{n}": torch.randn(3 + 4 * n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in range(5)}
     data = FederatedDataset.from_tensors({name: (x, (x[:, 0, 2, :3]).argmax(1)) for name, x in rows.items()}, classes=3)
     found = []
-    execution = Execution("threads", chunk=1, threads=2)
+    execution = Execution(chunk=1, threads=2)
     for automatic in (False, True):
         if automatic:
             monkeypatch.setattr(ConvolutionalNetwork, "of", lambda module, layout: None)

@@ -21,9 +21,9 @@ from tests.helpers import ragged_classification, regression
 from .settings import DATA, SOLVER, trainer
 
 EXECUTIONS = {
-    "stacked": Execution("stacked"),
-    "chunks": Execution("stacked", chunk=3),
-    "threads": Execution("threads", threads=2),
+    "stacked": Execution(threads=0),
+    "chunks": Execution(3, 0),
+    "threads": Execution(threads=2),
 }
 
 

@@ -35,15 +35,15 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("execution", ["stacked", "threads"])
-def test_a_run_leaves_its_process_as_it_was(execution, fails, monkeypatch):
+@pytest.mark.parametrize("workers", [0, None])
+def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
     opened, library = [], ctypes.CDLL
     monkeypatch.setattr(ctypes, "CDLL", lambda name=None, **options: opened.append(name) or library(name, **options))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         before = state()
-        settings = {"algorithm": FedAvg(local=SOLVER), "execution": Execution(execution, threads=None), "rounds": 2}
+        settings = {"algorithm": FedAvg(local=SOLVER), "execution": Execution(threads=workers), "rounds": 2}
         run = trainer(**settings, privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0), callbacks=[Failing()] * fails)
         if fails:
             with pytest.raises(RuntimeError, match="in the middle"):

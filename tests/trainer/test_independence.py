@@ -100,7 +100,7 @@ def test_convolutions_of_clients_with_different_numbers_of_examples(solver: str,
     assert refuted(run) == []
 
 
-@pytest.mark.parametrize("execution", [Execution("threads", threads=2), Execution(chunk=1), Execution(chunk=3)])
+@pytest.mark.parametrize("execution", [Execution(threads=2), Execution(chunk=1), Execution(chunk=3)])
 def test_whatever_the_execution(execution: Execution) -> None:
     assert refuted(trainer(execution=execution)) == []
 

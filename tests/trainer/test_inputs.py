@@ -233,7 +233,7 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
     with pytest.raises(
         ModelError, match=r"cannot be computed for several clients at once .*; use layers that"
     ) as error:
-        fit(sentences(), Choosing(), execution=Execution("stacked"))
+        fit(sentences(), Choosing(), execution=Execution(threads=0))
     assert "\n" not in str(error.value)
 
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_stacked_is_computed_one_by_one():
     data = sentences()
     torch.manual_seed(0)
     net = Choosing()
-    run = fit(data, net, algorithm=WHOLE, execution=Execution("threads", chunk=1))
+    run = fit(data, net, algorithm=WHOLE, execution=Execution(chunk=1, threads=2))
     for client in range(4):
         expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
         torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
@@ -389,7 +389,6 @@ def test_a_model_by_name_is_the_factory_of_that_name():
     named, called, made = (of_plain_words(model=one).fit() for one in ("mlp", models.mlp, models.mlp()))
     assert torch.equal(named.personal, made.personal)
     assert torch.equal(called.personal, made.personal)
-    assert of_plain_words(execution="threads").execution == Execution(strategy="threads")
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_order_chunks_and_threads_do_not_matter(name, dtype, tolerance):
     expected = run_of(**common)
     order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
     others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]
-    others += [{"execution": Execution("stacked", chunk=n)} for n in (1, 3)]
-    others += [{"execution": Execution("threads", threads=2)}]
+    others += [{"execution": Execution(n, 0)} for n in (1, 3)]
+    others += [{"execution": Execution(threads=2)}]
     for other in others:
         assert_close(run_of(**common | other), expected, tolerance)
     with pytest.raises(AssertionError):
