@@ -62,6 +62,21 @@ def run(
     return state
 
 
+def repeated(algorithm, problem: Problem, privacy, replicates: int, sources: Any = None) -> State:
+    """The state after all rounds of R repetitions; ``sources`` replaces the noise's."""
+    bound = FullParticipation().bind(problem.clients)
+    plans = algorithm.plan(problem, bound)
+    channel = open_channel(privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates)
+    if sources is not None:
+        channel.sources[:] = sources
+    state = algorithm.init(problem, replicates)
+    for step in range(problem.rounds):
+        channel.begin(step, channel.draw(step))
+        event = Block(step, torch.zeros(1, 1), torch.arange(problem.clients)[None, None])
+        state = algorithm.step(problem, state, event, channel)
+    return state
+
+
 def everyone(problem: Problem, algorithm, state: State) -> Tensor:
     """All personal models (n, D)."""
     return algorithm.personalize(problem, state, torch.arange(problem.clients))

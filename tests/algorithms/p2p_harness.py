@@ -62,14 +62,14 @@ def slope(loss, margin, y):
     return 2 * (margin - y) if loss == "squared" else -y / (1 + math.exp(y * margin))
 
 
-def mean_gradient(loss, x, y, theta, clip=math.inf, order=2):
-    """Of the data alone, every record clipped."""
+def mean_gradient(loss, x, y, theta, clip=math.inf, order=2, size=None):
+    """Returns the sum of the clipped gradients of all records over ``size``, their number unless it is given."""
     clip *= 1 - 2.0**-20  # the channel's margin
     total = np.zeros(len(theta))
     for row, target in zip(x, y, strict=True):
         gradient = slope(loss, row @ theta, target) * row
         total += gradient * min(1.0, clip / max(np.linalg.norm(gradient, order), 1e-300))
-    return total / max(len(x), 1)
+    return total / (max(len(x), 1) if size is None else size)
 
 
 def slow(data, weights, loss, clients, *, mu, lam, smooth, noise=None, clip=math.inf, theta=None):

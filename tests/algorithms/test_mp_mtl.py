@@ -22,11 +22,10 @@ from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, channel, open_channel
-from fedmtl.schedules import Block
 from tests import small
 from tests.small import check_resumed
 
-from .harness import everyone, problem_of, run
+from .harness import everyone, problem_of, repeated, run
 
 TASKS, D = 7, 4
 
@@ -55,21 +54,6 @@ def gradients(rows: list[tuple[np.ndarray, np.ndarray]], w: np.ndarray, loss: st
         slope = margins - y if loss == "squared" else -y / (1 + np.exp(y * margins))
         out[i] = x.T @ slope / len(y)
     return out
-
-
-def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, sources: Any = None) -> State:
-    """The state after all rounds of R repetitions; ``sources`` replaces the noise's."""
-    bound = FullParticipation().bind(problem.clients)
-    plans = algorithm.plan(problem, bound)
-    channel = open_channel(privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates)
-    if sources is not None:
-        channel.sources[:] = sources
-    state = algorithm.init(problem, replicates)
-    for step in range(problem.rounds):
-        channel.begin(step, channel.draw(step))
-        event = Block(step, torch.zeros(1, 1), torch.arange(problem.clients)[None, None])
-        state = algorithm.step(problem, state, event, channel)
-    return state
 
 
 # The optimum
@@ -325,7 +309,8 @@ def test_the_other_laws_of_noise(kind: type[MPMTL], mechanism: Any, penalty: Any
     ).fit()  # fmt: skip
     assert torch.isfinite(result.personal).all()
     if mechanism == "wishart":  # tests/privacy/test_wishart.py: a neighbour makes an output impossible
-        assert result.epsilon == math.inf
+        assert result.epsilon == result.privacy.epsilon == math.inf
+        assert all(row["epsilon"] == math.inf for row in result.history)
         assert 1.99 < result.privacy.claimed <= 2.0
         assert "impossible" in result.privacy.refuted
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource
 from tests.algorithms.harness import open_activations, run_activations
 
 from .harness import problem_of
+from .p2p_harness import mean_gradient
+from .p2p_harness import schedule as draw_clients
 
 TASKS, D = 4, 5
 COUNTS = (7, 12, 1, 9)
@@ -66,11 +69,7 @@ def run(algorithm, problem, clients, privacy=None, **options):
     return run_activations(algorithm, problem, clients, privacy, caps=caps, **options)
 
 
-def schedule(replicates, events, seed, *, nobody=0.1, count=TASKS):
-    rng = np.random.default_rng(seed)
-    clients = rng.integers(0, count, (replicates, events))
-    clients[rng.random(clients.shape) < nobody] = -1
-    return torch.from_numpy(clients)
+schedule = partial(draw_clients, count=TASKS)
 
 
 def drawn(algorithm, problem, clients, privacy, pieces=None):
@@ -89,19 +88,6 @@ def drawn(algorithm, problem, clients, privacy, pieces=None):
 
 
 # Slow loops
-
-
-def slope(loss, margin, y):
-    return 2 * (margin - y) if loss == "squared" else -y / (1 + math.exp(y * margin))
-
-
-def mean_gradient(loss, x, y, w, clip=math.inf, size=None):
-    clip *= 1 - 2.0**-20  # the channel's margin
-    total = np.zeros(len(w))
-    for row, target in zip(x, y, strict=True):
-        gradient = slope(loss, row @ w, target) * row
-        total += gradient * min(1.0, clip / max(np.linalg.norm(gradient), 1e-300))
-    return total / (len(x) if size is None else size)
 
 
 def prox_shared(p, threshold, penalty):
@@ -155,7 +141,7 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
         if kept is not None:
             x, y = x[kept[k]], y[kept[k]]
         if not isinstance(algorithm, PublishedPPDMTL):
-            g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip, size) + outer[k]
+            g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip, size=size) + outer[k]
             own[:, t] = move_own(own[:, t], g, algorithm.a1, algorithm.tau, algorithm.own_penalty)
         else:
             old = own[:, t].copy()
@@ -163,7 +149,7 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
             own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
             at = own[:, t]
             z1 = inner[k] * (2 * algorithm.a1 * clip / size) / query
-            g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip, size) + outer[k]
+            g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip, size=size) + outer[k]
         s[:, t] = g
         p = prox_shared(p - a2 * s, threshold, algorithm.penalty)
         returned[:, t] = p[:, t]

@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, models
-from fedmtl.algorithms import Cohort, Problem, State
+from fedmtl.algorithms import Cohort, Problem
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -26,11 +26,10 @@ from fedmtl.algorithms.private_prior import RELEASE, entry_signal, excess_of, ma
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
-from fedmtl.schedules import Block
 from tests import small
 from tests.small import check_resumed
 
-from .harness import everyone, problem_of, run
+from .harness import everyone, problem_of, repeated, run
 
 TASKS, D, RIDGE, FLOOR = 40, 5, 0.05, 0.05
 
@@ -135,20 +134,6 @@ def test_what_drowns_in_noise_leaves_every_task_alone(share: float, form: Any, k
     alone = everyone(problem, LocalFit(), run(algorithm.local_baseline(), problem))
     assert torch.equal(state.private.whole("model"), alone[:, None].expand(-1, 20, -1))
     assert not bool(state.public["excess"].any())
-
-
-def repeated(algorithm: Any, problem: Problem, privacy: Any, replicates: int, sources: Any = None) -> State:
-    """The state after the round of R repetitions."""
-    bound = FullParticipation().bind(problem.clients)
-    channel = open_channel(
-        privacy, algorithm.plan(problem, bound), bound, seed=3, steps=1, replicates=replicates, fingerprint="test"
-    )
-    if sources is not None:
-        channel.sources[:] = sources
-    state = algorithm.init(problem, replicates)
-    channel.begin(0, channel.draw(0))
-    event = Block(0, torch.zeros(1, 1), torch.arange(problem.clients)[None, None])
-    return algorithm.step(problem, state, event, channel)
 
 
 # What is released

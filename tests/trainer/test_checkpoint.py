@@ -16,6 +16,8 @@ from fedmtl._files import write_bytes
 from fedmtl.errors import ResumeError
 from fedmtl.trainer.checkpoint import Checkpoint, write_json, write_tensors
 
+from .half import Half
+
 
 class Stop(BaseException):
     """The process ends here."""
@@ -145,23 +147,7 @@ def test_killed_writer_leaves_the_old_file(tmp_path):
     pid = os.fork()
     if pid == 0:
         builtin = open
-
-        class Half:
-            def __init__(self, file):
-                self.file = file
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                os._exit(1)
-
-            def write(self, content):
-                self.file.write(content[: len(content) // 2])
-                self.file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        files_module.open = lambda *args: Half(builtin(*args))
+        files_module.open = lambda *args: Half(builtin(*args), lambda: os.kill(os.getpid(), signal.SIGKILL))
         write_bytes(path, b"new" * 1000)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

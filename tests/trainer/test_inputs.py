@@ -27,7 +27,7 @@ from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
-from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
+from fedmtl.privacy import ClientPrivacy, RecordPrivacy
 from fedmtl.stacked import Layout
 from tests import small
 from tests.helpers import ragged_classification
@@ -359,16 +359,7 @@ def test_a_baseline_that_cannot_train_the_model_is_refused_before_the_run(tmp_pa
 
 
 def of_plain_words(**settings):
-    given = {
-        "algorithm": FedAvg(local=LocalSGD(lr=0.1)),
-        "data": ragged_classification(4),
-        "model": models.softmax_regression(),
-        "schedule": FullParticipation(),
-        "privacy": None,
-        "rounds": 1,
-        "progress": False,
-    }
-    return Trainer(**given | settings)
+    return small.trainer(**{"data": ragged_classification(4), "dtype": "float32"} | settings)
 
 
 class Pairs(Items):

@@ -20,6 +20,8 @@ from fedmtl.algorithms import store as store_module
 from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.ranks import Ranks
 
+from .half import Half
+
 N = 9
 FIELDS = {"model": ((3,), torch.float64), "seen": ((), torch.bool), "count": ((2, 2), torch.int64)}
 WORK = torch.tensor([5, 1, 9, 2, 2, 8, 3, 7, 4])
@@ -230,36 +232,13 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return stopped
 
-    monkeypatch.setattr(files_module, "open", half_open(stopping("write", lambda: None)), raising=False)
+    written = stopping("write", lambda: None)
+    half = lambda path, mode: Half(open(path, mode), written)  # noqa: E731, SIM115 - closed by its user
+    monkeypatch.setattr(files_module, "open", half, raising=False)
     monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
     monkeypatch.setattr(os, "fsync", stopping("fsync", lambda file: None))
     monkeypatch.setattr(Path, "unlink", stopping("unlink", Path.unlink))
     return made
-
-
-def half_open(stop: Callable[[], None]) -> Callable[[Path, str], Any]:
-    """Files of which half has arrived when the process ends."""
-
-    class Half:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __enter__(self) -> Half:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.file.close()
-
-        def write(self, content: bytes) -> None:
-            self.file.write(content[: len(content) // 2])
-            self.file.flush()
-            stop()
-            self.file.write(content[len(content) // 2 :])
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-    return lambda path, mode: Half(open(path, mode))
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ def arm(point: str, step: int) -> Any:
     from fedmtl import _files
     from fedmtl.privacy import Channel
     from fedmtl.trainer import Callback
+    from tests.trainer.half import Half
 
     current = -1
 
@@ -155,30 +156,10 @@ def arm(point: str, step: int) -> Any:
             die()
         return value
 
-    class Half:
-        """A file of which only the first half of what is written arrives."""
-
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __enter__(self) -> Half:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.file.close()
-
-        def write(self, content: bytes) -> None:
-            self.file.write(content[: len(content) // 2])
-            self.file.flush()
-            die()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
     def open_half(path: Path, mode: str) -> Any:
         file = open(path, mode)  # noqa: SIM115 - closed by its user
         here = path.parent.parent.name == "clients" if point == "appending" else path.name.startswith("checkpoint")
-        return Half(file) if current >= step and here else file
+        return Half(file, die) if current >= step and here else file
 
     replace = os.replace
 
