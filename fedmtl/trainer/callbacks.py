@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..schedules import Block
     from .result import Result
 
+_LINE_SECONDS = 10.0  # between the lines of a run without a terminal
 _PARAMETERS, _LONGEST_PARAMETER = 100, 500  # that MLflow takes at once, and letters of one
 
 
@@ -45,8 +46,10 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """A bar with round, loss, accuracy, epsilon spent and time left, on standard error; where that is no terminal, a
-    line for each evaluation."""
+    """A bar with round, loss, accuracy, epsilon spent and time left, on standard error.
+
+    Without a terminal it prints lines instead: that of the last evaluation, and before it one about every ten seconds.
+    """
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -63,6 +66,7 @@ class ProgressBar(Callback):
         if self._live:
             self._bar.start()
         self._name, self._began, self._rounds = name, time.monotonic(), rounds
+        self._printed, self._round = self._began, 0
         self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
     def on_event(self, block: Block, state: State) -> None:
@@ -74,10 +78,12 @@ class ProgressBar(Callback):
         numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
-        if not self._live:
+        now = time.monotonic()
+        due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS  # of each budget
+        if not self._live and due:
+            self._printed, self._round = now, row["round"]
             budget = f", budget {rounded_up(row['budget'], 6)}" if row.get("budget") is not None else ""
-            seconds = time.monotonic() - self._began
-            line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {seconds:.0f} s"
+            line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {now - self._began:.0f} s"
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result | None) -> None:

@@ -39,7 +39,6 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
 
 
 SMALL = {
-    "PeerToPeer": "features=20 -> agents=6, features=4; per_client=30 -> per_client=3; replicates=100 -> replicates=2",
     "FedAvg": "rounds=100 -> rounds=2; epochs=20 -> epochs=1; cohort=100 -> cohort=10; "
     '"digits") -> "digits", clients=20)',
     "from_tensors": "",

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import mean
 from textwrap import fill
 
+from PIL import Image
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
@@ -184,6 +186,7 @@ def draw(scores: Sequence[Score], path: Path) -> None:
             axes.set(xlabel="epsilon", ylabel=own[0].metric)
             axes.set_title(fill(setting, 40), fontsize=8)
             axes.legend(fontsize=7)
+    Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)  # lines of few colours
 
 
 def main() -> None:
