@@ -5,6 +5,7 @@ from .evaluation import evaluate_rows
 from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
+from .scored import Scored
 from .sources import bind_schedule, open_run
 from .stopping import EarlyStopping
 from .trainer import Trainer
@@ -15,6 +16,7 @@ __all__ = [
     "NewClients",
     "ProgressBar",
     "Result",
+    "Scored",
     "Trainer",
     "bind_schedule",
     "build_problem",

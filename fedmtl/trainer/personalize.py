@@ -214,7 +214,7 @@ class Terms:
 @dataclass(frozen=True, kw_only=True)
 class NewClients(Scored):
     """Personal models of clients that took no part in a run, with those of the model they started from as ``shared``;
-    see :class:`~fedmtl.trainer.scored.Scored`.
+    see :class:`~fedmtl.trainer.Scored`.
 
     Attributes:
         ids: of the clients.

@@ -33,7 +33,7 @@ _COLUMNS = 3  # bands beside each other
 @dataclass(frozen=True, kw_only=True)
 class Result(Scored):
     """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data; for the models and
-    their scores see :class:`~fedmtl.trainer.scored.Scored`.
+    their scores see :class:`~fedmtl.trainer.Scored`.
 
     Attributes:
         algorithm: its name.
