@@ -28,7 +28,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def append_bytes(path: Path, length: int, content: Iterable[bytes]) -> None:
+def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview]) -> None:
     """Write ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind them is cut off.
 
     The file is made, with its folder, where ``length`` is 0. All is on the disk when this returns.

@@ -96,6 +96,9 @@ class Rows:
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Keep a copy of ``rows`` (k, *shape) for ``ids``, int64 (k,), of which none is there twice."""
         new = ids[self._place[ids] < 0]
+        if len(new) == len(self._members):  # all of them, and none has a row in memory
+            self.take(rows[torch.argsort(ids).to(rows.device)])
+            return
         if len(new):
             first = len(self._ids)
             self._place[new] = torch.arange(first, first + len(new), dtype=torch.int32)
@@ -162,13 +165,13 @@ class Rows:
     def _chunk(self) -> int:
         return max(1, _BYTES // self._record.itemsize)
 
-    def _encoded(self, ids: Tensor) -> Iterator[bytes]:
+    def _encoded(self, ids: Tensor) -> Iterator[memoryview]:
         for some in ids.split(self._chunk):
             records = np.empty(len(some), self._record)
             records["client"] = some
             rows = self.gather(some).cpu().reshape(len(some), math.prod(self._shape))
             records["row"] = rows.view(torch.uint8).numpy()
-            yield records.tobytes()
+            yield records.view(np.uint8).data
 
     def _decoded(self, rows: np.ndarray) -> Tensor:
         found = torch.empty(len(rows), math.prod(self._shape), dtype=self._empty.dtype)
