@@ -8,8 +8,6 @@ from fedmtl import PeerToPeer
 
 from .p2p_harness import COUNTS, agents, arrays, random_graph
 
-EVERYBODY = torch.arange(len(COUNTS))
-
 
 def resolved(loss, refine, replicates=2):
     """A problem, an algorithm, and a state with some models in it."""

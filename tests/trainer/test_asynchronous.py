@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -38,42 +39,30 @@ from .ledgers import participations
 
 TASKS, ANSWERS = 5, 12
 DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30)
+CLOCKS = PoissonClocks(per_client=ANSWERS)
+LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS)
+LAPLACE = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0)
+L2_LAPLACE = replace(LAPLACE, mechanism="l2_laplace", delta=1e-5)
 CASES = {
-    "learner": {
-        "algorithm": AsyncLearner(loss="logistic", reg=1e-3),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
-    },
-    "public start": {
-        "algorithm": PublicStart(loss="logistic", reg=1e-3),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
-    },
-    "moments": {
-        "algorithm": Moments(),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
-    },
-    "pp_dmtl": {
-        "algorithm": PPDMTL(row_norm=1.0),
-        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
-    },
-    "pp_dmtl, chosen step": {
-        "algorithm": PPDMTL(row_norm=1.0, a2="auto"),
-        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
-    },
-    "p2p": {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
-    },
+    "learner": (AsyncLearner(loss="logistic", reg=1e-3), CLOCKS, LAPLACE),
+    "public start": (PublicStart(loss="logistic", reg=1e-3), CLOCKS, LAPLACE),
+    "moments": (Moments(), CLOCKS, LAPLACE),
+    "pp_dmtl": (PPDMTL(row_norm=1.0), LATENCIES, L2_LAPLACE),
+    "pp_dmtl, chosen step": (PPDMTL(row_norm=1.0, a2="auto"), LATENCIES, L2_LAPLACE),
+    "p2p": (
+        PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
+        CLOCKS,
+        replace(LAPLACE, mechanism="gaussian", delta=1e-5),
+    ),
 }
 
 
 def trainer(case: str, **settings) -> Trainer:
+    algorithm, schedule, privacy = CASES[case]
     defaults = {
+        "algorithm": algorithm,
+        "schedule": schedule,
+        "privacy": privacy,
         "data": DATA,
         "model": models.linear_regression(bias=False),
         "loss": "binary_cross_entropy",
@@ -82,7 +71,7 @@ def trainer(case: str, **settings) -> Trainer:
         "eval_every": 13,
         "progress": False,
     }
-    return Trainer(**defaults | CASES[case] | settings)
+    return Trainer(**defaults | settings)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -119,8 +108,7 @@ def test_the_public_state_is_a_function_of_the_releases(case):
 
 
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
-    privacy = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0, source="secure")
-    settings = {"privacy": privacy, "folder": tmp_path / "run", "checkpoint_every": 10}
+    settings = {"privacy": replace(LAPLACE, source="secure"), "folder": tmp_path / "run", "checkpoint_every": 10}
     with pytest.raises(Ended):
         trainer("learner", **settings, callbacks=(Ends(20),)).fit()
     result = trainer("learner", **settings).fit(resume=True)

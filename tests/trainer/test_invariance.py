@@ -19,7 +19,6 @@ from fedmtl import (
     LocalSGD,
     models,
 )
-from fedmtl.errors import ConfigError
 from fedmtl.stacked import Layout
 from tests.helpers import regression
 
@@ -130,11 +129,3 @@ def test_regression_end_to_end():
     assert result.metric == "mse"
     assert result.final["worst_tenth"] == pytest.approx(max(result.personal_accuracy.values()))
     assert result.final["mse"] < 0.2 * data.test.y.double().var().item()
-
-
-def test_errors_of_results():
-    result = trainer(algorithm=Local(local=SOLVER), rounds=1).fit()
-    with pytest.raises(ConfigError, match=r"no client 'nobody'; the 12 clients are 'client-0' \.\. 'client-11'"):
-        result.model_for("nobody")
-    with pytest.raises(ConfigError, match="local has no shared model"):
-        result.shared_model()

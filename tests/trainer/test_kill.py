@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from .ledgers import charges, participations, read_lines
 from .zygote import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, Zygote
 
-KILLS = 8
-MANY = {"pmtl-global": 20, "pmtl-records": 20}
+KILLS = 5
+MANY = {"pmtl-global": 15, "pmtl-records": 15}
 NO_LEDGER = ("pmtl-plain", "local")
 BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
 

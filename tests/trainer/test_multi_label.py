@@ -82,7 +82,7 @@ def test_training_follows_the_gradient_of_the_mean_logistic_loss():
 @pytest.mark.parametrize("privacy", [ClientPrivacy, RecordPrivacy])
 def test_private_training_takes_many_labels(privacy, tmp_path):
     given = privacy(clip_norm=1.0, epsilon=8.0, delta=1e-2)
-    run = fit(tagged(), FedAvg(local=LocalSGD(lr=0.1, batch_size=4)), privacy=given, folder=tmp_path)
+    run = fit(tagged(clients=2), FedAvg(local=LocalSGD(lr=0.1, batch_size=4)), privacy=given, folder=tmp_path)
     assert 0 <= run.final["recall_at_5"] <= 1
     assert run.epsilon <= 8
     assert (tmp_path / "private" / "clients.png").exists()
