@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Channel, GradientMessage, RecordPrivacy, open_channel
+from ..privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, open_channel
 from ..privacy.channel import GRADIENT
 from ..schedules import Block, BoundSchedule
 from .base import Algorithm, Problem, Released, State
@@ -55,6 +55,14 @@ class OneAtATime(Algorithm):
     @abstractmethod
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Change the public state by an answer, in place."""
+
+    @staticmethod
+    def gradient_plan(problem: Problem, caps: Array, **others: Any) -> GradientPlan:
+        """Return the plan of mean gradients of the clients' records, of at most ``caps`` (n,) activations each."""
+        ids, counts = tuple(problem.data.ids), problem.data.train.counts.numpy()
+        return GradientPlan(
+            ids=ids, keys=problem.data.keys, counts=counts, dimension=problem.dimension, caps=caps, **others
+        )
 
     def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
         return {GRADIENT: self.gradients(c.problem, c.public)}, c.own

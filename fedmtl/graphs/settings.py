@@ -104,14 +104,10 @@ class Clusters:
         for name in data.ids:
             if name not in self.labels:
                 raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
-        n = len(data.ids)
-        number = np.unique([str(self.labels[name]) for name in data.ids], return_inverse=True)[1]
-        member = csr_array((np.ones(n), (np.arange(n), number)))
-        same = member @ member.T
-        weights = self.inside * same if self.between == 0 else np.where(same.toarray() > 0, self.inside, self.between)
-        weights = csr_array(weights)
-        weights.setdiag(0.0)
-        return Graph(weights, data.ids)
+        labels = np.array([str(self.labels[name]) for name in data.ids])
+        weights = np.where(labels[:, None] == labels, self.inside, self.between)
+        np.fill_diagonal(weights, 0.0)
+        return Graph(csr_array(weights), data.ids)
 
 
 @dataclass(frozen=True)

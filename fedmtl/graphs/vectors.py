@@ -13,9 +13,6 @@ from .._check import positive, positive_int
 from ..errors import ConfigError
 from .graph import Graph
 
-_ROWS = 1 << 22
-"""Entries of the block of cosines that :func:`exp_angle` has in memory at once."""
-
 
 def knn_cosine(vectors: Any, k: int = 10, *, ids: Sequence[str] | None = None) -> Graph:
     """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
@@ -67,15 +64,9 @@ def exp_angle(
     vectors = np.asarray(models, dtype=np.float64)
     named = _ids(ids, len(vectors), "exp_angle")
     rows = _unit_rows(vectors, named, "exp_angle")
-    n, edges = len(rows), []
-    block = max(1, _ROWS // max(1, n))
-    for start in range(0, n, block):
-        w = np.exp((np.clip(rows[start : start + block] @ rows.T, -1.0, 1.0) - 1.0) / gamma)
-        i, j = np.nonzero(w >= max(cut, 1e-300))
-        above = i + start < j
-        edges.append((i[above] + start, j[above], w[i[above], j[above]]))
-    row, column, weight = (np.concatenate(part) for part in zip(*edges, strict=True))
-    return Graph.from_pairs(row, column, weight, named, isolated=isolated)
+    weights = np.exp((np.clip(rows @ rows.T, -1.0, 1.0) - 1.0) / gamma)
+    first, second = np.nonzero(np.triu(weights >= max(cut, 1e-300), 1))
+    return Graph.from_pairs(first, second, weights[first, second], named, isolated=isolated)
 
 
 def _ids(ids: Sequence[str] | None, count: int, where: str) -> tuple[str, ...]:
@@ -93,7 +84,7 @@ def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
         ConfigError: an agent whose vector is zero or not finite; it has no direction.
     """
     sparse: bool = issparse(vectors)
-    rows: Any = csr_array(vectors).astype(np.float64) if sparse else np.asarray(vectors, dtype=np.float64)
+    rows: Any = csr_array(vectors, dtype=np.float64, copy=True) if sparse else np.asarray(vectors, dtype=np.float64)
     if rows.ndim != 2:
         raise ConfigError(f"{where}: vectors have shape {rows.shape}; one row an agent is needed.")
     norms = np.sqrt(np.asarray((rows * rows).sum(axis=1), dtype=np.float64))
@@ -102,8 +93,7 @@ def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
         raise ConfigError(
             f"{where}: the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
         )
-    if isinstance(rows, csr_array):
-        scaled = rows.copy()
-        scaled.data /= np.repeat(norms, np.diff(scaled.indptr))
-        return scaled
+    if sparse:
+        rows.data /= np.repeat(norms, np.diff(rows.indptr))
+        return rows
     return rows / norms[:, None]

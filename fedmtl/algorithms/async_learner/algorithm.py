@@ -14,6 +14,9 @@ At a tick owner i answers with the noised mean gradient Qbar_i of its records at
 
 where a = rho / (T^2 sigma). The printed (7) differs, see :mod:`.published`.
 
+    Trainer(algorithm=AsyncLearner(kappa=5.0), data=data, model=models.linear_regression(bias=False),
+            schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=5.0, epsilon=1.0), rounds=999).fit()
+
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
 theta_L and every theta_i are functions of releases.
 

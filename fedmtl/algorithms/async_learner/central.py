@@ -57,17 +57,8 @@ class CentralLearner(OneAtATime, LinearAlgorithm):
             ModelError: the model is not linear.
             DataError: targets that do not suit the loss.
         """
-        data = self.data(problem)
-        return (
-            GradientPlan(
-                ids=tuple(problem.data.ids),
-                keys=problem.data.keys,
-                counts=data.counts.numpy(),
-                dimension=data.dimension,
-                caps=self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds),
-                x=data.x,
-            ),
-        )
+        caps = self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds)
+        return (self.gradient_plan(problem, caps, x=self.data(problem).x),)
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
         """Return the most activations of each client in a run of ``events``, int64 (n,), to which its noise is made."""

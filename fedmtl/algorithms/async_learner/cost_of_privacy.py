@@ -2,9 +2,9 @@
 
 Runs at a few budgets fit the forecast, which says who should join a run of twice the records:
 
-    learner, clocks = AsyncLearner(kappa="auto"), PoissonClocks(per_client=10)
-    runs = Trainer(learner, data, models.linear_regression(bias=False), clocks, privacy, replicates=20,
-                   epsilons=(1, 3, 10), ...).fit()
+    learner = AsyncLearner(kappa="auto")
+    runs = Trainer(algorithm=learner, data=data, model=models.linear_regression(bias=False), replicates=20,
+                   schedule=PoissonClocks(per_client=10), privacy=privacy, epsilons=(1, 3, 10), ...).fit()
     simulated = {row["budget"]: row["objective"] for row in runs.bands}
     cost = cost_of_privacy(learner, data, simulated, epsilons=[1.0] * len(data), records=2 * len(data.train))
     [name for name, local in zip(data.ids, cost.local, strict=True) if cost.shared < local]

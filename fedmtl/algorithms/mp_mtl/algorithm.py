@@ -12,7 +12,7 @@ noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each
 and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
 is a task with its model and all its data, the observers are the other tasks and the public.
 
-    Trainer(algorithm=MPMTL(lam=0.1), data=data, model=models.linear_regression(bias=False), loss="half_mse",
+    Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data, model=models.linear_regression(bias=False),
             schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
 
 With ever more noise every task becomes single-task learning, for a shift ``rho`` of at least 1.25: M tends to the

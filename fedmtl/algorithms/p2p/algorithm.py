@@ -15,9 +15,9 @@ whoever listens. Only the mean gradient of the data is clipped, noised and charg
 else in the update is public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never
 clipped. The numbers of records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
 
-    algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss="logistic")
-    Trainer(algorithm=algorithm, data=data, model=models.linear_regression(bias=False),
-            schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=10**6)
+    Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", row_norm=1.0), data=data,
+            model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),
+            privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
 An agent's budget allows so many releases. With ``releases=K`` they are those of its first K wake-ups, and in later ones
 it goes on averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ...,
@@ -125,13 +125,11 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
         one_of(self, ("logistic", "squared", "model"), loss=self.loss)
         one_of(self, ("own", "neighbours"), refine_from=self.refine_from)
-        if self.releases is not None:
-            positive_int(self, releases=self.releases)
+        positive_int(self, **given(releases=self.releases))
         non_negative(self, confidence_power=self.confidence_power)
-        positive(self, mu=self.mu)
         self.check_bounds()
         positive_or(self, "inverse", lam=self.lam)
-        positive(self, **given(smoothness=self.smoothness, refine=self.refine))
+        positive(self, mu=self.mu, **given(smoothness=self.smoothness, refine=self.refine))
         if self.start is not None and not isinstance(self.start, (int, float)):
             if isinstance(self.start, str):
                 raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
@@ -205,19 +203,15 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         caps = schedule.caps.clip(max=problem.rounds)
         if self.releases is not None:
             caps = caps.clip(max=self.releases)
-        return (
-            GradientPlan(
-                ids=tuple(problem.data.ids),
-                keys=problem.data.keys,
-                counts=self.network(problem).counts,
-                dimension=problem.dimension,
-                caps=caps,
-                at_cap="stop" if self.releases is None else "silent",
-                x=None if self.loss == "model" else self.data(problem).x,
-                notes=self.notes(problem),
-                given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
-            ),
+        plan = self.gradient_plan(
+            problem,
+            caps,
+            at_cap="stop" if self.releases is None else "silent",
+            x=None if self.loss == "model" else self.data(problem).x,
+            notes=self.notes(problem),
+            given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
         )
+        return (plan,)
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
         """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent."""
@@ -254,15 +248,14 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         k neighbours is k of them. With ``releases`` also ``slope`` (R, n, D), the mean of g - h Theta_i over an
         agent's releases g, h being the smoothness, and ``told`` int64 (R, n), how many they are.
         """
-        theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
-        if self.start is None:
-            theta += problem.initial.cpu().double() if self.loss == "model" else 0.0
-        else:
-            if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
-                raise ConfigError(
-                    f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
-                )
-            theta += torch.tensor(self.start, dtype=torch.float64)
+        if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
+            raise ConfigError(
+                f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
+            )
+        start = torch.tensor(0.0 if self.start is None else self.start, dtype=torch.float64)
+        if self.start is None and self.loss == "model":
+            start = problem.initial.cpu().double()
+        theta = start.expand(replicates, problem.clients, problem.dimension).clone()
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.releases is not None:
             public |= {"slope": torch.zeros_like(theta), "told": torch.zeros(theta.shape[:2], dtype=torch.int64)}
@@ -308,12 +301,11 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement."""
-        theta = state.public["theta"][:1, clients]
-        return self._refined(problem, state, theta, clients)[0].to(problem.initial)
+        return self._refined(problem, state.public["theta"][:1], clients)[0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the personal models of every replicate, (R, n, D) float64."""
-        return self._refined(problem, state, state.public["theta"], torch.arange(problem.clients))
+        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
@@ -331,24 +323,25 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
     # Inside
 
-    def _refined(self, problem: Problem, state: State, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the models (R, k, D) of ``clients`` after their own last step; ``theta`` before it."""
+    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
+        """Return the models (R, k, D) of ``clients`` after their own last step, for ``theta`` (R, n, D)."""
+        models = theta[:, clients]
         if self.refine is None:
-            return theta
+            return models
         if self.refine_from == "neighbours":
-            theta = self._around(problem, state, theta, clients)
-        data, refined = self.data(problem), theta.clone()
+            models = self._around(problem, theta, clients)
+        data, refined = self.data(problem), models.clone()
         for place, agent in enumerate(clients.tolist()):
             x, y = data.x[agent], data.y[agent]
             if len(x):
                 pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
-                refined[:, place] += fit_own(self.linear_loss, x, y, theta[:, place], pull, "frobenius")
+                refined[:, place] += fit_own(self.linear_loss, x, y, models[:, place], pull, "frobenius")
         return refined
 
-    def _around(self, problem: Problem, state: State, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the means (R, k, D) of the models of the neighbours of ``clients``; ``theta`` of those without any."""
-        network, agents, all_models = self.network(problem), clients.numpy(), state.public["theta"].numpy()
+    def _around(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
+        """Return the means (R, k, D) of the models of the neighbours of ``clients``; the own ones without any."""
+        network, agents = self.network(problem), clients.numpy()
         where = np.repeat(np.arange(len(theta)), len(agents))
-        means = network.means(all_models, where, np.tile(agents, len(theta)))
-        alone = torch.from_numpy(network.graph.degrees[agents] == 0)
-        return torch.where(alone[:, None], theta, torch.from_numpy(means).reshape(theta.shape))
+        means = torch.from_numpy(network.means(theta.numpy(), where, np.tile(agents, len(theta))))
+        isolated = torch.from_numpy(network.graph.degrees[agents] == 0)
+        return torch.where(isolated[:, None], theta[:, clients], means.reshape(len(theta), len(agents), -1))

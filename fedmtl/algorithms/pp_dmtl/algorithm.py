@@ -13,6 +13,10 @@ The accounting of the paper bounds one step of q_t from the *same* q_t, but q_t 
 so its sensitivity grows along the run (:mod:`.published`). Here one clipped, noised gradient G_t serves both blocks,
 since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases alone. After
 training, q_t is fitted once to the raw records and never sent.
+
+    Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
+            model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),
+            privacy=RecordPrivacy(clip_norm=1.0, epsilon=10.0), rounds=999).fit()
 """
 
 from __future__ import annotations
@@ -204,18 +208,8 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has."""
-        data = self.data(problem)
-        return (
-            GradientPlan(
-                ids=tuple(problem.data.ids),
-                keys=problem.data.keys,
-                counts=data.counts.numpy(),
-                dimension=data.dimension,
-                caps=schedule.caps.clip(max=problem.rounds),
-                x=data.x,
-                rate=self.batch_rate,
-            ),
-        )
+        caps = schedule.caps.clip(max=problem.rounds)
+        return (self.gradient_plan(problem, caps, x=self.data(problem).x, rate=self.batch_rate),)
 
     def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> PPDMTL:
         """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
