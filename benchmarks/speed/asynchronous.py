@@ -100,7 +100,8 @@ class Workload:
 
     def numpy(self, events: int, runs: int, scales: Array, clock: Clock = time.perf_counter) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end; ``scales`` (R, n) of the noise."""
-        models, table = [], self.open(events, runs)[1].table(0, events)
+        models, source = [], self.open(events, runs)[1]
+        table = source.schedule.events(source.seed, 0, events, replicates=runs)
         everyone = table.client.tolist()
         began = clock()
         for run, who in enumerate(everyone):

@@ -86,7 +86,7 @@ RUNS = {
 
 def run(command: str) -> dict[str, Any]:
     """The numbers of the run that ``fedmtl COMMAND`` makes, in double precision and one thread."""
-    overrides = (*command.split(), "dtype=float64", "execution=stacked", "baselines=[]", "progress=false", "device=cpu")
+    overrides = (*command.split(), "dtype=float64", "baselines=[]", "progress=false", "device=cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

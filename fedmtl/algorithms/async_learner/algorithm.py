@@ -55,7 +55,7 @@ class AsyncLearner(CentralLearner):
         loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`. A
             squared loss whose gradients are clipped at C is a Huber loss, quadratic in a residual up to C / (2 ||x||).
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
-        theta_max: bound on ||theta||_inf, above 0.
+        theta_max, row_norm, target: as for :class:`~.central.CentralLearner`.
         step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for
             which the mean of the N + 1 models moves by kappa / 2 over a run, in units of gradient flow.
         kappa: of ``step_size="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy
@@ -64,10 +64,6 @@ class AsyncLearner(CentralLearner):
         horizon: T, planned number of ticks; None: the problem's number of events.
         cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps. Theorem 1 makes
             every owner's noise for T answers, although it gives about T / N: see :mod:`.published`.
-        row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to which they are scaled
-            down in training and wherever the models are used; ``"auto"``: the one that the data state, if any; None:
-            features stay as they are.
-        target: a public bound on abs(y) of the squared loss, at which training targets are cut off; likewise.
         batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the owner's records, each of them with
             this public probability, and divides by the constant q n_i. The privacy of an answer is amplified, and its
             noise at equal epsilon of the release grows by 1 / q. Not in the paper, whose query (3) is of all records.
@@ -77,14 +73,9 @@ class AsyncLearner(CentralLearner):
     """
 
     loss: LossName = "squared"
-    reg: float = 1e-5
-    theta_max: float = 10.0
     step_size: float | Literal["auto"] = "auto"
     kappa: float | tuple[float, ...] | Literal["auto"] | None = None
     horizon: int | None = None
-    cap: int | None = None
-    row_norm: float | Literal["auto"] | None = None
-    target: float | Literal["auto"] | None = None
     batch_rate: float = 1.0
 
     name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
@@ -124,10 +115,10 @@ class AsyncLearner(CentralLearner):
     def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
         theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()
 
-        def tbar(owner: Array, runs: Array) -> Array:
+        def tbar(owner: int, runs: Array) -> Array:
             return (theta_l[runs] + theta[runs, owner]) / 2  # (6)
 
-        return self.data(problem).gradients(self.linear_loss, tbar, len(theta))  # (3), (4)
+        return self.data(problem).gradients(self.linear_loss, tbar)  # (3), (4)
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()

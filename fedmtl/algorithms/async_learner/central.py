@@ -7,7 +7,8 @@ with g = reg ||theta||^2. The protected unit is a record; neighbours replace one
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,27 +19,31 @@ from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
 from ..activations import OneAtATime
 from ..base import Problem, State
-from ..linear.data import LOSS_NAMES, LinearAlgorithm, LinearData, LossName
+from ..linear.data import LOSS_NAMES, LinearAlgorithm, LinearData
 from ..local_fit import LocalFit
 
 _BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
 
 
+@dataclass(frozen=True, kw_only=True)
 class CentralLearner(OneAtATime, LinearAlgorithm):
-    """A learner of one linear model.
+    """A learner of one linear model; all settings are public.
 
-    Attributes:
-        loss, reg, theta_max: of the problem.
-        cap: most answers of an owner; None: the schedule's.
-        row_norm: a public bound on the L1 norm of a record's features; None: no bound.
+    Args:
+        reg: g = reg ||theta||^2 (the bias included), above 0.
+        theta_max: bound on ||theta||_inf, above 0.
+        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
+        row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to which they are scaled
+            down in training and wherever the models are used; ``"auto"``: the one that the data state, if any; None:
+            features stay as they are.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off; likewise.
     """
 
-    loss: LossName
-    reg: float
-    theta_max: float
-    cap: int | None
-    row_norm: float | Literal["auto"] | None
-    target: float | Literal["auto"] | None
+    reg: float = 1e-5
+    theta_max: float = 10.0
+    cap: int | None = None
+    row_norm: float | Literal["auto"] | None = None
+    target: float | Literal["auto"] | None = None
 
     norm = "l1"
     needs_row_bound = False
@@ -84,10 +89,9 @@ class CentralLearner(OneAtATime, LinearAlgorithm):
         """
         if self.loss == "hinge":
             return None
+        bounds: dict[str, Any] = {"row_norm": self.row_norm, "norm": self.norm, "target": self.target}
         ridge = self.reg * (1 if self.loss == "squared" else 2)
-        return LocalFit(
-            loss=self.loss, ridge=ridge, theta_max=self.theta_max, norm="l1", row_norm=self.row_norm, target=self.target
-        )
+        return LocalFit(loss=self.loss, ridge=ridge, theta_max=self.theta_max, **bounds)  # type: ignore[arg-type]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return f(theta_L), equation (2), on the training records, (R,) float64; not private."""

@@ -113,12 +113,6 @@ class PublicStart(OneAnswer):
     """
 
     loss: Literal["squared", "logistic"] = "squared"
-    reg: float = 1e-5
-    theta_max: float = 10.0
-    cap: int | None = None
-    row_norm: float | Literal["auto"] | None = None
-    target: float | Literal["auto"] | None = None
-
     name, title, colour = "public_start", "Public start", "#1b8a7a"
 
     def __post_init__(self) -> None:
@@ -140,7 +134,7 @@ class PublicStart(OneAnswer):
 
     def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
         points = public["theta_0"].expand(len(public["theta_l"]), -1).numpy()
-        return self.data(problem).gradients(self.linear_loss, lambda owners, runs: points[runs], len(points))
+        return self.data(problem).gradients(self.linear_loss, lambda owner, runs: points[runs])
 
     def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
         prior = prepared(problem, (self, "prior", clip), lambda: PublicPrior.of(self, self.public_rows(problem), clip))
@@ -172,12 +166,6 @@ class Moments(OneAnswer):
     Raises:
         ConfigError: an impossible value.
     """
-
-    reg: float = 1e-5
-    theta_max: float = 10.0
-    cap: int | None = None
-    row_norm: float | Literal["auto"] | None = None
-    target: float | Literal["auto"] | None = None
 
     name, title, colour = "moments", "AdaSSP", "#558b2f"
     loss = "squared"

@@ -25,7 +25,7 @@ from ..._check import one_of, positive
 from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
-from ...privacy import ScaledRows, Turns
+from ...privacy import ScaledRows
 from ...stacked import Layout
 from ..base import Algorithm, Problem
 
@@ -64,23 +64,6 @@ class LinearLoss:
         """Compute as :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than
         torch's."""
         return self.slopes(theta.dot(x.T), y)
-
-    def factors_of_all(self, theta: np.ndarray, records: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
-        """Return :meth:`factors` of several clients one after another, of each at as many models as it has turns.
-
-        Args:
-            theta: (k, p), the models of the first client, then those of the second, ...
-            records: rows (n_i, p), targets (1, n_i) and the number of models of each client.
-
-        Returns:
-            (sum of n_i over models,) float64.
-        """
-        targets = np.concatenate([y for _, y, times in records for _ in range(times)], 1)[0]
-        margins, row, place = np.empty(len(targets)), 0, 0
-        for x, _, times in records:
-            part = margins[place : (place := place + times * len(x))].reshape(times, -1)
-            theta[row : (row := row + times)].dot(x.T, out=part)
-        return self.slopes(margins, targets)
 
     def slopes(self, margins: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the derivatives of the loss by the ``margins`` of targets ``y``, in place where that is faster."""
@@ -210,24 +193,14 @@ class LinearData:
         y, counts = torch.where(valid, y.clamp(-target, target), 0.0), self.counts.tolist()
         return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
 
-    def gradients(self, loss: LinearLoss, models: Callable[[Any, Array], Array], runs: int = 1) -> ScaledRows:
-        """Return the gradients of the clients' records, for a release, of ``runs`` runs at once.
+    def gradients(self, loss: LinearLoss, models: Callable[[int, Array], Array]) -> ScaledRows:
+        """Return the gradients of the clients' records, for a release.
 
         Args:
             loss: of a record.
-            models: (clients, runs (k,)) -> the models (k, p) at which they answer, asked for at every release; the
-                clients are int64 (k,), or one number for all.
-            runs: R.
+            models: (client, runs (k,)) -> the models (k, p) at which it answers; asked for at every release.
         """
-        arrays = self.arrays
-
-        def of_one(client: int, which: Array, where: Array) -> Array:
-            return loss.factors(models(client, where), *arrays[client])
-
-        def of_all(clients: Array, where: Array, turns: Turns) -> Array:
-            return loss.factors_of_all(models(clients, where), [(*arrays[client], times) for client, times in turns])
-
-        return ScaledRows(of_one, of_all if runs > 1 else None)
+        return ScaledRows(lambda client, which, runs: loss.factors(models(client, runs), *self.arrays[client]))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""

@@ -266,7 +266,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         theta = public["theta"].numpy()
         if self.loss == "model":
             return self._model_records(problem).gradients_at(theta)
-        return self.data(problem).gradients(self.linear_loss, lambda agents, runs: theta[runs, agents], len(theta))
+        return self.data(problem).gradients(self.linear_loss, lambda agent, runs: theta[runs, agent])
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""

@@ -157,9 +157,7 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         """Return the gradients of the tasks' records at p_t + q_t, which the release clips and noises: Algorithm 1,
         lines 9 and 11 to 13."""
         p, q = public["returned"].numpy(), public["own"].numpy()
-        return self.data(problem).gradients(
-            self.linear_loss, lambda tasks, runs: p[runs, tasks] + q[runs, tasks], len(p)
-        )
+        return self.data(problem).gradients(self.linear_loss, lambda task, runs: p[runs, task] + q[runs, task])
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Take the noised gradients G_t of the tasks that act."""
