@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from ..errors import ConfigError
 from ..privacy import Channel, NoiseSource, PrivacyReport
 from ..schedules import Block
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
-from .replicates import bands, each_run, measure_all, numbers_of, spent_by_run
+from .replicates import bands, each_run, measure_all, numbers_of
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _measured_replicates(run: Run, state: State) -> Measured:
     settings = run.settings
     groups = settings.repeated.groups(settings.privacy)
     columns, first = measure_all(run.problem, run.algorithm, state, settings.further_metrics)
-    spent = spent_by_run(run.channel, settings.repeated.count)
+    spent = np.broadcast_to(run.channel.epsilons, settings.repeated.count)  # of each run, the largest of its owners
     rows = [
         {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
         for row, (_, members) in zip(bands(columns, groups), groups, strict=True)

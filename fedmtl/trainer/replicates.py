@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from .._check import positive_int
 from .._rounding import rounded_up
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
-from ..privacy import Channel, Privacy
+from ..privacy import Privacy
 from .evaluation import Metrics, evaluate_rows, means, metric_name, per_example, summarize
 from .metrics import Metric, kind_of, normalized
 from .problem import describe
@@ -135,11 +134,6 @@ class Replicates:
             return [(budget, slice(0, self.repetitions))]
         size = self.repetitions
         return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
-
-
-def spent_by_run(channel: Channel, count: int) -> np.ndarray:
-    """(M,) epsilon of each run so far, the largest of its owners; infinite without noise."""
-    return np.broadcast_to(channel.epsilons, count)
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
