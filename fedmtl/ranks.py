@@ -1,4 +1,4 @@
-"""Processes that compute one run together: torch.distributed in a few operations.
+"""Processes that compute one run: torch.distributed in a few operations.
 
 Every rank runs the same program. A client belongs to one rank, which computes it and keeps its own tensors; what is
 public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the ledger, adds the noise, and writes.
@@ -46,7 +46,7 @@ class Ranks:
         size: number of processes.
         group: their process group; None for a single one.
         local: number of this process on its machine.
-        beside: how many processes were started together on this machine.
+        beside: how many processes the launch started on this machine.
         begins: whether the launch's process group was made with this, and not by the program before.
     """
 
@@ -198,7 +198,7 @@ class Ranks:
                 raise  # an error of this process
             raise TrainingError(
                 f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended, or cannot be "
-                f"reached. Its own message says why. A run that is kept in a folder goes on from its last checkpoint, "
+                f"reached. Its own message says why. A run with a folder continues from its last checkpoint, "
                 f"also with another number of ranks: resume it."
             ) from error
 

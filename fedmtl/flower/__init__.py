@@ -6,8 +6,8 @@ The settings are those of a :class:`~fedmtl.Trainer` whose data is a :func:`popu
 from nothing to three nodes and a certificate.
 
 What is promised, and to whom. The ledger has charged a round, on disk, before its first message. Cohorts are drawn from
-the whole population by the server's own coins, never from whoever happens to be connected: that is not in the hands of
-the operator, and amplifies nothing. A client that is drawn and does not answer in time, with rows of the right shape
+the whole population by the server's own coins, never from the nodes that happen to be connected: the operator does not
+choose these, and they amplify nothing. A client that is drawn and does not answer in time, with rows of the right shape
 and finite values, adds nothing to any sum over the same public denominator, as if it were not in the population. Where
 whole clients are protected every client clips before it sends, and the server clips again. Noise is added by the
 server, which sees the clipped messages before: clients trust it with them, and the network with who was asked. Where

@@ -1,9 +1,9 @@
-"""A node's own account: what its answers cost, on its own disk, whoever asks and however often.
+"""A node's own account: what its answers cost, on its own disk, to any server and however often it asks.
 
 Where the noise is the node's, so is the account: nothing that a server does, or says of itself, can make a node release
 more than was planned. Every answer is a session of the node's ledger, of all runs that it ever took part in: the ledger
-is opened, charged on the disk, and closed when the answer is kept. Rounds in which the node was not asked are written
-as such. In secure mode an answer that a crash has lost stays charged.
+is opened, charged on the disk, and closed when the answer is on the disk. Rounds in which the node was not asked are
+written as such. In secure mode an answer that a crash has lost stays charged.
 """
 
 from __future__ import annotations
@@ -119,19 +119,20 @@ class NodeAccount:
                 reached = channel.account.ledger.reached
                 channel.start(reached)
                 report = channel.report
-            found = report.with_ledger(channel.account.ledger).to_dict()
-            write_json(self.folder.public / "privacy.json", found)
+            facts = report.with_ledger(channel.account.ledger).to_dict()
+            write_json(self.folder.public / "privacy.json", facts)
             about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
-            write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | found))
+            write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | facts))
             self.folder.write_lists()
-            facts = self.problem.data.ids[0], rounded_up(report.epsilon), report.publication, self.folder.root
-            logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *facts)
+            values = self.problem.data.ids[0], rounded_up(report.epsilon), report.publication, self.folder.root
+            logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
         elif self.channel.rows:
             with closing(self._of_rows()) as account:
-                given = int(account.spent.max())
+                answers = int(account.spent.max())
             simulated = f"{SIMULATED}; " if self.channel.source.name == "seeded" else ""
             for noise in self.channel.rows.values():
-                logger.info("%s after %d answers: %s%s", self.problem.data.ids[0], given, simulated, noise.text(given))
+                cost = simulated + noise.text(answers)
+                logger.info("%s after %d answers: %s", self.problem.data.ids[0], answers, cost)
 
     def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Channel:
         """Return the channel of the node's own local steps, by its ledger where a folder is given."""
@@ -173,10 +174,10 @@ class NodeAccount:
         )
         return Account(1, steps=uses, caps=np.array([uses]), ledger=ledger, by_client=True)
 
-    def _paid(self, given: int) -> str:
+    def _paid(self, answers: int) -> str:
         """Return what so many answers cost, in words."""
         if self.records is None:
-            return "; ".join(noise.text(given) for noise in self.channel.rows.values())
+            return "; ".join(noise.text(answers) for noise in self.channel.rows.values())
         if not isinstance(self.records.epsilon, (int, float)):
             return f"as many as one client has in {self.trainer.rounds:,} rounds"
         return f"the noise is calibrated to them, for a budget of epsilon {rounded_up(self.records.epsilon, 6)}"
@@ -192,11 +193,11 @@ class NodeAccount:
         first = min(step, account.ledger.reached)
         account.start(first)
         assert account.caps is not None
-        given, most = int(account.participations[0, 0]), int(account.caps[0])
-        if given >= most:
+        answers, most = int(account.participations[0, 0]), int(account.caps[0])
+        if answers >= most:
             raise BudgetExhausted(
                 f"{self.problem.data.ids[0]} has given the {most:,} answers that its privacy pays for, in all runs "
-                f"together and those that a crash has lost: {self._paid(given)}. {self.folder.ledger} has them, and no "
+                f"and those that a crash has lost: {self._paid(answers)}. {self.folder.ledger} has them, and no "
                 f"run gets more. A new folder begins a new account, whose epsilon adds to that of this one."
             )
         if first < step:

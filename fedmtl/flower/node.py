@@ -130,7 +130,7 @@ class Answer:
 
     def write(self, path: Path) -> None:
         """Write all of it in one file, or nothing."""
-        tensors = {f"{part}.{name}": one.clone() for part, own in self.parts.items() for name, one in own.items()}
+        tensors = {f"{part}.{name}": row.clone() for part, own in self.parts.items() for name, row in own.items()}
         write_tensors(path, tensors, {"before": str(self.before), "after": str(self.after), "asked": self.asked})
 
 
@@ -164,11 +164,11 @@ class Node:
         self.channel = self.account.channel
         self.first = self.algorithm.init(self.problem)
 
-    def _records(self, given: Any, problem: Problem) -> FederatedDataset:
-        if not isinstance(given, FederatedDataset):
+    def _records(self, records: Any, problem: Problem) -> FederatedDataset:
+        if not isinstance(records, FederatedDataset):
             classes, seed = self.trainer.data.classes, self.trainer.seed
-            given = FederatedDataset.from_tensors({self.name: given}, classes=classes, seed=seed)
-        data = coded_for(given, self.algorithm, self.trainer.loss)
+            records = FederatedDataset.from_tensors({self.name: records}, classes=classes, seed=seed)
+        data = coded_for(records, self.algorithm, self.trainer.loss)
         check_records(data, self.name, self.trainer.data.spec)
         data = replace(data, ids=(self.name,), verify=False)
         return (data if self.bound is None else data.bounded(self.bound)).to(problem.initial.device)
@@ -191,8 +191,8 @@ class Node:
 
     def _answered(self, content: RecordDict, step: int, own: Own, channel: Channel) -> Answer:
         """Return a new answer, which is on the disk then."""
-        found, changed = self.algorithm.client(self._cohort(content, own, step, channel))
-        rows = {name: self._sent(name, row, step) for name, row in found.items()}
+        sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
+        rows = {name: self._sent(name, row, step) for name, row in sent.items()}
         parts = {"before": own, "after": {**own, **changed}, "rows": rows}
         answer = Answer(int(facts_of(content)["counted"]), step + 1, _digest(content), parts)
         answer.write(self._path(content))
@@ -274,15 +274,8 @@ class Node:
             channel.set_norms(tensors_of(content, "channel"))
         except ConfigError as error:
             raise ConfigError(f"the server sends {error}") from error
-        return Cohort(
-            self.problem,
-            ONE,
-            self._public(content),
-            own,
-            round,
-            clip=channel.clip,
-            local=channel.local,
-        )
+        public = self._public(content)
+        return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
         sent = tensors_of(content, "public")
@@ -290,11 +283,12 @@ class Node:
 
     # State
 
-    def _path(self, content: RecordDict, file: str = "state.safetensors") -> Path:
+    def _path(self, content: RecordDict) -> Path:
+        """Return the file of the last answer in the run of a message."""
         run = str(facts_of(content)["run"])
         if not re.fullmatch("[0-9a-f]{16}", run):
             raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
-        return self.folder / run / file
+        return self.folder / run / "state.safetensors"
 
     def _last(self, content: RecordDict) -> Answer | None:
         """Return the last answer in the run of a message; None without one."""
@@ -348,11 +342,11 @@ def _scores(result: Scored, client: str) -> dict[str, Any]:
     """Return the scores of a client's final model by metric and, where it was finetuned, those of the others by model,
     with the one that it chose."""
 
-    def of(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        return {metric: values[client] for metric, values in found.items() if client in values}
+    def of(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        return {metric: values[client] for metric, values in by_client.items() if client in values}
 
     scores: dict[str, Any] = of(result.by_client)
     if result.finetuned is not None:
-        scores["models"] = {name: of(found) for name, found in result.finetuned.by_client.items()}
+        scores["models"] = {name: of(by_client) for name, by_client in result.finetuned.by_client.items()}
         scores |= {"chosen": choice} if (choice := result.finetuned.chosen.get(client)) else {}
     return scores

@@ -13,7 +13,7 @@ from ..errors import DataError
 
 TRUST = (
     "the messages of clients before noise: every client clips its own, the server adds them up and adds the noise, so "
-    "clients trust it with what they send, and whoever watches the network can tell who was asked"
+    "clients trust it with what they send, and an observer of the network can tell which clients were asked"
 )
 
 OWN_ACCOUNTS = (
@@ -35,7 +35,7 @@ def population(
 ) -> FederatedDataset:
     """Return data that have no records: the population from which cohorts are drawn, as a server knows it.
 
-    Every client stands there with one record of zeros, which nobody trains on.
+    Every client stands there with one record of zeros, on which no model is trained.
 
     Args:
         names: of all clients, distinct; fixed for the whole run, connected or not.
@@ -55,8 +55,8 @@ def population(
         raise DataError(f"{name}: a population has at least one name, and shapes of positive numbers.")
     x = torch.zeros(n, *shape, dtype=torch.int64 if integer else torch.float32)
     y = torch.zeros(n, *targets, dtype=torch.float32 if classes is None else torch.int64)
-    one = Examples(x, y, torch.arange(n + 1))
-    return FederatedDataset(one, one, names, classes=classes, name=name, public=public, domain=domain, notes=(TRUST,))
+    same = Examples(x, y, torch.arange(n + 1))
+    return FederatedDataset(same, same, names, classes=classes, name=name, public=public, domain=domain, notes=(TRUST,))
 
 
 def check_records(data: FederatedDataset, name: str, expected: DataSpec) -> None:
@@ -68,6 +68,6 @@ def check_records(data: FederatedDataset, name: str, expected: DataSpec) -> None
     if len(data) != 1:
         raise DataError(f"the data of node {name!r} are of {len(data)} clients; a node has one.")
     for field in ("shape", "classes", "targets", "integer", "inputs"):
-        one, other = getattr(data.spec, field), getattr(expected, field)
-        if one != other:
-            raise DataError(f"the records of node {name!r} have {field} {one!r}; the population's is {other!r}.")
+        here, there = getattr(data.spec, field), getattr(expected, field)
+        if here != there:
+            raise DataError(f"the records of node {name!r} have {field} {here!r}; the population's is {there!r}.")

@@ -42,7 +42,7 @@ class BatchPlan:
     """The local steps of some clients.
 
     Each epoch permutes a client's examples by keys of (seed, client, round, epoch), so batches do not depend on which
-    clients are planned together. The last partial batch of an epoch is kept, at its own size.
+    other clients are in the plan. The last partial batch of an epoch stays, at its size.
 
     Args:
         counts: int64 (k,), examples per client, each at least 1.

@@ -1,6 +1,6 @@
 """Optimizers over stacked parameters: one (K, D) tensor is K independent problems.
 
-A step moves the leading rows alone; how many they are only falls in the course of a local run.
+A step moves only the leading rows; how many they are only falls in the course of a local run.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def check_stable(lr: float, lam: float) -> None:
 
 
 def check_elementwise(factory: Callable[[Iterable[Tensor]], Any]) -> None:
-    """Run three steps on a 2 x 3 tensor and on its elements alone; refuse an optimizer that tells them apart.
+    """Run three steps on a 2 x 3 tensor and on each of its elements; refuse an optimizer that moves them differently.
 
     Raises:
         ConfigError: the results differ, or the optimizer cannot step without a closure.

@@ -2,7 +2,7 @@
 
 Numbers of examples are private where the protected unit is a client; who takes part is no client's data. Clients are
 nevertheless stacked by their numbers of local steps, because those that have finished then need not be computed. In
-exact arithmetic nobody notices. In floating point a client's numbers could differ in their last bits by
+exact arithmetic the grouping has no effect. In floating point a client's numbers could differ in their last bits by
 
 - how wide its batches are padded: its own number of examples decides (:func:`fedmtl.local.batches.batch_widths`), and
   clients of one width make one stack;
@@ -14,7 +14,7 @@ exact arithmetic nobody notices. In floating point a client's numbers could diff
 
 That makes every client's numbers the same to the last bit on a CPU whose operations use one thread, which
 ``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose its code by the number of
-clients of a stack, and numbers agree to rounding alone.
+clients of a stack, and numbers agree only to rounding.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class LocalTraining:
         """Train one stack of clients on the batches of a plan.
 
         Args:
-            stack: computes all clients together; its buffers are overwritten.
+            stack: computes all clients as one batch; its buffers are overwritten.
             plan: of the k clients of the stack, in the order of decreasing numbers of steps. One without a step is
                 computed with the others, and never finishes.
             place: int64 (k,), on the host, the clients' positions among the n.
@@ -168,7 +168,7 @@ class LocalTraining:
             stack, place: see :meth:`on_batches`.
             clients: int64 (k,), numbers in the data, in the order of decreasing numbers of steps, each at least 1.
             records: draws records, clips, adds noise.
-            width: examples of a client that are computed together, with those of clients beside it, which do not show;
+            width: examples of a client that are computed in one batch, with those of other clients, which do not show;
                 None where there is never another one.
         """
         return self._run(stack, place, self._private_steps(stack, clients, records, width))

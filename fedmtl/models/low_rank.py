@@ -1,4 +1,4 @@
-"""Low-rank adapters: a frozen layer plus a product of two small matrices, of which alone is trained.
+"""Low-rank adapters: a frozen layer plus a product of two small matrices, and only the product is trained.
 
 Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
 
@@ -7,7 +7,7 @@ Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
 B is 0 at the start, so that the adapted model is the given one. A and B keep the name of their layer and are called
 ``lora_A`` and ``lora_B``; names in settings, such as ``"*.lora_B"``, choose among them. Noise that is added to both A
 and B is multiplied in their product; Sun et al., "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA),
-ICLR 2024, therefore train B alone and leave A at its random start: ``trainable=("*.lora_B",)``.
+ICLR 2024, therefore train only B and leave A at its random start: ``trainable=("*.lora_B",)``.
 
 Where K clients have adapters of their own, their layer is one product with the shared W and two batched products with
 the rows of A and B; no (K, o, i) weight is ever made.

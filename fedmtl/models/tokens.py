@@ -24,7 +24,7 @@ class MeanEmbedding(nn.Module):
         padding: the token that fills up short examples, whose embedding is not used; None for none.
 
     Shape:
-        int64 (B, tokens) -> (B, width); zero for an example of padding alone.
+        int64 (B, tokens) -> (B, width); zero for an example of only padding.
     """
 
     def __init__(self, vocabulary: int, width: int, padding: int | None) -> None:

@@ -16,8 +16,8 @@ class Block:
     Attributes:
         first: number of the first step, from 0 in the whole run.
         time: float64 (R, S), virtual time, non-decreasing along each row.
-        clients: int64 (R, S, k), positions in the data; -1 is nobody. A round is one step with its cohort, in the order
-            of the clients' keys; an activation is a step with one client (nobody where a replicate has finished).
+        clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with its cohort, in the
+            order of the clients' keys; an activation is a step with one client (-1 where a replicate has finished).
     """
 
     first: int
@@ -60,7 +60,7 @@ class Block:
 
 
 def rounds(draw: Callable[[int], Tensor], clients: Tensor, *, start: int, stop: int) -> Iterator[Block]:
-    """Yield rounds ``start`` to ``stop - 1``, one cohort each, one time unit apart.
+    """Yield rounds ``start`` to ``stop - 1``, one cohort each, at intervals of one time unit.
 
     Args:
         draw: cohort of a round, as sorted ranks in [0, n), int64 (k,).

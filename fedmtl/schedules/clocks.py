@@ -1,8 +1,8 @@
 """Schedules of asynchronous runs: Poisson clocks, latencies without waiting, and the synchronous counterpart.
 
 Who acts when depends on no data, so the draws are those of a simulation: addressed by
-(seed, purpose, replicate, client, index). A replicate is the same alone and among others, a client keeps its times
-when others join, and a window of a run is the same whatever was asked before.
+(seed, purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its times when
+others join, and a window of a run is the same whatever was asked before.
 """
 
 from __future__ import annotations

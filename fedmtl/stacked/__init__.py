@@ -1,4 +1,4 @@
-"""K copies of one module computed together: stacked parameters, batched losses, keyed dropout, model checks."""
+"""K copies of one module as one batched program: stacked parameters, batched losses, keyed dropout, model checks."""
 
 from .checks import check_stackable, prepare_module
 from .losses import resolve_loss

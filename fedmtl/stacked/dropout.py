@@ -16,7 +16,7 @@ _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 class KeyedDropout(nn.Module):
     """Inverted dropout on a counter-based generator; the stacked twin of ``nn.Dropout``.
 
-    The mask does not depend on which clients are computed together, nor on the padding of a batch: element ``j`` of
+    The mask does not depend on which clients are computed in one batch, nor on the padding of a batch: element ``j`` of
     example ``i`` of one client has the counter ``(first + i) * numel(example) + j``.
 
     Args:

@@ -173,7 +173,7 @@ def _same_parameters(module: nn.Module) -> nn.Module:
 
 
 class StackedModule:
-    """K copies of one module, computed and differentiated together.
+    """K copies of one module, computed and differentiated as one batch.
 
     The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused. The losses of
     different copies are independent, so the gradient of their sum holds each copy's own gradient, and clip, proximal

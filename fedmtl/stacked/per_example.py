@@ -18,13 +18,13 @@ from .module import StackedModule
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
 
-_ALIKE = 32  # examples that are computed together, or a multiple of it: what fills vector registers
+_ALIKE = 32  # examples that are computed in one batch, or a multiple of it: what fills vector registers
 
 Tensors = dict[str, Tensor]
 
 
 def piece_width(expected: float) -> int:
-    """Return how many examples of a copy :func:`example_gradients` computes together, where a batch has ``expected``
+    """Return how many examples of a copy :func:`example_gradients` computes at once, where a batch has ``expected``
     examples: a number that is the same for all copies, and public."""
     return 8 if expected <= 5 else 16
 
