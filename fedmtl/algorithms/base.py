@@ -60,7 +60,7 @@ class Problem:
         rounds: planned number of events.
         seed: of the run.
         protects_records: whether the protected unit is one record, so that gradients of local training are released.
-        tally: counts local trainings, for whoever runs the simulation; private.
+        tally: counts local trainings, for the report of a simulation; private.
         ranks: the processes that compute the run.
         owner: int64 (n,), the rank that computes each client; None in a single process.
         prepared: what algorithms have made of the data and the model, see :func:`~.linear.data.prepared`; the same
@@ -93,7 +93,7 @@ class Problem:
 
     @cached_property
     def mine(self) -> Problem:
-        """Return the problem of this rank's clients alone, in their order, as that of a single process."""
+        """Return the problem of this rank's clients only, in their order, as that of a single process."""
         members = (self.owner == self.ranks.rank).nonzero()[:, 0].tolist() if self.owner is not None else []
         return replace(self, data=self.data.subset(members), ranks=ALONE, owner=None)
 
@@ -157,7 +157,7 @@ class Released:
         noise_std: name -> (R,) float64, standard deviation of the noise on a coordinate of that release (of a matrix:
             on its diagonal); 0 without noise.
         clip: of the gradients of single records, where clients act one at a time and their releases clip; else None.
-        clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
+        clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is secret.
         step: number of the round or activation.
         answered: whether the client of an activation released something; else its values are zero.
     """
@@ -286,12 +286,12 @@ class Algorithm:
             problem: the data and the model.
             state: before the block.
             block: who takes part; charged already.
-            channel: the only way out of the clients.
+            channel: releases what clients send.
         """
         with problem.executor.one_thread() as threads:
             channel.threads = threads
-            for one in block.steps() if self.one_at_a_time else (block,):
-                state = self._step(problem, state, one, channel)
+            for step in block.steps() if self.one_at_a_time else (block,):
+                state = self._step(problem, state, step, channel)
         return state
 
     def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
@@ -340,16 +340,16 @@ class Algorithm:
             rows: what :meth:`client` returned, by release; in a round rows (k, D) in the order of the block's cohort,
                 or of those of it whom this rank computes.
             block: who takes part; charged already.
-            channel: the only way out of the clients.
+            channel: releases what clients send.
         """
         clients = block.cohort[problem.own(block.cohort)]
         answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
             values = {name: value[0, 0] for name, value in values.items()}
-        known, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
-        released = Released(values, channel.denominator, channel.noise_std, known, block.first, clip, answered=answered)
-        return self.server(problem, public, released)
+        acting, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
+        facts = (channel.denominator, channel.noise_std, acting, block.first, clip)
+        return self.server(problem, public, Released(values, *facts, answered=answered))
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the personal models (k, D) of clients, from the public state and what they keep; no client takes part.
@@ -380,8 +380,8 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
     def local_baseline(self) -> Algorithm | None:
-        """Return what the clients have alone, where that is an exact fit of the same function of their own records;
-        else None, the default, and the baseline is local training."""
+        """Return what the clients have by themselves, where that is an exact fit of the same function of their own
+        records; else None, the default, and the baseline is local training."""
         return None
 
     def objective(self, problem: Problem, state: State) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Several shared models, one for each cluster of clients: of public clusters (PMTL), or chosen by each client (IFCA).
 
-Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of known clusters; Ghosh, Chung, Yin, Ramchandran:
+Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of public clusters; Ghosh, Chung, Yin, Ramchandran:
 "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, for the choice.
 
 One release, whatever the number C of clusters: a client's row is the concatenation of C blocks, its update in the
@@ -225,8 +225,8 @@ def read_clusters(path: str | Path) -> dict[str, str]:
         raise ConfigError(f"ClusteredPMTL.clusters: {path} cannot be read: {error.strerror}.") from error
     if not rows or not {"client", "cluster"} <= rows[0].keys():
         raise ConfigError(f"ClusteredPMTL.clusters: {path} must have a header with the columns client and cluster.")
-    found: dict[str, str] = {}
+    clusters: dict[str, str] = {}
     for row in rows:
-        if found.setdefault(row["client"], row["cluster"]) != row["cluster"]:
+        if clusters.setdefault(row["client"], row["cluster"]) != row["cluster"]:
             raise ConfigError(f"ClusteredPMTL.clusters: {path} has two clusters of client {row['client']!r}.")
-    return found
+    return clusters

@@ -185,7 +185,7 @@ class Cohort:
         anchor: Tensor | None = None,
         mixture: Mixture | None = None,
         correction: Tensor | None = None,
-        kept: Tensor | None = None,
+        trained: Tensor | None = None,
         name: str = "update",
     ) -> Rows:
         """Return how far the clients' models are from the shared one after their local run: rows (k, D), or their
@@ -193,7 +193,7 @@ class Cohort:
 
         Args:
             solver, start, lam, anchor, mixture, correction: see :meth:`train`.
-            kept: (k, D), which the models themselves are written to; None: they are not kept.
+            trained: (k, D), which the models themselves are written to. None: they are not needed.
             name: of the release.
         """
         shared, initial = self.shared, self.initial
@@ -201,8 +201,8 @@ class Cohort:
         changes = initial.new_empty(len(self.ids) if total is None else 0, self.problem.dimension)
 
         def send(place: Tensor, models: Tensor) -> None:
-            if kept is not None:
-                _write(kept, place, models)
+            if trained is not None:
+                _write(trained, place, models)
             rows = models - shared
             if total is None:
                 _write(changes, place, rows)

@@ -2,7 +2,7 @@
 
 Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021 (FedRep); Arivazhagan et al.: "Federated Learning with Personalization Layers", 2019 (FedPer). With the
-client-level release of the representation alone it is CENTAUR, Shen et al.: "Share Your Representation Only:
+client-level release of only the representation it is CENTAUR, Shen et al.: "Share Your Representation Only:
 Guaranteed Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023.
 
     min over phi and h_1 .. h_K of (1/K) sum_k l_k(phi, h_k)
@@ -147,7 +147,7 @@ class FedPer(FedRep):
 
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.
-        head_local: of a client that never took part, which fits a head alone; None: ``local``.
+        head_local: of a client that never took part, which fits only a head; None: ``local``.
     """
 
     name, title, colour = "fedper", "FedPer", "#6a8f00"

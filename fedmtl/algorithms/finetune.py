@@ -1,4 +1,4 @@
-"""Finetuning: after training, every client goes on with a model on its own data and sends nothing.
+"""Finetuning: after training, every client trains a model further on its own data and sends nothing.
 
 The four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (section 5.3 and Table 1), from a model
 w0, for client k with the mean loss l_k of its own records:
@@ -53,7 +53,7 @@ class Finetune:
             ``"auto"``, the shared one where the algorithm has one.
         validation: 0, or the share of its own training records, in (0, 1), that every client keeps out of the whole
             run and of finetuning, to choose among the shared, its personal, its finetuned and its local model (trained
-            alone, by ``local`` from the public starting point) the one of the least loss on them.
+            by ``local`` from the public starting point) the one of the least loss on them.
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the proximal step.

@@ -1,4 +1,4 @@
-"""Local: every client trains alone. Nothing leaves a client, so nothing is spent."""
+"""Local: every client trains by itself. Nothing leaves a client, so nothing is spent."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class PMTL(Algorithm):
         # 3. what every member sends
         if self.delta == "global":
             models = torch.empty_like(start)
-            change = c.change(self.local, start, lam=self.lam, anchor=mean, kept=models)
+            change = c.change(self.local, start, lam=self.lam, anchor=mean, trained=models)
             return {"update": change}, c.keep(models, start)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
         update = c.clip("update", models - c.initial - c.own["sent"])  # relative to wtilde^0: u_k = wtilde^0 + sent

@@ -54,8 +54,8 @@ class PPSGD(SharedModel):
     def update(self, c: Cohort) -> tuple[Tensor, Own]:
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
-        kept = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
-        return moved / (1.0 + self.ratio), kept
+        own = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
+        return moved / (1.0 + self.ratio), own
 
     def _moved(self, c: Cohort, models: Tensor) -> Tensor:
         """Return (k, D): by how much a local run moves the sums ``models`` (k, D)."""

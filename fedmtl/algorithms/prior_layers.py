@@ -1,20 +1,20 @@
 """The private prior of networks: one release says what changes of layers have in common, and each client trains again.
 
-Every client trains its own copy of a public network, alone: w_i = w_0 + delta_i. A matrix of its weights has a prior
-W_0 + Delta whose rows have a common covariance R on the columns of W (or the other way round), and a mean. One release
-of all clients estimates both, and each client minimizes
+Every client first trains its own copy of a public network by itself: w_i = w_0 + delta_i. A matrix of its weights has a
+prior W_0 + Delta whose rows have a common covariance R on the columns of W (or the other way round), and a mean. One
+release of all clients estimates both, and each client minimizes
 
     l_i(w) + (1/2) (w - w_0 - s_i m)^T P_i (w - w_0 - s_i m),    P_i = ridge R_i^-1 in the columns of a matrix,
                                                                  ridge times the identity elsewhere,
 
-by the same local training as alone, which is R = I and m = 0: where nothing stands out of the noise, a client keeps the
-model that it has alone, to the bit. The release has one row for each client, of
+by the same local training as before, which is R = I and m = 0: where nothing stands out of the noise, a client keeps
+the model of its first training, to the bit. The release has one row for each client, of
 
     sqrt(share) u_i,    u_i = delta_i / ||delta_i||,           its direction, and of every matrix D in u_i
     sqrt(1 - share) M,  M = D^T D - (tr D^T D) B / tr B,       what D has beyond the geometry of the client's records.
 
 As for linear models (:mod:`.private_prior`), B = H (H + h I)^-1 is the part of a model that the records determine when
-it is learned alone. H is F / q: the second moment F of the gradients of single records by the matrix at w_0, on that
+it is learned first. H is F / q: the second moment F of the gradients of single records by the matrix at w_0, on that
 side, for each of its q rows, an empirical Fisher information. h is the ridge and what an early end adds to it, which is
 1 / (step size times steps) for gradient descent (Ali, Kolter, Tibshirani 2019). With b = tr B / p, and e = tr D^T D,
 R_i = I + p / (b e) mean(M). The server knows the law of the noise. What it keeps of mean(M) is
@@ -25,8 +25,8 @@ out, shrunk for the least squared error (:func:`shrunk_matrix`). s_i is ||delta_
     Trainer(algorithm=PriorLayers(layers=("fc",), local=LocalSGD(lr=0.1, epochs=5)), data=data, model=public,
             schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=3.0), rounds=1).fit()
 
-Parameters outside of ``layers`` are trained as well, by each client alone, unless the Trainer's ``trainable`` freezes
-them. Low-rank adapters are layers like all others.
+Parameters outside of ``layers`` are trained as well, by each client for itself, unless the Trainer's ``trainable``
+freezes them. Low-rank adapters are layers like all others.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Part:
 
     def matrix(self, rows: Tensor) -> Tensor:
         """Return the matrices of flat rows, the side of the covariance last: (..., D) -> (..., q, p)."""
-        found = rows[..., self.places].reshape(*rows.shape[:-1], *self.shape)
-        return found if self.columns else found.mT
+        matrices = rows[..., self.places].reshape(*rows.shape[:-1], *self.shape)
+        return matrices if self.columns else matrices.mT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,18 @@ class PriorLayers(Algorithm):
     """Layers of a network under a common prior, from one release of how clients change them.
 
     What a client hands to the release has a length of about 1 or less whatever it has learned, and is scaled by the
-    clip norm, so that no bound on changes has to be known.
+    clip norm, so that no bound on changes is needed.
 
     Args:
         layers: names of modules or parameters, such as ``("fc",)`` or ``("*.lora_B",)``; None: all that is trained.
-        ridge: above 0, the pull (ridge / 2) ||w - w_0||^2 of learning alone.
+        ridge: above 0, the pull (ridge / 2) ||w - w_0||^2 of local training.
         share: part of the budget for the mean direction, in [0, 1]; the rest is for the covariances. 1 suits clients
             that are all to move in one direction, 0 clients that differ along few directions.
         side: of the matrices, whose covariance is learned: ``"input"``, which inputs of a layer clients weigh
             differently; ``"output"``, in which of its outputs they differ; ``"auto"``: the shorter one. At most 512
             rows, and none at all of a vector.
         edge: how far beyond the spectrum of the noise a value must lie to count, as a factor; at least 1.
-        floor: least variance of a direction under the prior in units of that of learning alone, in (0, 1].
+        floor: least variance of a direction under the prior in units of that of local training, in (0, 1].
         scale: length of what a client hands to its release, before the clip, if all of its change were along one
             direction; most are shorter. ``"auto"``: twice the clip norm of the run.
         local: the clients' local solver, before and after the release; with ``proximal`` it takes the pull exactly, and
@@ -152,7 +152,7 @@ class PriorLayers(Algorithm):
         is share + (1 - share) sum ||M||_F^2, where a sum over matrices is at most sum (e^2 + e^2) <= 2, and less where
         the two moments overlap. The clip sees to it that the whole row is no longer than C, so that the sum moves by at
         most C in L2 norm where a client is added or removed, and by 2 C where one is replaced: one Gaussian release of
-        all parts together. What a client does with the answer stays with it.
+        all parts. What a client does with the answer stays with it.
         """
         if problem.protects_records:
             raise ConfigError(
@@ -178,21 +178,21 @@ class PriorLayers(Algorithm):
         chosen = torch.ones(layout.dimension, dtype=torch.bool)
         if self.layers is not None:
             chosen = layout.places(self.layers, "PriorLayers.layers")
-        found = []
+        parts = []
         for name, shape, first in zip(layout.names, layout.shapes, layout.offsets, strict=False):
             if bool(chosen[first]):
                 rows, columns = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
                 wanted = "input" if self.side == "input" or (self.side == "auto" and columns <= rows) else "output"
                 if len(shape) < 2:
                     wanted = "input"  # of a vector: one column
-                found.append(Part(name, first, (rows, columns), wanted == "input"))
-        large = [part for part in found if part.width > LARGEST]
+                parts.append(Part(name, first, (rows, columns), wanted == "input"))
+        large = [part for part in parts if part.width > LARGEST]
         if large and self.share < 1:
             raise ConfigError(
                 f"PriorLayers: the covariance of {large[0].name} on the {'in' if large[0].columns else 'out'}put side "
                 f"has {large[0].width:,} rows, of at most {LARGEST}; choose other layers, the other side, or share=1."
             )
-        return tuple(found)
+        return tuple(parts)
 
     def _sizes(self, problem: Problem) -> list[int]:
         """Return the lengths of the parts of a row: of all directions, then of the covariance of every matrix."""
@@ -222,18 +222,18 @@ class PriorLayers(Algorithm):
         return State(public, problem.client_store({**personal_fields(problem), **fields}))
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        own, rows = self._alone(c)
+        own, rows = self._before(c)
         return {RELEASE: self._scale * rows}, own
 
-    def _alone(self, c: Cohort) -> tuple[Own, Tensor]:
-        """Return what clients keep that have trained alone, and what they hand to the release, unscaled."""
+    def _before(self, c: Cohort) -> tuple[Own, Tensor]:
+        """Return what clients keep after the first training, and what they hand to the release, unscaled."""
         problem, parts = c.problem, self.shared_parts(c.problem)
         start = c.initial.expand(len(c.ids), -1)
         own = c.keep(self._train(c, start, self.ridge), start)
         size = max(1, _BLOCK // max(1, problem.dimension, *(part.width**2 for part in self._matrices(parts))))
         pieces = [self._rows(problem, parts, own["model"][at], c.ids[at]) for at in _slices(len(c.ids), size)]
-        rows, lengths, known = (torch.cat(of) for of in zip(*pieces, strict=True))
-        return {**own, "length": lengths.to(own["length"]), "known": known.to(own["known"])}, rows
+        rows, lengths, determined = (torch.cat(of) for of in zip(*pieces, strict=True))
+        return {**own, "length": lengths.to(own["length"]), "known": determined.to(own["known"])}, rows
 
     def _train(self, c: Cohort, start: Tensor, lam: float | Precision) -> Tensor:
         """Return the models (k, D) after local training from ``start`` (k, D), with a pull to it."""
@@ -250,7 +250,7 @@ class PriorLayers(Algorithm):
         first = torch.cat([problem.initial[part.places] for part in parts])
         moved = lengths > max(_ROUNDING * torch.finfo(first.dtype).eps * float(first.norm()), _LEAST_LENGTH)
         inverse = torch.where(moved, 1 / lengths.clamp_min(_LEAST_LENGTH), 0.0)[:, None]
-        pieces, known = [math.sqrt(self.share) * inverse * chosen] if self.share > 0 else [], []
+        pieces, determined = [math.sqrt(self.share) * inverse * chosen] if self.share > 0 else [], []
         matrices = self._matrices(parts)
         for part, response in zip(matrices, self._responses(problem, matrices, clients), strict=True):
             change = part.matrix(inverse * changes)
@@ -259,12 +259,12 @@ class PriorLayers(Algorithm):
             null = (energy / trace.clamp_min(_LEAST_LENGTH))[:, None, None] * response
             beyond = torch.where((trace > 0)[:, None, None], moment - null, 0.0)  # no gradient says nothing
             pieces.append(math.sqrt(1 - self.share) * svec(beyond))
-            known.append(energy * trace / part.width)
+            determined.append(energy * trace / part.width)
         empty = lengths.new_zeros(len(lengths), 0)
-        return torch.cat(pieces, dim=1), lengths, torch.stack(known, dim=1) if known else empty
+        return torch.cat(pieces, dim=1), lengths, torch.stack(determined, dim=1) if determined else empty
 
     def _responses(self, problem: Problem, matrices: list[Part], clients: Tensor) -> list[Tensor]:
-        """Return B of every matrix, (k, p, p) each: what the records of a client determine in learning alone."""
+        """Return B of every matrix, (k, p, p) each: what the records of a client determine in local training."""
         moments = [torch.zeros(len(clients), part.width, part.width, dtype=torch.float64) for part in matrices]
 
         def add(place: int, gradients: Tensor) -> None:
@@ -276,17 +276,17 @@ class PriorLayers(Algorithm):
             visit_gradients(problem, problem.initial, clients, add)
         counts = problem.data.train.counts[clients]
         early = 1 / (self.local.lr * self.local.step_counts(counts).double())
-        found = []
+        responses = []
         for part, moment in zip(matrices, moments, strict=True):
             others = part.shape[0] * part.shape[1] // part.width
             curvature = moment / (others * counts.double())[:, None, None]
             eye = torch.eye(part.width, dtype=torch.float64)
             response = solve_regularized(curvature + (self.ridge + early)[:, None, None] * eye, curvature)
-            found.append((response + response.mT) / 2)
-        return found
+            responses.append((response + response.mT) / 2)
+        return responses
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        parts, found = self.shared_parts(problem), dict(public)
+        parts, new = self.shared_parts(problem), dict(public)
         values = released.values[RELEASE].cpu() / self._scale
         noise, clients = float(released.noise_std(RELEASE)) / self._scale, released.denominator
         mean, *seconds = values.split(self._sizes(problem))
@@ -294,26 +294,26 @@ class PriorLayers(Algorithm):
             # sampled directions: a coordinate of the mean of m directions in d dimensions has variance 1 / (d m)
             spread = math.hypot(noise / math.sqrt(self.share), (len(mean) * clients) ** -0.5)
             centre = torch.zeros_like(public["centre"])
-            for part, one in zip(parts, mean.split([math.prod(part.shape) for part in parts]), strict=True):
-                shrunk = shrunk_matrix(one.view(part.shape) / math.sqrt(self.share), spread, self.edge)
+            for part, mean_of_part in zip(parts, mean.split([math.prod(part.shape) for part in parts]), strict=True):
+                shrunk = shrunk_matrix(mean_of_part.view(part.shape) / math.sqrt(self.share), spread, self.edge)
                 centre[part.places] = shrunk.flatten()
-            found["centre"] = centre
+            new["centre"] = centre
         for part, second in zip(self._matrices(parts), seconds, strict=True):
             # and of D^T D / ||D||^2 of q rows a diagonal entry has about 2 / (p^2 q m)
-            rows, middle = math.prod(part.shape) // part.width, part.matrix(found["centre"])
+            rows, middle = math.prod(part.shape) // part.width, part.matrix(new["centre"])
             spread = math.hypot(noise / math.sqrt(1 - self.share), (2 / (rows * clients)) ** 0.5 / part.width)
             beyond = smat(second) / math.sqrt(1 - self.share) - middle.mT @ middle
-            found[f"excess/{part.name}"], found[f"directions/{part.name}"] = excess_of(
+            new[f"excess/{part.name}"], new[f"directions/{part.name}"] = excess_of(
                 matrix_signal(beyond, spread, self.edge)
             )
-        return found
+        return new
 
     def receive(self, c: Cohort) -> Own:
         # every client trains again from the centre, where something stands out of the noise
         return {**c.own, "model": self._again(c)}
 
     def _again(self, c: Cohort) -> Tensor:
-        """Return the models (k, D) under the prior; that of learning alone where there is no signal, or where training
+        """Return the models (k, D) under the prior; that of local training where there is no signal, or where training
         ends in numbers that are not finite."""
         parts = self._matrices(self.shared_parts(c.problem))
         if not any(bool(c.public[name].any()) for name in ("centre", *(f"excess/{part.name}" for part in parts))):
@@ -330,8 +330,8 @@ class PriorLayers(Algorithm):
             excess, like = public[f"excess/{part.name}"], own["model"]
             along = excess > excess.min()  # all the others are alike
             levels = torch.cat([excess[along], excess.min()[None]]).to(own["known"].device)
-            known = own["known"][:, at, None]
-            variances = 1 + torch.where(known > 0, part.width * levels / known.clamp_min(_LEAST_LENGTH), 0.0)
+            determined = own["known"][:, at, None]
+            variances = 1 + torch.where(determined > 0, part.width * levels / determined.clamp_min(_LEAST_LENGTH), 0.0)
             strengths = (self.ridge / variances.clamp(self.floor, part.width / self.floor)).to(like)
             directions = public[f"directions/{part.name}"][:, along].to(like)
             blocks.append(
@@ -340,8 +340,8 @@ class PriorLayers(Algorithm):
         return Precision(self.ridge, tuple(blocks))
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the clients' own models; a client that never took part trains alone, and again under the prior."""
-        return c.personal(lambda new: self._again(replace(new, own=self._alone(new)[0])))
+        """Return the clients' own models; a client that never took part trains twice, then under the prior."""
+        return c.personal(lambda new: self._again(replace(new, own=self._before(new)[0])))
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return what was made of the release, see :meth:`init`: all of it is 0 where nothing stands out of the noise,
@@ -374,8 +374,8 @@ def shrunk_matrix(matrix: Tensor, noise: float, edge: float) -> Tensor:
         return torch.zeros_like(matrix)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     inner = (values.square() - noise**2 * (rows + columns)).square() - 4 * noise**4 * rows * columns
-    kept = torch.where(values > limit, inner.clamp_min(0.0).sqrt() / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
-    return (left * kept) @ right
+    shrunk = torch.where(values > limit, inner.clamp_min(0.0).sqrt() / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
+    return (left * shrunk) @ right
 
 
 def _trace(matrices: Tensor) -> Tensor:

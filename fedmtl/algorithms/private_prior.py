@@ -1,6 +1,6 @@
 """The private prior: one release says along which directions tasks differ, and every task fits itself under it.
 
-Empirical Bayes with one private step. Learning alone, w_i = argmin_w L_i(w) + (ridge / 2) ||w||^2, is the posterior
+Empirical Bayes with one private step. Local learning, w_i = argmin_w L_i(w) + (ridge / 2) ||w||^2, is the posterior
 mode of a task whose model is drawn from N(0, t I). Tasks that have something in common are drawn from N(0, t R) with
 another R of the same trace d. At R = I the derivative of the log evidence of task i by R is a multiple of
 
@@ -9,14 +9,14 @@ another R of the same trace d. At R = I the derivative of the log evidence of ta
 with H_i the second derivative of L_i (of a quadratic upper bound, for the logistic loss), and t set to what the task
 itself says of it, ||w_i||^2 / tr B_i. M_i has trace 0. Its mean over tasks is 0 where R = I, whatever the records are,
 and about (b / d) (R - I) elsewhere, where b = tr B_i / d is the part of a model that its records determine. So one step
-of scoring from learning alone is R = I + (d / b) mean(M_i).
+of scoring from local learning is R = I + (d / b) mean(M_i).
 
 The server releases the mean of sqrt(share) u_i and sqrt(1 - share) M_i, one vector with one clip, and knows the law of
 the noise on it. Noise of standard deviation s on the diagonal of a symmetric matrix has a spectrum that ends at
 s sqrt(2 d). What lies within is noise; an eigenvalue y outside belongs to one of l = (y + sqrt(y^2 - 2 d s^2)) / 2, and
 the squared cosine between the two eigenvectors is 1 - d s^2 / (2 l^2) (Benaych-Georges and Nadakuditi 2011). Every task
 then takes the posterior mode under its own R, in which b is its own: directions along which tasks differ are nearly
-free, all others are shrunk. Where nothing is outside, R = I, and every task is exactly what it is alone.
+free, all others are shrunk. Where nothing is outside, R = I, and every task is exactly its local fit.
 
     Trainer(algorithm=PrivatePrior(loss="squared", ridge=0.015), data=data, model=models.linear_regression(bias=False),
             loss="half_mse", schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0),
@@ -59,21 +59,21 @@ class PrivatePrior(TaskAlgorithm):
     """Linear models of all tasks under a common prior, from one release of their directions.
 
     What is released of a task is of unit length whatever its model is, and is scaled to the clip norm, so that no bound
-    on models has to be known. What is to be chosen, ``share`` and ``form``, says what tasks are expected to have in
+    on models is needed. What is to be chosen, ``share`` and ``form``, says what tasks are expected to have in
     common; it can be chosen on synthetic tasks of the same numbers.
 
     Args:
         loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
-        ridge: above 0, that of learning alone.
+        ridge: above 0, that of local learning.
         own_ridge: every task scales the ridge to its own records, which it does before and after the release
             (:func:`~.linear.evidence.own_ridges`), so that ``ridge`` need not be right for anybody. False: ``ridge`` is
-            that of all, and one that is too large for learning alone makes shrinking more a loss.
+            that of all, and one that is too large for local learning makes shrinking more a loss.
         share: part of the budget for the mean direction of the models, in [0, 1]; the rest is for their covariance. 0
             suits tasks that differ along few directions; 1 suits tasks that are much alike, and costs less noise: d
             numbers and not d^2 / 2.
         form: of the covariance: ``"symmetric"``, any directions; ``"diagonal"``, single features, with less noise.
         edge: how far beyond the spectrum of the noise an eigenvalue must lie to count, as a factor; at least 1.
-        floor: least variance of a direction under the prior in units of that of learning alone, in (0, 1].
+        floor: least variance of a direction under the prior in units of that of local learning, in (0, 1].
         scale: length of what a task hands to its release; ``"auto"``: the clip norm of the run.
         row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
             that the data state; None: they are not.
@@ -111,8 +111,8 @@ class PrivatePrior(TaskAlgorithm):
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
         """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy."""
-        found = super().resolve_auto(problem, schedule, privacy)
-        return replace(found, scale=clip_of(privacy)) if found.scale == "auto" else found
+        resolved = super().resolve_auto(problem, schedule, privacy)
+        return replace(resolved, scale=clip_of(privacy)) if resolved.scale == "auto" else resolved
 
     # What it releases
 
@@ -182,22 +182,22 @@ class PrivatePrior(TaskAlgorithm):
         if not (size > _LEAST_NORM and trace > 0):
             return w.new_zeros(sum(parts))
         unit = w / size
-        found = []
+        parts_of_row = []
         if parts[0]:
-            found.append(math.sqrt(self.share) * unit)
+            parts_of_row.append(math.sqrt(self.share) * unit)
         if parts[1]:
             moment = torch.outer(unit, unit) - (determined + determined.T) / (2 * trace)
             flat = svec(moment) if self.form == "symmetric" else moment.diagonal()
-            found.append(math.sqrt(1 - self.share) * flat)
-        return torch.cat(found)
+            parts_of_row.append(math.sqrt(1 - self.share) * flat)
+        return torch.cat(parts_of_row)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self._scale
         noises = (released.noise_std(RELEASE) / self._scale).tolist()
         m = released.denominator
-        found = [self._spectrum(value, noise, d, m) for value, noise in zip(values, noises, strict=True)]
-        excess, directions = zip(*found, strict=True)
+        spectra = [self._spectrum(value, noise, d, m) for value, noise in zip(values, noises, strict=True)]
+        excess, directions = zip(*spectra, strict=True)
         return {"directions": torch.stack(directions), "excess": torch.stack(excess)}
 
     def _spectrum(self, value: Tensor, noise: float, d: int, tasks: float) -> tuple[Tensor, Tensor]:
@@ -243,7 +243,7 @@ class PrivatePrior(TaskAlgorithm):
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return what was made of the release, float64: ``directions`` (d, d), columns of length 1, and ``excess``
-        (d,), how much more than alone the tasks differ along each, 0 where nothing stands out of the noise."""
+        (d,), how much more than by the ridge the tasks differ along each, 0 where nothing stands out of the noise."""
         return {name: state.public[name][0].clone() for name in ("directions", "excess")}
 
     def models(self, problem: Problem, state: State) -> Tensor:
@@ -251,7 +251,7 @@ class PrivatePrior(TaskAlgorithm):
         return state.private.whole("model").transpose(0, 1)
 
     def local_baseline(self) -> LocalFit:
-        """Return the fit of a task alone."""
+        """Return the local fit of a task."""
         return LocalFit(
             loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, row_norm=self.row_norm, target=self.target
         )
@@ -289,14 +289,14 @@ def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampl
 
 def clip_of(privacy: Any) -> float:
     """Return the clip norm of a run, or of the first of its repetitions that has one; 1 without privacy."""
-    given = privacy if isinstance(privacy, (tuple, list)) else [privacy]
-    return next((float(one.initial_norm) for one in given if one is not None), 1.0)
+    settings = privacy if isinstance(privacy, (tuple, list)) else [privacy]
+    return next((float(private.initial_norm) for private in settings if private is not None), 1.0)
 
 
 def mean_signal(mean: Tensor, noise: float) -> Tensor:
     """Return the part of u u^T that a noised mean u shows: (d, d), zero where its length may be noise.
 
-    The squared length of noise alone has mean d s^2 and standard deviation s^2 sqrt(2 d); two of these above the mean
+    The squared length of pure noise has mean d s^2 and standard deviation s^2 sqrt(2 d); two of these above the mean
     count, where they are below 1: u is the mean of vectors of length 1, so no longer than that. The rest is the squared
     length of u, and over the whole the squared cosine between u and what was released.
 
@@ -328,8 +328,8 @@ def matrix_signal(matrix: Tensor, noise: float, edge: float) -> Tensor:
     quarter = noise**2 * len(matrix) / 2  # the square of half the end of the spectrum
     below = (values + (values.square() - 4 * quarter).clamp_min(0.0).sqrt()) / 2
     limit = edge * 2 * math.sqrt(quarter)
-    kept = torch.where(values > limit, below - quarter / below.clamp_min(1e-300), 0.0).clamp_max(1.0)
-    return (vectors * kept) @ vectors.T if limit < 1 else torch.zeros_like(matrix)
+    shrunk = torch.where(values > limit, below - quarter / below.clamp_min(1e-300), 0.0).clamp_max(1.0)
+    return (vectors * shrunk) @ vectors.T if limit < 1 else torch.zeros_like(matrix)
 
 
 def entry_signal(values: Tensor, noise: float, edge: float) -> Tensor:
@@ -337,19 +337,19 @@ def entry_signal(values: Tensor, noise: float, edge: float) -> Tensor:
     s sqrt(2 log 2d), where the largest of d draws of noise lies (the garrote of Breiman 1995); the others become 0, and
     all where c is 1 or more."""
     limit = edge * noise * math.sqrt(2 * math.log(2 * len(values)))
-    kept = torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
-    return kept if limit < 1 else torch.zeros_like(values)
+    shrunk = torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
+    return shrunk if limit < 1 else torch.zeros_like(values)
 
 
 def excess_of(signal: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues (d,) and eigenvectors (d, d) of a signal, its trace made 0.
 
-    The part of the trace that the signal takes is missing, in equal parts, along the directions of which nothing is
-    known, since the trace of all is 0. No signal has no excess.
+    The part of the trace that the signal takes is missing, in equal parts, along the directions without a signal, since
+    the trace of all is 0. No signal has no excess.
     """
     values, vectors = torch.linalg.eigh(signal)
-    known = values.abs() > 1e-12 * values.abs().max()
-    rest = int((~known).sum())
+    clear = values.abs() > 1e-12 * values.abs().max()
+    rest = int((~clear).sum())
     if not rest or rest == len(values):
-        return torch.where(known, values - values.mean(), 0.0), vectors
-    return torch.where(known, values, -values[known].sum() / rest), vectors
+        return torch.where(clear, values - values.mean(), 0.0), vectors
+    return torch.where(clear, values, -values[clear].sum() / rest), vectors
