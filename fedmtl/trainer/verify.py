@@ -4,7 +4,7 @@ dp-accounting, and released values on their grid.
 Nothing is computed from data. The lines of the ledger are counted by code of the audit; the price of a use is made anew
 from the settings, the schedule and the releases in the ledger's header, and dp-accounting composes it where it has the
 law of the noise. A check is a line: confirmed, failed or not covered. A confirmed line says that the files agree with
-one another: whoever holds the whole folder can write all of it anew, but not under a seal that was published before.
+one another: with the whole folder at hand all of it can be written anew, but not under a seal published before.
 """
 
 from __future__ import annotations
@@ -217,14 +217,32 @@ class _Run:
         return read_tensors(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
 
     @cached_property
+    def kinds(self) -> list[dict[str, Any]]:
+        """Return the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``."""
+        header = self.header or {}
+        if "kinds" in header:
+            return list(header["kinds"])
+        return [{"price": header["price"], "multiplier": header["noise_multiplier"], "cap": header["max_uses"]}]
+
+    @cached_property
+    def kind_of(self) -> np.ndarray:
+        """Return (m,) int64, the kind of each account: a single one where all clients are charged for every step."""
+        header = self.header or {}
+        if "kinds" in header:
+            return np.array(header.get("kind_of", [0] * header["clients"]), dtype=np.int64)
+        return np.zeros(header["schedule"]["n"] if header["schedule"]["per_participation"] else 1, dtype=np.int64)
+
+    @cached_property
+    def caps(self) -> np.ndarray:
+        """Return (m,) int64, most uses of each account."""
+        caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
+        return np.array(caps, dtype=np.int64)[self.kind_of]
+
+    @cached_property
     def uses(self) -> np.ndarray:
         """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
-        assert self.header is not None
-        kinds, of = _accounts(self.header)
-        uses, caps = self.charges.uses(len(of)), _caps(kinds, of)
-        if self.charges.remaining is None:
-            return uses
-        return np.where(caps < _UNLIMITED, caps, np.maximum(uses, self.charges.remaining))
+        uses, rest = self.charges.uses(len(self.kind_of)), self.charges.remaining
+        return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
 
 
 # The files
@@ -296,7 +314,7 @@ def _settings(run: _Run) -> _Answer:
     header = run.header
     if header is None or header.get("privacy") is None:
         return None
-    privacy, schedule, (kinds, _) = header["privacy"], header.get("schedule"), _accounts(header)
+    privacy, schedule, kinds = header["privacy"], header.get("schedule"), run.kinds
     made = {"noise_multiplier": max(kind["multiplier"] for kind in kinds), "budget": privacy["epsilon"]}
     made |= {key: privacy[key] for key in ("source", "clip_norm", "mechanism")}
     made |= {key: header[key] for key in ("refuted", "delta", "sampler", "records") if key in header}
@@ -314,10 +332,9 @@ def _settings(run: _Run) -> _Answer:
     begins = {key: str(run.report.get(key))[: len(made[key])] for key in ("mechanism", "sampler") if key in made}
     wrong = []
     if schedule is not None:
-        text = "{} of the schedule is {!r} in the ledger, its sampler makes {!r}"
-        wrong += _differences(schedule, asdict(law), text)
+        wrong += _differences(schedule, asdict(law), "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
+    text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
     for kind, price in zip(kinds, prices, strict=True):
-        text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
         wrong += _differences(kind["price"], price.to_dict(), text)
     wrong += _differences(run.report | begins, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
@@ -333,7 +350,7 @@ def _made(header: Mapping[str, Any]) -> tuple[Price, dict[str, Release]]:
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
     privacy, kind = ClientPrivacy(**settings), _SAMPLERS[facts["class"]]
-    sampler = kind(**{one.name: facts.get(one.name) for one in fields(kind)})
+    sampler = kind(**{setting.name: facts.get(setting.name) for setting in fields(kind)})
     uses = len(price.weights or (1.0,))
     plans = tuple(
         ReleasePlan(name=name, form=form, dimension=dimension, uses=uses, allocation=price.weights)
@@ -366,18 +383,19 @@ def _constant(header: Mapping[str, Any]) -> bool:
     return not isinstance(header["privacy"]["clip_norm"], dict) and header["price"]["weights"] is None
 
 
-def _differences(found: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
-    """Return ``text`` with key, value there and value here, of every value of ``made`` that is another one there."""
-    return [text.format(key, found.get(key), value) for key, value in made.items() if not _same(found.get(key), value)]
+def _differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
+    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are different."""
+    pairs = [(key, stated.get(key), value) for key, value in made.items()]
+    return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """Return whether two values are equal, numbers up to rounding."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-9)
+    return bool(value == other)
 
 
 def _population(run: _Run) -> list[str]:
@@ -392,8 +410,7 @@ def _population(run: _Run) -> list[str]:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
     if "kinds" not in header or "schedule" not in header:
         return []
-    kinds, of = _accounts(header)
-    pairs = [(kinds[k]["price"]["sampled"], count) for k, count in zip(of, counts, strict=True)]
+    pairs = [(run.kinds[k]["price"]["sampled"], count) for k, count in zip(run.kind_of, counts, strict=True)]
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
     if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
         return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
@@ -403,32 +420,16 @@ def _population(run: _Run) -> list[str]:
 # Charges and their cost
 
 
-def _accounts(header: Mapping[str, Any]) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Return the kinds of accounts with ``price``, ``multiplier`` and ``cap``, and the kind of each account, (m,)
-    int64: a single one where all clients are charged for every step."""
-    if "kinds" in header:
-        n = header["clients"]
-        return header["kinds"], np.array(header.get("kind_of", [0] * n), dtype=np.int64)
-    shared = not header["schedule"]["per_participation"]
-    kind = {"price": header["price"], "multiplier": header["noise_multiplier"], "cap": header["max_uses"]}
-    return [kind], np.zeros(1 if shared else header["schedule"]["n"], dtype=np.int64)
-
-
-def _caps(kinds: list[dict[str, Any]], of: np.ndarray) -> np.ndarray:
-    """Return (m,) int64 most uses of each account."""
-    return np.array([_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in kinds], dtype=np.int64)[of]
-
-
 def _charges(run: _Run) -> _Answer:
     header, result = run.header, run.result
     if header is None:
         return None
     if run.secret:
         raise _NotCovered("a search: its runs have ledgers of their own, which stay private")
-    charges, (kinds, of), schedule = run.charges, _accounts(header), header.get("schedule")
-    over = int((charges.uses(len(of)) > _caps(kinds, of)).sum())
+    charges, schedule = run.charges, header.get("schedule")
+    over = int((charges.uses(len(run.kind_of)) > run.caps).sum())
     by_client = schedule is None or schedule["per_participation"]
-    wrong = [*charges.problems, *(_cohort_problems(header, charges) if by_client else ())]
+    wrong = [*charges.problems, *(_cohort_problems(run, header) if by_client else ())]
     wrong += _band_problems(header, charges)
     if over:
         wrong.append(f"{over} clients are charged above their caps")
@@ -443,7 +444,7 @@ def _charges(run: _Run) -> _Answer:
     if planned is not None and steps and max(steps) >= planned:
         wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
     if "kinds" in header:
-        releases = int((run.uses * np.array([kind["price"]["sums"] for kind in kinds])[of]).sum())
+        releases = int(run.uses @ np.array([kind["price"]["sums"] for kind in run.kinds])[run.kind_of])
     else:
         releases = (len(charges.steps) if by_client else int(run.uses[0])) * len(header["releases"])
     if run.report.get("releases") != releases:
@@ -459,24 +460,23 @@ def _charges(run: _Run) -> _Answer:
     return wrong, text + (", the rest after an early stop included" if charges.remaining is not None else "")
 
 
-def _cohort_problems(header: Mapping[str, Any], charges: Charges) -> list[str]:
+def _cohort_problems(run: _Run, header: Mapping[str, Any]) -> list[str]:
     """Return the charged cohorts that the sampler does not draw, or activations of several clients.
 
     Local steps are charged to clients, whose places in the order of the sampler are in no file, and not to those who
     have reached their caps.
     """
-    kinds, of = _accounts(header)
-    n, caps, problems = len(of), _caps(kinds, of), []
+    n, problems = len(run.kind_of), []
     schedule = header.get("schedule", {"class": "BoundFixed", "cohort": 1})
     kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
-    for _, step, clients in charges.steps:
+    for _, step, clients in run.charges.steps:
         if clients is None or len(set(clients)) < len(clients):
             problems.append(f"step {step} has no cohort of distinct clients")
             continue
         members = np.array(clients, dtype=np.int64)
         fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
         if kind == "BoundFull":
-            fits = not np.delete(taken < caps, members).any()
+            fits = not np.delete(taken < run.caps, members).any()
         elif kind == "BoundCyclic" and "kinds" not in header:
             fits = bool(((members - step * cohort) % n < cohort).all())
         if not fits:
@@ -523,11 +523,10 @@ def _epsilon(run: _Run) -> _Answer:
         return wrong, "infinite: the published accounting does not hold"
     if not isinstance(claim, (int, float)):
         return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
-    kinds, of = _accounts(header)
-    most = [int(run.uses[of == k].max(initial=0)) for k in range(len(kinds))]
+    most = [int(run.uses[run.kind_of == k].max(initial=0)) for k in range(len(run.kinds))]
     charged = [
         (Price.from_dict(kind["price"]), kind["multiplier"], uses)
-        for kind, uses in zip(kinds, most, strict=True)
+        for kind, uses in zip(run.kinds, most, strict=True)
         if uses
     ]
     tested = charged[:: max(1, math.ceil(len(charged) / _KINDS))]
@@ -572,7 +571,7 @@ def _report(run: _Run) -> _Answer:
     if not run.private:
         raise _NotCovered("private/result.json is not here")
     wrong = _differences(run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json")
-    names = [one.name for one in fields(PrivacyReport) if one.name in run.result]
+    names = [part.name for part in fields(PrivacyReport) if part.name in run.result]
     wrong += [f"{name} is missing in privacy.json" for name in names if name not in run.report]
     return wrong, "every field of privacy.json is the one in result.json"
 
@@ -589,35 +588,35 @@ def _grid(run: _Run) -> _Answer:
     tensors, grids = read_tensors(path)
     values = {name: GridValue(value=value, **json.loads(grids[name])) for name, value in tensors.items()}
     wrong = []
-    for name, one in values.items():
-        if math.frexp(one.width)[0] != 0.5:
-            wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
-        elif one.off_grid:
-            wrong.append(f"{one.off_grid} of {one.value.numel()} coordinates of {name} are not on its grid")
-        if run.private and one.step >= run.result["rounds"]:
-            wrong.append(f"{name} is of step {one.step}, and {run.result['rounds']} were made")
+    for name, last in values.items():
+        if math.frexp(last.width)[0] != 0.5:
+            wrong.append(f"the grid of {name} has a width of {last.width!r}, which is no power of two")
+        elif last.off_grid:
+            wrong.append(f"{last.off_grid} of {last.value.numel()} coordinates of {name} are not on its grid")
+        if run.private and last.step >= run.result["rounds"]:
+            wrong.append(f"{name} is of step {last.step}, and {run.result['rounds']} were made")
     if run.header is not None and "releases" in run.header and _constant(run.header):
         for release in _made(run.header)[1].values():
             wrong += _too_quiet(release, values.get(release.name))
-    steps = ", ".join(f"{name} of step {one.step} ({one.value.numel()} coordinates)" for name, one in values.items())
+    steps = ", ".join(f"{name} of step {last.step} ({last.value.numel()} coordinates)" for name, last in values.items())
     return wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept"
 
 
-def _too_quiet(release: Release, one: GridValue | None) -> list[str]:
+def _too_quiet(release: Release, last: GridValue | None) -> list[str]:
     """Return what is wrong with a vector that has less Gaussian noise than the ledger says.
 
     Such a sum is stochastically at least as long as the noise in it, whatever the clients sent, so a length below the
     quantile of the noise occurs by chance once in a million values.
     """
     law, name = release.noise, release.name
-    if one is None or law is None or not law.joint or release.form != "vector":
+    if last is None or law is None or not law.joint or release.form != "vector":
         return []
     sensitivity, bound = release.independent
     scale, wrong = law.std(release.sensitivity, release.size), []
     width = grid_width(law, bound, release.size, law.std(sensitivity, release.size))
-    if one.width != width or one.divisor != release.denominator:
+    if last.width != width or last.divisor != release.denominator:
         wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
-    if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, one.value.numel()):
+    if float((last.value * last.divisor / scale).square().sum()) < chi2.ppf(1e-6, last.value.numel()):
         wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
     return wrong
 

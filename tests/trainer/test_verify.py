@@ -100,7 +100,7 @@ SHORT = {
 def test_runs_of_every_method_fit(name: str, tmp_path: Path) -> None:
     source = SHORT[name]
     more = () if source is None else (f"privacy.source={source}",)
-    words = (*RUNS[name].split(), "dtype=float64", "execution=stacked", "baselines=[]", "progress=false", *more)
+    words = (*RUNS[name].split(), "dtype=float64", "baselines=[]", "progress=false", *more)
     build(resolve(compose(words)), tmp_path / "run").fit()
     found = verify(tmp_path / "run")
     assert failed(tmp_path / "run") == {}
