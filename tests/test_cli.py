@@ -232,7 +232,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
         (["algorithm=p2p", "schedule=poisson", "schedule.cohort=3"], "(schedule=clocks or latency by name)"),
         (["algorithm=p2p", "algorithm/graph=knn", "algorithm.graph.k=500"], "knn_cosine.k is 500 for 100 agents"),
         (["algorithm=p2p", "algorithm.row_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),
-        (["algorithm=p2p", "algorithm/graph=ring", "TABLE"], "PeerToPeer.row_norm is 'auto'"),
+        (["algorithm=p2p", "algorithm/graph=ring", "LEAF"], "PeerToPeer.row_norm is 'auto'"),
         (["algorithm=p2p", "algorithm.row_norm=1", "EDGES", "TABLE"], "edges.csv: 'c' has no neighbours"),
     ],
 )  # fmt: skip
@@ -242,8 +242,12 @@ def test_what_only_the_data_show_is_refused_by_key(
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text("who,x,y\n" + "a,1,0\nb,2,1\nc,3,1\n" * 4)
     Path("edges.csv").write_text("agent,neighbour\na,b\n")
+    users = {name: {"x": [[1.0]] * 4, "y": [0, 1] * 2} for name in "abc"}
+    Path("leaf.json").write_text(json.dumps({"users": list(users), "num_samples": [4] * 3, "user_data": users}))
+    table = "data=table data.path=table.csv data.client=who data.target=y data.classes=2 data.bounds={x:[0,9]}"
     meant = {
-        "TABLE": ["data=table", "data.path=table.csv", "data.client=who", "data.target=y", "data.classes=2"],
+        "TABLE": table.split(),
+        "LEAF": ["data=leaf", "data.path=leaf.json", "data.classes=2"],
         "EDGES": ["algorithm/graph=edges", "algorithm.graph.path=edges.csv"],
     }
     overrides = [part for word in words for part in meant.get(word, [word])]

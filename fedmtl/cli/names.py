@@ -45,6 +45,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
     "algorithm.groups": "every owner answers with its own noise",
     "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
+    "data.categories": "use data.bounds={COLUMN: [A, B, ...]}",
     "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
 }
 for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):

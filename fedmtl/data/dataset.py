@@ -42,7 +42,8 @@ class FederatedDataset:
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
         inferred: what of the shape of a model was read off the records because it was not given: ``"classes"``, or
-            ``"categories.COLUMN"`` of a column that is coded by its categories. A run with noise refuses it.
+            ``"categories.COLUMN"`` of a column that is coded by its categories; or ``"range.COLUMN"``, numbers without
+            a public range. A run with noise refuses it.
         public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.

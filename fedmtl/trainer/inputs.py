@@ -106,26 +106,38 @@ def check_kinds(algorithm: Algorithm, early_stopping: Any, seed: Any) -> None:
 
 
 def check_declared(data: FederatedDataset, privacy: Privacy | None, epsilons: Sequence[float] | None) -> None:
-    """Refuse data whose classes or categories were read off the records where a run adds noise: they are the shape of
-    the model that it publishes."""
+    """Refuse data whose classes or categories were read off the records where a run adds noise, since they are the
+    shape of the model that it publishes, and columns of a table without public ranges."""
     if not data.inferred or privacy is None:
         return
     if privacy.noiseless if epsilons is None else min(epsilons) == math.inf:
         return
-    columns = [name.removeprefix("categories.") for name in data.inferred if name != "classes"]
     classes = "classes" in data.inferred
-    what = [
+    coded, numbers = (
+        [name.removeprefix(kind) for name in data.inferred if name.startswith(kind)]
+        for kind in ("categories.", "range.")
+    )
+    shape = [
         *["the number of classes"] * classes,
-        *[f"the categories of {', '.join(map(repr, columns))}"] * bool(columns),
+        *[f"the categories of {', '.join(map(repr, coded))}"] * bool(coded),
     ]
+    problems = []
+    if shape:
+        problems.append(
+            f"{' and '.join(shape)} came from the records, and would be published without noise as the shape of the "
+            "model"
+        )
+    if numbers:
+        problems.append(f"no public range is declared for {', '.join(map(repr, numbers))}")
     words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
-    if columns:
-        words.append(f"'data.categories={{{', '.join(f'{name}: [A, B, ...]' for name in columns)}}}'")
-        python.append(f"categories={{{', '.join(f'{name!r}: [A, B, ...]' for name in columns)}}}")
-    place = "load_data('table', ..." if columns else "FederatedDataset.from_tensors(clients"
+    bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
+    if bounds:
+        words.append(f"'data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
+        python.append(f"bounds={{{', '.join(f'{name!r}: {value}' for name, value in bounds.items())}}}")
+    place = "load_data('table', ..." if bounds else "FederatedDataset.from_tensors(clients"
     raise ConfigError(
-        f"{data.name}: {' and '.join(what)} came from the records, and would be published without noise as the shape "
-        f"of the model. Give them: {' '.join(words)} on the command line, {place}, {', '.join(python)}) in Python"
+        f"{data.name}: {'; '.join(problems)}. Give them: {' '.join(words)} on the command line, "
+        f"{place}, {', '.join(python)}) in Python"
         + (" (K classes; null or None for a regression)." if classes else ".")
     )
 

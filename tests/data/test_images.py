@@ -139,7 +139,10 @@ def test_the_command_reads_folders_and_deals_pools(tmp_path):
         (
             ("data=images data.root=pets data.size=8", "fedavg on pets: 6 clients"),
             (f"data=images data.root=pool data.size=8 {dealt}", "fedavg on pool: 4 clients"),
-            (f"data=table data.path=pool.csv data.target=animal {by_classes}", "fedavg on pool.csv: 5 clients"),
+            (
+                f"data=table data.path=pool.csv data.target=animal data.bounds={{grey:[0,1]}} {by_classes}",
+                "fedavg on pool.csv: 5 clients",
+            ),
         )
     ):
         run = f"rounds=1 baselines=[] finetune=none schedule=full hydra.run.dir=run-{number}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import math
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from fedmtl.data import Affine, read_table
+from fedmtl.data import Affine, Domain, read_table
 from fedmtl.errors import ConfigError, DataError
 
 from .rows import rows_of
@@ -134,7 +135,7 @@ BAD = {
     "text feature": (
         HEAD + ROWS,
         {},
-        r"column 'kind' holds 'a'; accepted: a finite number .*categories=\{'kind': ...... with every category",
+        r"column 'kind' holds 'a'; accepted: a finite number .*bounds=\{'kind': ...... with every category",
     ),
     "stray text": (
         HEAD + ROWS + "s,n/a,a,1\n",
@@ -351,31 +352,92 @@ def test_images_are_refused_without_printing_them(tmp_path, value, said, role):
     assert "\\x" not in text
 
 
-def test_categories_that_are_given_code_a_column_whatever_the_rows_hold():
+def test_bounds_code_categories_whatever_the_rows_hold():
     table, options = frame(), {"client": "ward", "target": "cost", "features": ["kind"]}
-    given = read_table(table, categories={"kind": ["c", "a", "b", "d"]}, **options)
+    given = read_table(table, bounds={"kind": ["c", "a", "b", "d"]}, **options)
     found = read_table(table, one_hot=["kind"], **options)
     assert given.spec.shape == (4,)
     assert torch.equal(given.train.x[:, [1, 2, 0]], found.train.x)  # in the order that was given
     assert not given.train.x[:, 3].any()
-    with pytest.raises(
-        DataError, match=r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the categories 'b', 'c'\."
-    ):
-        read_table(table, categories={"kind": ["b", "c"]}, **options)
-    with pytest.raises(ConfigError, match=r"read_table\.categories contains 'age', which is not a feature column"):
-        read_table(table, categories={"age": ["1"]}, **options)
-    with pytest.raises(ConfigError, match=r"data\.categories\['kind'\] is 'ab'; it must be distinct texts"):
-        read_table(table, categories={"kind": "ab"}, **options)
+    two = read_table(table[table.kind != "c"], bounds={"kind": ["b", "a"]}, **options)
+    assert two.spec.shape == (1,)
+    ward = table[(table.kind != "c") & (table.ward == "east")]
+    expected = sorted(zip(ward.kind.map({"b": -1.0, "a": 1.0}), ward.cost.astype(np.float32), strict=True))
+    assert rows_of(two, 0) == expected
+
+
+def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
+    table = frame()
+    bounds = {"age": [30, 80], "dose": [-1, 1.0], "kind": ["a", "b", "c"], "cost": [-2, 2]}
+    data = read_table(table.drop(columns="stay"), client="ward", target="cost", bounds=bounds)
+    assert (data.classes, data.inferred, data.domain) == (None, (), Domain(3.0, 3**0.5, 1.0))
+    east = table[table.ward == "east"]
+    rows = []
+    for row in east.itertuples():
+        age, dose = 2 * (min(max(row.age, 30), 80) - 30) / 50 - 1, min(max(row.dose, -1), 1)
+        cost = min(max(row.cost, -2), 2) / 2
+        rows.append((age, dose, *(float(row.kind == k) for k in "abc"), cost))
+    np.testing.assert_allclose(
+        rows_of(data, 0), sorted(map(tuple, np.array(rows, dtype=np.float32).tolist())), rtol=1e-6
+    )
+    for side in (data.train, data.test):
+        assert side.x.double().norm(dim=1).max() <= data.domain.l2
+        assert side.x.double().abs().sum(1).max() <= data.domain.l1
+        assert side.y.abs().max() <= 1
+    classes = read_table(table, client="ward", target="stay", features=["age"], bounds={"age": [0, 99]}, classes=4)
+    assert classes.domain == Domain(1.0, 1.0, 1.0)
+    raw = read_table(table, client="ward", target="cost", features=["age"], bounds={"age": [0, 99]})
+    assert (raw.domain, raw.inferred) == (Domain(1.0, 1.0, math.inf), ("classes", "range.cost"))
+    assert (
+        read_table(table, client="ward", target="stay", features=["age", "dose"], bounds={"age": [0, 9]}).domain is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "message"),
+    [
+        (
+            {"kind": ["b", "c"]},
+            DataError,
+            r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the categories 'b',",
+        ),
+        ({"age": ["1"]}, ConfigError, r"read_table\.bounds contains 'age', which is not a feature column"),
+        ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
+        (
+            {"kind": ["a", "a", "b"]},
+            ConfigError,
+            r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct texts",
+        ),
+        (
+            {"kind": [3, 3]},
+            ConfigError,
+            r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW below",
+        ),
+        ({"kind": [0, math.inf]}, ConfigError, r"a range must be \[LOW, HIGH\]"),
+        ({"kind": [0, 1]}, DataError, r"column 'kind' holds '.'; accepted: a finite number"),
+        ({"cost": ["a", "b"]}, ConfigError, r"read_table\.bounds contains 'cost', which is not a feature column"),
+    ],
+)
+def test_bounds_that_do_not_fit_the_table_are_refused(bounds, error, message):
+    with pytest.raises(error, match=message):
+        read_table(frame(), client="ward", target="cost", features=["kind"], bounds=bounds)
 
 
 @pytest.mark.parametrize(
     ("options", "inferred"),
     [
-        ({"target": "stay", "one_hot": ["kind"]}, ("classes", "categories.kind")),
-        ({"target": "stay", "categories": {"kind": ["a", "b", "c"]}}, ("classes",)),
-        ({"target": "stay", "one_hot": ["kind"], "categories": {"kind": ["a", "b", "c"]}, "classes": 4}, ()),
-        ({"target": "cost", "one_hot": ["kind"], "classes": None}, ("categories.kind",)),
-        ({"target": "kind", "labels": ["a", "b", "c"], "features": ["age"]}, ()),
+        (
+            {"target": "stay", "one_hot": ["kind"]},
+            ("classes", "categories.kind", "range.age", "range.dose", "range.cost"),
+        ),
+        ({"target": "stay", "features": ["kind"], "bounds": {"kind": ["a", "b", "c"]}}, ("classes",)),
+        ({"target": "stay", "features": ["age"], "transform": Affine(0.01), "classes": 4}, ()),
+        ({"target": "stay", "features": ["age"], "integers": True, "classes": 4}, ()),
+        (
+            {"target": "cost", "features": ["kind"], "one_hot": ["kind"], "classes": None},
+            ("categories.kind", "range.cost"),
+        ),
+        ({"target": "kind", "labels": ["a", "b", "c"], "features": ["age"], "bounds": {"age": [0, 99]}}, ()),
     ],
 )
 def test_what_is_read_off_the_rows_is_named(options, inferred):

@@ -27,9 +27,9 @@ def table(row=None, column="y", value=None):
 
 
 def shapes(data, privacy, **options):
-    model, schedule = models.softmax_regression(), FullParticipation()
-    given = {"privacy": privacy, "rounds": 1, "progress": False} | options
-    result = Trainer(algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=data, model=model, schedule=schedule, **given).fit()
+    given = {"model": models.softmax_regression(), "privacy": privacy, "rounds": 1, "progress": False} | options
+    schedule = FullParticipation()
+    result = Trainer(algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=data, schedule=schedule, **given).fit()
     return [tuple(parameter.shape) for parameter in result.shared_model().parameters()]
 
 
@@ -42,11 +42,12 @@ def test_one_cell_does_not_decide_the_shape_of_a_private_model(unit, cell):
             shapes(inferred, UNITS[unit])
         assert str(refused.value) == (
             "table: the number of classes and the categories of 'city' came from the records, and would be published "
-            "without noise as the shape of the model. Give them: data.classes=K 'data.categories={city: [A, B, ...]}' "
-            "on the command line, load_data('table', ..., classes=K, categories={'city': [A, B, ...]}) in Python "
+            "without noise as the shape of the model; no public range is declared for 'n'. "
+            "Give them: data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line, "
+            "load_data('table', ..., classes=K, bounds={'city': [A, B, ...], 'n': [LOW, HIGH]}) in Python "
             "(K classes; null or None for a regression)."
         )
-        given = read_table(data, client="who", target="y", categories={"city": ["X", "Y", "Z"]}, classes=5)
+        given = read_table(data, client="who", target="y", bounds={"city": ["X", "Y", "Z"], "n": [0, 20]}, classes=5)
         assert shapes(given, UNITS[unit]) == [(5, 4), (5,)]
 
 
@@ -54,6 +55,24 @@ def test_a_cell_that_makes_a_regression_of_classes_is_refused_alike():
     for data in (table(), table().astype({"y": float})):
         with pytest.raises(ConfigError, match="the number of classes came from the records"):
             shapes(read_table(data, client="who", target="y", features=["n"]), UNITS[ClientPrivacy])
+
+
+def test_a_table_without_public_ranges_is_refused_with_noise_only():
+    plain = {"client": "who", "target": "y", "features": ["n"], "classes": None}
+    data = read_table(table(), **plain)
+    with pytest.raises(ConfigError) as refused:
+        shapes(data, UNITS[ClientPrivacy])
+    assert str(refused.value) == (
+        "table: no public range is declared for 'n', 'y'. Give them: 'data.bounds={n: [LOW, HIGH], "
+        "y: [LOW, HIGH]}' on the command line, load_data('table', ..., bounds={'n': [LOW, HIGH], 'y': [LOW, HIGH]}) in "
+        "Python."
+    )
+    linear = {"model": models.linear_regression()}
+    assert shapes(data, None, **linear) == [(1, 1), (1,)]
+    assert shapes(read_table(table(), bounds={"n": [0, 20], "y": [0, 2]}, **plain), UNITS[ClientPrivacy], **linear) == [
+        (1, 1),
+        (1,),
+    ]
 
 
 def test_without_noise_classes_and_categories_may_come_from_the_records():
@@ -80,8 +99,8 @@ def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     words += ["schedule=full", "model=softmax_regression", "rounds=1", "baselines=[]", "finetune=none"]
     refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "data.classes=K 'data.categories={city: [A, B, ...]}' on the command line" in refused.stderr
-    done = command(*words, "data.classes=3", "data.categories={city: [X, Y]}", cwd=tmp_path)
+    assert "data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
+    done = command(*words, "data.classes=3", "data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -105,7 +124,7 @@ class OfItsRows(FederatedDataset):
 
 @pytest.mark.parametrize(("broken", "fact"), [(OfItsLabels, "spec"), (OfItsRows, "domain")])
 def test_the_audit_finds_data_that_take_a_public_fact_from_their_records(broken, fact):
-    sound = read_table(table(), client="who", target="y", categories={"city": ["X", "Y"]}, classes=3)
+    sound = read_table(table(), client="who", target="y", bounds={"city": ["X", "Y"], "n": [0, 20]}, classes=3)
     fields = {field.name: getattr(sound, field.name) for field in dataclasses.fields(sound)}
     assert not public_shape(sound).refuted
     settings = {"model": models.softmax_regression(), "schedule": FullParticipation(), "rounds": 1, "progress": False}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import ConfigError, DataError
 from ..dataset import Classes, FederatedDataset
+from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
@@ -31,7 +33,7 @@ def read_table(
     partition: Partition | None = None,
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
-    categories: Mapping[str, Sequence[str]] | None = None,
+    bounds: Mapping[str, Sequence[Any]] | None = None,
     labels: Sequence[str] | None = None,
     classes: Classes = "infer",
     test_fraction: float = 0.2,
@@ -43,9 +45,9 @@ def read_table(
 ) -> FederatedDataset:
     """Read a table with a row an example.
 
-    Features are stored as float32, one a column; clients come in the order of their ids. Values
-    are not standardized, since a scaling fitted on the rows would be a release of its own: give public
-    constants as ``transform=Affine(scale, shift)``.
+    Features are stored as float32; clients come in the order of their ids. Values are not standardized, since a scaling
+    fitted on the rows would be a release of its own: public ``bounds`` scale them. Without them columns are stored as
+    they are, one feature a column, and a run with noise refuses the table unless ``transform`` is given.
 
     Args:
         path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
@@ -54,8 +56,10 @@ def read_table(
         partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, where no column names these.
         features: the columns to predict from; None for all others.
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
-            of their text, which a run with noise refuses, unless ``categories`` has the column.
-        categories: feature columns to code likewise, each with its categories in order, as text.
+            of their text, which a run with noise refuses, unless ``bounds`` has the column.
+        bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and mapped to [-1, 1].
+            Texts, the categories in order: two become -1 and +1, more one 0/1 feature each. The target of a regression
+            has a range likewise. Where all features have bounds, the dataset's domain follows from them.
         labels: the target's values in order of their class number, as text; needed where the target is text.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
         test_fraction: share of each client's rows held out for test.
@@ -70,7 +74,9 @@ def read_table(
         DataError: an unreadable file, a missing column, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
-    coding = dict.fromkeys(one_hot) | dict(categories or {})
+    bounds = dict(bounds or {})
+    ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
+    coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
     names = [target] if client is None else [client, target]
     table = Table.of(path, (*names[:-1], *coding, *(() if labels is None else (target,))), name)
     file = table.file
@@ -81,24 +87,26 @@ def read_table(
     for column in names:
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
-    for column, texts in coding.items():
-        option = "one_hot" if texts is None else "categories"
-        if column not in features:
-            raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
-        if texts is not None:
-            check_texts(f"categories[{column!r}]", texts)
+    for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
+        for column in columns:
+            if column not in features and not (column == target and column in ranges and labels is None):
+                raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
     if not features:
         raise DataError(f"{file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
     if client is not None:
         table = replace(table, client_of=table.written(client, "the name of a client"))
-    coded = [
-        _coded(table, column, coding[column]) if column in coding else _feature(table, column) for column in features
+    stored = [
+        _coded(table, column, coding[column]) if column in coding else _feature(table, column, ranges.get(column))
+        for column in features
     ]
-    for column, part in zip(features, coded, strict=True) if integers else ():
+    for column, part in zip(features, stored, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
         table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
-    x = np.concatenate(coded, axis=1).astype(np.int64 if integers else np.float32)
-    y = _target(table, target, labels)
+    x = np.concatenate(stored, axis=1).astype(np.int64 if integers else np.float32)
+    if target in ranges:
+        y, classes = _feature(table, target, ranges[target])[:, 0], None
+    else:
+        y = _target(table, target, labels)
     data = FederatedDataset.from_tensors(
         {name: (x[index], y[index]) for name, index in table.parts(client, partition, y, seed).items()},
         test_fraction=test_fraction,
@@ -108,25 +116,48 @@ def read_table(
         transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
-    inferred = (f"categories.{column}" for column, texts in coding.items() if texts is None)
-    return replace(data, inferred=(*data.inferred, *inferred), verify=False)
+    inferred = [f"categories.{column}" for column, texts in coding.items() if texts is None]
+    if transform is None and not integers:
+        numbers = [*features, *([target] if data.classes is None else [])]
+        inferred += [f"range.{column}" for column in numbers if column not in ranges and column not in coding]
+    domain = None
+    if transform is None and bounds.keys() >= set(features):
+        scaled = data.classes is not None or target in ranges
+        domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
+    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, verify=False)
 
 
-def _coded(table: Table, name: str, categories: Sequence[str] | None) -> np.ndarray:
-    """Return one column as (rows, categories) of 0 and 1, float32; None takes the categories of the rows."""
+def _is_range(column: str, values: Sequence[Any]) -> bool:
+    """Return whether bounds are a range of numbers, not the texts of categories."""
+    if len(values) != 2 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        check_texts(f"bounds[{column!r}]", values)
+        return False
+    if not -math.inf < values[0] < values[1] < math.inf:
+        raise ConfigError(f"data.bounds[{column!r}] is {list(values)}; a range must be [LOW, HIGH], LOW below HIGH.")
+    return True
+
+
+def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndarray:
+    """Return one column by its categories, float32: (rows, 1) of -1 and 1 for two that are given, else 0 and 1
+    (rows, categories); None takes the categories of the rows."""
     values = table.written(name)
-    if categories is None:
-        categories = np.unique(values).tolist()
-    number = codes(values, categories)
-    table.refuse(number < 0, name, f"the categories {', '.join(map(repr, categories))}")
-    return (number[:, None] == np.arange(len(categories))).astype(np.float32)
+    texts = np.unique(values).tolist() if categories is None else list(map(str, categories))
+    number = codes(values, texts)
+    table.refuse(number < 0, name, f"the categories {', '.join(map(repr, texts))}")
+    if categories is not None and len(texts) == 2:
+        return (2 * number - 1)[:, None].astype(np.float32)
+    return (number[:, None] == np.arange(len(texts))).astype(np.float32)
 
 
-def _feature(table: Table, name: str) -> np.ndarray:
-    """Return one column as (rows, 1) float32."""
-    declared = f"categories={{{name!r}: [...]}} with every category"
+def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarray:
+    """Return one column as (rows, 1) float32, mapped from its range to [-1, 1] if it has one."""
+    declared = f"bounds={{{name!r}: [...]}} with every category"
     accepted = f"a finite number (or give {declared}, or leave the row or the column out)"
-    return table.numbers(name, typed=True, accepted=accepted).astype(np.float32)[:, None]
+    values = table.numbers(name, typed=True, accepted=accepted)
+    if ends is not None:
+        low, high = ends
+        values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
+    return values.astype(np.float32)[:, None]
 
 
 def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
