@@ -183,7 +183,7 @@ def test_a_cache_that_cannot_be_written_and_the_progress_bar(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"images cannot be cached there .*; give another folder as cache"):
         read_celeba(tmp_path, size=8, cache=tmp_path / "file", progress=False)
-    made = cached_images([tmp_path / "celeba/img_align_celeba/000001.jpg"], (4, 4), tmp_path / "own", name="one")
+    made = cached_images(tmp_path / "celeba/img_align_celeba", ["000001.jpg"], (4, 4), tmp_path / "own", name="one")
     assert np.load(made).shape == (1, 3, 4, 4)
     assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
 
@@ -285,4 +285,4 @@ def test_the_experiment_runs_from_the_command_line(tmp_path):
         assert sum(file.get_tensor(name).numel() for name in file.keys()) == 30_498  # noqa: SIM118
     refused = command("data=celeba", "data.root=faces", "data.target=Smile", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "data.target is 'Smile'; accepted: Bald, Smiling, Young" in refused.stderr
+    assert "read_celeba.target is 'Smile'; accepted: Bald, Smiling, Young" in refused.stderr

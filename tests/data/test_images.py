@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -65,6 +66,18 @@ def test_a_folder_a_client_and_in_it_a_folder_a_label(tmp_path):
     number = {0: 3, 1: 2, 2: 0}
     assert everything(given) == {client: sorted((c, number[y]) for c, y in own) for client, own in rows.items()}
     assert len(read_images(tmp_path / "pets", size=4, clients=2, progress=False)) == 2
+
+
+def test_images_that_change_places_are_decoded_anew(tmp_path):
+    first, second, moved = (tmp_path / "pets" / "anna" / label / "x.bmp" for label in LABELS)
+    for file, grey in ((first, 10), (second, 20)):
+        draw(file, grey)
+        os.utime(file, ns=(1, 1))  # as of copies that keep their times
+    options = {"size": 4, "progress": False}
+    assert everything(read_images(tmp_path / "pets", **options)) == {"anna": [((10, 245, 7), 0), ((20, 235, 7), 1)]}
+    moved.parent.mkdir()
+    first.rename(moved)
+    assert everything(read_images(tmp_path / "pets", **options)) == {"anna": [((10, 245, 7), 1), ((20, 235, 7), 0)]}
 
 
 def test_a_table_names_image_client_and_label(tmp_path):
@@ -154,7 +167,7 @@ def test_the_command_reads_folders_and_deals_pools(tmp_path):
     refused = command("data=images", "data.root=pool", known, "data/partition=dirichlet", "data.partition.alpha=0",
                       cwd=tmp_path)  # fmt: skip
     assert refused.returncode == 2
-    assert "data.partition.alpha is 0; it must be a finite number above 0" in refused.stderr
+    assert "Dirichlet.alpha is 0; it must be a finite number above 0" in refused.stderr
 
 
 def test_a_dataset_of_hugging_face_is_a_table(tmp_path):

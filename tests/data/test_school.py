@@ -173,8 +173,6 @@ def test_unreadable_files_are_named(tmp_path):
         ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: None, 'client'"),
         ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
         ({"unit_rows": 2}, r"read_school\.unit_rows is 2"),
-        ({"min_examples": 0}, r"data\.min_examples is 0"),
-        ({"test_fraction": 1.0}, r"test_fraction is 1\.0"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):

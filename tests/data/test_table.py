@@ -265,8 +265,6 @@ def test_unreadable_files_are_named(tmp_path):
             {"features": ["age"], "labels": ["0", "0"]},
             r"data.labels is \['0', '0'\]; it must be distinct",
         ),
-        ({"features": ["age"], "min_examples": 0}, r"data.min_examples is 0"),
-        ({"features": ["age"], "test_fraction": -1}, r"test_fraction is -1"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):

@@ -166,7 +166,7 @@ def image_clients(
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
     names = sorted({str(image) for side in sides for x, _ in side.values() for image in x})
-    file = cached_images([folder / image for image in names], pixels, cache, name=name, progress=progress)
+    file = cached_images(folder, names, pixels, cache, name=name, progress=progress)
     place = {image: number for number, image in enumerate(names)}
     array = None if mapped else np.load(file)
 
@@ -216,28 +216,29 @@ def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = N
 
 
 def cached_images(
-    files: Sequence[Path], size: tuple[int, int], folder: Path, *, name: str, progress: bool = True
+    root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str, progress: bool = True
 ) -> Path:
     """Decode and resize images into one NumPy file, unless that has been done before.
 
-    The file's name has a fingerprint of the size and of every image's name, length and time of change, so that other
+    The file's name has a fingerprint of the size and of every image's path, length and time of change, so that other
     images, or images that have changed, make another file. It is written under a temporary name and renamed when it is
     complete: a process that is killed leaves no file under the final name.
 
     Args:
-        files: the images, at least 1.
+        root: the folder of the images.
+        images: their paths in it, at least 1.
         size: (height, width) of all images in the array.
         folder: where the file goes; made where it is missing.
         name: the first part of the file's name.
         progress: show a progress bar on standard error while images are decoded.
 
     Returns:
-        The file, uint8 (len(files), 3, height, width).
+        The file, uint8 (len(images), 3, height, width).
 
     Raises:
         DataError: a missing or damaged image, or a folder that cannot be written.
     """
-    target = folder / f"{name}-{size[0]}x{size[1]}-{_fingerprint(files, size)}.npy"
+    target = folder / f"{name}-{size[0]}x{size[1]}-{_fingerprint(root, images, size)}.npy"
     if target.is_file():
         return target
     temporary = None
@@ -248,10 +249,10 @@ def cached_images(
                 left.unlink(missing_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=".tmp", dir=folder)
         os.close(handle)
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(files), 3, *size))
+        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(images), 3, *size))
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            decoded = pool.map(lambda file: decode(file, str(file), size=size), files, chunksize=16)
-            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(files), progress)):
+            decoded = pool.map(lambda image: decode(root / image, str(root / image), size=size), images, chunksize=16)
+            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images), progress)):
                 array[number] = pixels
                 if number % _SYNC_EVERY == 0:
                     array.flush()
@@ -280,12 +281,12 @@ def with_progress(items: Iterable[Item], text: str, total: int | None = None, pr
     return track(items, text, total, console=Console(stderr=True), transient=True)
 
 
-def _fingerprint(files: Sequence[Path], size: tuple[int, int]) -> str:
+def _fingerprint(root: Path, images: Sequence[str], size: tuple[int, int]) -> str:
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=8)
-    for file in files:
+    for image in images:
         try:
-            status = file.stat()
+            status = (root / image).stat()
         except OSError as error:
-            raise DataError(f"{file} does not exist; every image that is listed must be there.") from error
-        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+            raise DataError(f"{root / image} does not exist; every image that is listed must be there.") from error
+        digest.update(f"{image} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

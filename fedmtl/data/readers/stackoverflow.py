@@ -204,27 +204,25 @@ def _counted(file: Path, size: int) -> list[str]:
     return words
 
 
+def _counts(lists: Sequence[list[str]], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
+    """Return how often each common word is in a list: int64 (lists, size)."""
+    counts = [Counter(places[word] for word in words if word in places) for words in lists]
+    row = np.repeat(np.arange(len(counts)), [len(places) for places in counts])
+    column = np.array([place for row in counts for place in row], dtype=np.int64)
+    values = np.array([count for row in counts for count in row.values()], dtype=np.int64)
+    return scipy.sparse.csr_array((values, (row, column)), shape=(len(counts), size))
+
+
 def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
     """Return the share of each common token in a text: float32 (texts, size)."""
-    row, column, share = [], [], []
-    for number, text in enumerate(texts):
-        words = text.split()
-        for place, count in Counter(places[word] for word in words if word in places).items():
-            row.append(number)
-            column.append(place)
-            share.append(count / len(words))
-    exact = np.array(share, dtype=np.float64)
+    lists = [text.split() for text in texts]
+    bag = _counts(lists, places, size)
+    exact = bag.data / np.repeat([len(words) for words in lists], np.diff(bag.indptr))
     near = exact.astype(np.float32)  # rounded down, so that the shares of a text add up to no more than 1
     near = np.where(near > exact, np.nextafter(near, np.float32(0)), near)
-    entries = near, (np.array(row, np.int64), np.array(column, np.int64))
-    return scipy.sparse.csr_array(scipy.sparse.coo_array(entries, shape=(len(texts), size)))
+    return scipy.sparse.csr_array((near, bag.indices, bag.indptr), shape=bag.shape)
 
 
 def _labels(texts: Sequence[str], places: Mapping[str, int], size: int) -> np.ndarray:
     """Return 1 for every common tag of a text: uint8 (texts, size)."""
-    labels = np.zeros((len(texts), size), dtype=np.uint8)
-    for number, text in enumerate(texts):
-        for tag in _tags(text):
-            if tag in places:
-                labels[number, places[tag]] = 1
-    return labels
+    return (_counts([_tags(text) for text in texts], places, size) > 0).toarray().astype(np.uint8)
