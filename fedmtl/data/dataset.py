@@ -249,7 +249,7 @@ class FederatedDataset:
         whole, *rest = sides.values()
         if not rest:
             fraction = 0.2 if test_fraction is None else test_fraction
-            whole, *rest = cut(whole.x, whole.y, whole.offsets, ids, test_fraction=fraction, seed=seed, where=where)
+            whole, *rest = cut(whole, ids, test_fraction=fraction, seed=seed, where=where)
         transform, domain = _scaled(whole.x, packed if transform is None else transform, domain)
         return cls(whole, rest[0], tuple(ids), transform, classes, name, domain=domain, inferred=inferred, verify=False)
 

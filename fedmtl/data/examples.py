@@ -137,17 +137,12 @@ class Examples:
 
 
 def cut(
-    x: Tensor, y: Tensor, offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
+    whole: Examples, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Examples, Examples]:
-    """Divide flat examples of all clients into their training and test sides, by :func:`split_rows`."""
+    """Divide the examples of all clients into their training and test sides, by :func:`split_rows`."""
     sides = []
-    for index in split_rows(offsets, ids, test_fraction=test_fraction, seed=seed, where=where):
-        counts = torch.bincount(torch.searchsorted(offsets, index, right=True) - 1, minlength=len(ids))
-        sides.append(
-            Examples(
-                rows.select(x, index.to(x.device)),
-                rows.take(y, index.to(y.device)),
-                rows.offsets_of(counts),
-            )
-        )
+    for index in split_rows(whole.offsets, ids, test_fraction=test_fraction, seed=seed, where=where):
+        counts = torch.bincount(torch.searchsorted(whole.offsets, index, right=True) - 1, minlength=len(ids))
+        x, y = rows.select(whole.x, index.to(whole.x.device)), rows.take(whole.y, index.to(whole.y.device))
+        sides.append(Examples(x, y, rows.offsets_of(counts)))
     return sides[0], sides[1]

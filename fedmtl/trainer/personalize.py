@@ -70,16 +70,8 @@ def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[Federat
     """
     if finetune is None or not finetune.validation:
         return data, None
-    train = data.train
-    fit, validation = cut(
-        train.x,
-        train.y,
-        train.offsets,
-        data.ids,
-        test_fraction=finetune.validation,
-        seed=_HOLD_OUT_SEED,
-        where=f"{data.name} (validation)",
-    )
+    where = f"{data.name} (validation)"
+    fit, validation = cut(data.train, data.ids, test_fraction=finetune.validation, seed=_HOLD_OUT_SEED, where=where)
     return replace(data, train=fit, verify=False), replace(data, train=fit, test=validation, verify=False)
 
 

@@ -258,10 +258,7 @@ def half_size(data: FederatedDataset) -> FederatedDataset:
 
 def held_out(data: FederatedDataset, seed: int) -> FederatedDataset:
     """The training rows alone, divided again: settings are compared on what is held out here, never on test rows."""
-    train = data.train
-    fit, held = cut(
-        train.x, train.y, train.offsets, data.ids, test_fraction=VALIDATION, seed=1000 + seed, where=data.name
-    )
+    fit, held = cut(data.train, data.ids, test_fraction=VALIDATION, seed=1000 + seed, where=data.name)
     return replace(data, train=fit, test=held, notes=(), inferred=(), public=None)
 
 
