@@ -48,9 +48,12 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def process(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m fedmtl`` in another folder, as a user would."""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+def process(
+    *words: str, cwd: Path, timeout: float = 600.0, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m fedmtl`` in another folder, as a user would, with ``path`` on Python's path."""
+    paths = [str(Path(__file__).parents[1]), *([] if path is None else [str(path)])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "fedmtl", *words],
         cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False,
@@ -403,6 +406,24 @@ def test_data_options_are_those_of_the_readers() -> None:
         assert accepted - given <= {"transform"}, name
 
 
+def test_another_option_takes_what_it_has_an_argument_for() -> None:
+    """An experiment sets keys of the options that it chooses; the command line may choose others."""
+    import fedmtl
+
+    femnist = ["experiment=pmtl_femnist", "data.root=x"]
+    assert objects(*femnist, "algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.1, epochs=1))
+    assert objects(*femnist, "schedule=full")["schedule"] == fedmtl.FullParticipation()
+    adaptive = fedmtl.ClientPrivacy(clip_norm=fedmtl.QuantileClip(initial=1.5), epsilon=2.0)
+    assert objects(*femnist, "privacy=adaptive")["privacy"] == adaptive
+    with pytest.raises(ConfigError, match=r"algorithm\.lam is no setting of FedAvg; accepted: "):
+        objects(*femnist, "algorithm=fedavg", "algorithm.lam=1")
+
+
+def test_names_of_parameters_that_are_free() -> None:
+    made = objects("algorithm=pp_dmtl", "schedule.latency.law=lognorm", "schedule.latency.parameters={s: 1.5}")
+    assert made["schedule"].latency.parameters == {"scale": 0.015, "s": 1.5}  # type: ignore[attr-defined]
+
+
 def test_sweeps_are_expanded() -> None:
     found = list(combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"], multirun=True))
     assert len(found) == 8
@@ -498,6 +519,47 @@ def test_cfg_prints_the_settings_and_trains_nothing(tmp_path: Path) -> None:
     shown = yaml.safe_load(done.stdout)
     assert (shown["privacy"]["epsilon"], shown["rounds"], shown["schedule"]["cohort"]) == (2, 100, 100)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_primary_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/job.yaml").write_text("defaults:\n  - config\n  - _self_\nrounds: 3\n")
+    done = command("--config-dir", "mine", "--config-name", "job", "--cfg", "job", cwd=tmp_path)
+    assert (done.returncode, yaml.safe_load(done.stdout)["rounds"]) == (0, 3)
+    refused = command("--config-dir=mine", "--config-name=job", "rouns=3", cwd=tmp_path)
+    assert "rouns is no setting; did you mean rounds?" in refused.stderr
+
+
+SWEEPER = """
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+class Two(Sweeper):
+    def setup(self, *, hydra_context, task_function, config):
+        setting = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
+        self.launcher = Plugins.instance().instantiate_launcher(**setting)
+
+    def sweep(self, arguments):
+        plain = [word for word in arguments if "interval" not in word]
+        for number, mu in enumerate((0.5, 2.0)):
+            (job,) = self.launcher.launch([[*plain, f"algorithm.mu={mu}"]], initial_job_idx=number)
+            print("score", job.return_value)
+
+ConfigStore.instance().store(group="hydra/sweeper", name="two", node={"_target_": "hydra_plugins.two.Two"})
+"""
+
+
+def test_a_sweeper_of_a_plugin_has_the_scores(tmp_path: Path) -> None:
+    (tmp_path / "hydra_plugins/two").mkdir(parents=True)
+    (tmp_path / "hydra_plugins/two/__init__.py").write_text(SWEEPER)
+    words = ["-m", *TINY, "finetune=none", "baselines=[]", "algorithm=fedprox", "hydra/sweeper=two"]
+    done = process(*words, "algorithm.mu=interval(0.1,3)", cwd=tmp_path, path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("score ")]
+    results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
+    assert scores == [json.loads(file.read_text())["accuracy"] for file in results]
+    assert len(scores) == 2
 
 
 # --- runs

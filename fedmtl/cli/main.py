@@ -28,6 +28,7 @@ from .config import (
     build,
     check,
     combinations,
+    compose,
     hydra_base,
     parse,
     printed_log,
@@ -206,6 +207,8 @@ def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
             sweep = jobs(options.overrides, Path())
             if _writes(ranks) and (warning := unlike(configs)):
                 say(warning)
+        elif ranks is not None:
+            compose(options.overrides, extra, options.config_name)  # what is refused is refused by all in one line
     if ranks is not None:  # one folder for all, whose name is a time
         place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
         when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
