@@ -86,11 +86,11 @@ def full_table(groups: pd.DataFrame) -> pd.DataFrame:
             "epsilon": rounded_up(group["epsilon"], 3),
             "delta": "-" if math.isnan(group["delta"]) else rounded_up(group["delta"], 3),
             "runs": str(group["seeds"]),
-            **{name.replace("_", " "): _mean_text(group, name) for name in names},
         }
         for _, group in groups.iterrows()
     ]
-    return pd.DataFrame(lines, dtype=object)
+    numbers = {name.replace("_", " "): _texts(groups, name) for name in names}
+    return pd.DataFrame(lines, dtype=object).assign(**numbers)
 
 
 def short_table(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -137,14 +137,26 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return Path(path)
 
 
-def _mean_text(group: pd.Series, name: str) -> str:
-    mean = group[name]
-    if not math.isfinite(mean):
-        return "-"
-    main = next((group[metric] for metric in PRINTED[:3] if math.isfinite(group[metric])), mean)
-    size = main if name in ("median", "worst_tenth", "spread") else mean  # digits of what it is the distribution of
-    deviation = f" ±{number_text(group[f'{name}{DEVIATION}'], size)}" if group["seeds"] > 1 else ""
-    return number_text(mean, size) + deviation
+def _texts(groups: pd.DataFrame, name: str) -> list[str]:
+    """Return the column of a metric as text, mean and (over several seeds) standard deviation, with as many decimals in
+    each cell."""
+    main = (
+        groups[list(PRINTED[:3])].bfill(axis=1).iloc[:, 0]
+        if name in ("median", "worst_tenth", "spread")
+        else groups[name]
+    )
+    sizes = main.where(main.map(math.isfinite), groups[name])  # digits of what it is the distribution of
+    plain = [number_text(value, size) for value, size in zip(groups[name], sizes, strict=True) if math.isfinite(value)]
+    decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
+
+    def text(value: float, size: float) -> str:
+        return number_text(value, size) if any("e" in one for one in plain) else f"{round(value, 12):.{decimals}f}"
+
+    deviations = groups[f"{name}{DEVIATION}"]
+    return [
+        (text(mean, size) + (f" ±{text(deviation, size)}" if seeds > 1 else "")) if math.isfinite(mean) else "-"
+        for mean, size, deviation, seeds in zip(groups[name], sizes, deviations, groups["seeds"], strict=True)
+    ]
 
 
 def _labels(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -415,3 +416,12 @@ def test_quoted_settings_are_named(tmp_path: Path) -> None:
     named = runs.configuration(folder, {})[1]
     assert named == ("algorithm.server_optimizer", "data.a", "rounds", "seed")
     assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [([0.5, 0.01234], ["0.50000", "0.01234"]), ([0.5, 0.25], ["0.500", "0.250"]), ([math.nan, 2.0], ["-", "2.000"])],
+)
+def test_the_decimals_of_a_column_agree(values: list[float], texts: list[str]) -> None:
+    columns = {name: [math.nan] * 2 for name in tables.PRINTED} | {"mse": values, "mse ±": [0.0, 0.0]}
+    assert tables._texts(pd.DataFrame(columns | {"seeds": [1, 1]}), "mse") == texts
