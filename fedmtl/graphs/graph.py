@@ -24,7 +24,7 @@ class Graph:
     """Symmetric weights W_ij >= 0 between n agents, without loops (Bellet et al. 2018, section 2.1).
 
     Args:
-        weights: (n, n) sparse or dense; kept as a float64 ``csr_array`` with sorted columns and no stored zeros.
+        weights: (n, n) sparse or dense; stored as a float64 ``csr_array`` with sorted columns and no stored zeros.
         ids: the agents' ids, in the order of the rows.
         isolated: agents without neighbours are accepted; no objective sees them.
 
@@ -159,9 +159,9 @@ class Graph:
         for name in wanted:
             if name not in self._rows:
                 raise ConfigError(f"Graph: there is no agent {name!r}, which the data have; every client needs a row.")
-        known = set(wanted)
+        wanted_ids = set(wanted)
         for name in self.ids:
-            if name not in known:
+            if name not in wanted_ids:
                 raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
         order = np.array([self._rows[name] for name in wanted])
         return Graph(self.weights[order][:, order], wanted, self.isolated)

@@ -56,7 +56,7 @@ def exp_angle(
         isolated: accept agents all of whose weights are cut.
 
     Raises:
-        ConfigError: a model without a direction, an impossible number, an agent that the cut leaves alone.
+        ConfigError: a model without a direction, an impossible number, an agent without a weight above the cut.
     """
     positive("exp_angle", gamma=gamma)
     if not 0 <= cut < 1:

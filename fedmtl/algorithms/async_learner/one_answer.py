@@ -19,8 +19,8 @@ clip and noise, and with owners whose second moments are those of the public row
 *Moments* (AdaSSP; Wang, "Revisiting differentially private linear regression", UAI 2018), without public rows: owner i
 releases the mean of the clipped vectors (svec(x_j x_j'), x_j y_j), whose sensitivity is 2 C / n_i as well, in one
 release. With G and b their weighted means, theta = (G + (reg + ridge) I)^-1 b, where the ridge is the edge of the
-spectrum of the noise in G, less the smallest eigenvalue of G. Wang releases that eigenvalue apart; here it is that of
-the noised G.
+spectrum of the noise in G, less the smallest eigenvalue of G. Wang releases that eigenvalue as well; here it
+is that of the noised G.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Linear models, shared by the methods that are made for them: data, losses, optima and exact local fits.
 
-What clients would have alone, and what all of them together would have without noise, is computed here to the last
+Single-task fits, and the fit of all records without noise, are computed here to the last
 digits, for studies and tests: :func:`minimize` for one client or for pooled records, :func:`fit_own` for a client's own
 part beside a shared one, :meth:`TaskStack.fit` for all clients at once. ``LinearData.of_data`` makes the rows of a
 dataset.

@@ -240,7 +240,7 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Built:
     """Return ``build()``, made once for a pair of data and model and held by :attr:`Problem.prepared`; build must be a
-    function of these two and ``key`` alone."""
+    function of these two and ``key`` only."""
     key = (problem.data, problem.module, key)
     if key not in problem.prepared:
         problem.prepared[key] = build()

@@ -1,4 +1,4 @@
-"""The strength of the ridge that every task finds most plausible, from its own records alone.
+"""The strength of the ridge that every task finds most plausible, from its own records.
 
 Under w = S v, v ~ N(0, (noise variance) / (n ridge) I), the records of a task have a density, the evidence of the
 ridge. A task that chooses by it needs no records held out, and nothing leaves it.
@@ -38,15 +38,15 @@ def own_ridges(tasks: TaskStack, ridge: float, scale: Tensor | None = None) -> T
     """
     ridges: Array = ridge * FACTORS
     prior: Array = -(np.log(FACTORS) ** 2) / 2
-    found = np.full(len(tasks.counts), ridge)
+    chosen = np.full(len(tasks.counts), ridge)
     evidence = _squared if tasks.loss == "squared" else _logistic
-    for i in range(len(found)):
+    for i in range(len(chosen)):
         within = np.eye(tasks.dimension) if scale is None else scale[i].numpy()
         with np.errstate(all="ignore"):
             values = evidence(tasks, i, ridges, within) + prior
         if np.isfinite(values).any():
-            found[i] = ridges[np.argmax(np.where(np.isfinite(values), values, -np.inf))]
-    return torch.from_numpy(found)
+            chosen[i] = ridges[np.argmax(np.where(np.isfinite(values), values, -np.inf))]
+    return torch.from_numpy(chosen)
 
 
 def _squared(tasks: TaskStack, i: int, ridges: Array, within: Array) -> Array:

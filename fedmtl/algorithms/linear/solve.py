@@ -89,8 +89,8 @@ def minimize(
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
                 turn, x = across, factor.T
-        found = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE, steps)
-    return found if turn is None else replace(found, theta=turn @ found.theta)
+        minimum = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE, steps)
+    return minimum if turn is None else replace(minimum, theta=turn @ minimum.theta)
 
 
 def fit_own(
@@ -151,10 +151,10 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
         matrix: (..., p, p).
         right: (..., p) or (..., p, k), as in ``torch.linalg.solve``.
     """
-    found, info = torch.linalg.solve_ex(matrix, right)
-    dims = tuple(range(info.dim(), found.dim()))
-    solved = (info == 0) & torch.isfinite(found).all(dims) if dims else info == 0
-    return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
+    solution, info = torch.linalg.solve_ex(matrix, right)
+    dims = tuple(range(info.dim(), solution.dim()))
+    solved = (info == 0) & torch.isfinite(solution).all(dims) if dims else info == 0
+    return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), solution, 0.0)
 
 
 def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -162,10 +162,10 @@ def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Array, Ar
     if loss.name == "squared":
         error = margins - y
         return error * error, 2 * error, np.full(y.shape, 2.0)
-    away = -y * margins
-    small = np.exp(-np.abs(away))
-    pull = np.where(away < 0, small, 1.0) / (1 + small)  # the slope is -y times it
-    return np.maximum(away, 0.0) + np.log1p(small), -y * pull, pull * (1 - pull)
+    against = -y * margins
+    small = np.exp(-np.abs(against))
+    pull = np.where(against < 0, small, 1.0) / (1 + small)  # the slope is -y times it
+    return np.maximum(against, 0.0) + np.log1p(small), -y * pull, pull * (1 - pull)
 
 
 @dataclass(frozen=True, eq=False)

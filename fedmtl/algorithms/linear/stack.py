@@ -24,7 +24,7 @@ from .solve import minimize, solve_regularized
 
 TaskLoss = Literal["squared", "logistic"]
 
-_STATISTICS_LARGEST = 1 << 28  # bytes of all second moments together
+_STATISTICS_LARGEST = 1 << 28  # bytes of all all second moments
 _STATISTICS_WIDEST = 64  # parameters; of more, few records are cheaper than their moments
 
 
@@ -36,7 +36,7 @@ class TaskStack:
         loss: ``"squared"`` (with its 1/2) or ``"logistic"``.
         x: (n_i, D) float64 of every task, none where there are moments.
         y: (n_i,) float64, likewise.
-        moments: of squared losses, where they are small, by the numbers of tasks and parameters alone: (n, D, D)
+        moments: of squared losses, where they are small, by the numbers of tasks and parameters: (n, D, D)
             X^T X / n_i, (n, D) X^T y / n_i and (n,) mean y^2; else None.
         counts: (n,) int64, records of every task.
         dimension: D, with the bias.
@@ -95,7 +95,7 @@ class TaskStack:
         return torch.stack([self.linear.value(own, x, y).mean(1) / self.halves for own, x, y in each])
 
     def fit(self, ridge: float | Tensor, scale: Tensor | None = None) -> Tensor:
-        """Fit every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2, or (ridge / 2) ||v||^2 for w = S_i v.
+        """Fit every task by itself: argmin_w L_i(w) + (ridge / 2) ||w||^2, or (ridge / 2) ||v||^2 for w = S_i v.
 
         From the moments these are linear systems, else each task is minimized by itself.
 
@@ -110,19 +110,19 @@ class TaskStack:
         if self.moments is not None:
             gram, cross, _ = self.moments
             if scale is not None:
-                within = scale.numpy()  # one product a task, whoever else is there
+                within = scale.numpy()  # one product a task
                 gram = torch.from_numpy(within.swapaxes(1, 2) @ gram.numpy() @ within)
                 cross = torch.from_numpy((cross.numpy()[:, None, :] @ within)[:, 0])
             each = ridge if isinstance(ridge, float) else ridge[:, None, None]
-            found = solve_regularized(gram + each * torch.eye(self.dimension, dtype=gram.dtype), cross)
-            return found if scale is None else _mapped(scale, found)
+            fits = solve_regularized(gram + each * torch.eye(self.dimension, dtype=gram.dtype), cross)
+            return fits if scale is None else _mapped(scale, fits)
         ridges = [ridge] * len(self.x) if isinstance(ridge, float) else ridge.tolist()
-        fits = []
+        thetas = []
         for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
             rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
-            fits.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
-        found = torch.from_numpy(np.stack(fits))
-        return found if scale is None else _mapped(scale, found)
+            thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
+        fits = torch.from_numpy(np.stack(thetas))
+        return fits if scale is None else _mapped(scale, fits)
 
     def curvature(self, w: Tensor) -> Iterator[Tensor]:
         """Yield the second derivative of every L_i, (D, D) float64; for the logistic loss that of its quadratic upper

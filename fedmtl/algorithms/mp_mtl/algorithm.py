@@ -62,7 +62,7 @@ class MPMTL(TaskAlgorithm):
         own_lam: its strength; None: 0.1.
         momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
             (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
-        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, a local start is where a task alone stays, so
+        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, single-task learning stays at its start, so
             ever more noise leaves every task at its own fit.
         rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
             deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
@@ -77,7 +77,7 @@ class MPMTL(TaskAlgorithm):
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
             the data, where they state one. None: 2^40.
         curator_epsilon: total epsilon of a task's data, and so of each of its records, against the curator: every task
-            adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
+            adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported beside the
             epsilon of the models against the other tasks. None trusts the curator.
         curator_delta: of that epsilon; None takes that of the models.
 
@@ -222,11 +222,11 @@ class MPMTL(TaskAlgorithm):
         """Return, float64, what was released last: ``covariance``, of the models and with its shift, (d, d), or (d,)
         with ``penalty="l21"``, whose leading eigenvectors span what the tasks share, and ``map``, M of it. With
         W = P + Q also ``P`` and ``Q``, one row a task, (n, D), which are not private."""
-        found = {name: state.public[name][0].clone() for name in ("covariance", "map")}
+        parts = {name: state.public[name][0].clone() for name in ("covariance", "map")}
         if self.own_penalty is not None:
-            found["P"] = state.private.whole("projected")[:, 0].clone()
-            found["Q"] = self.models(problem, state)[0] - found["P"]
-        return found
+            parts["P"] = state.private.whole("projected")[:, 0].clone()
+            parts["Q"] = self.models(problem, state)[0] - parts["P"]
+        return parts
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return What of every repetition, (R, n, D) float64."""

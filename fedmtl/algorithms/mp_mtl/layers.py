@@ -32,7 +32,7 @@ from .sharing import SHARING, SharedPenalty, budget_weights
 
 RELEASE = "covariance"
 LARGEST = 2048
-"""Most parameters of the chosen layers together, where their whole covariance is released."""
+"""Most parameters of all chosen layers, where their whole covariance is released."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class MPMTLayers(Algorithm):
         )
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        # every member trains alone, from its own last model, and sends what has changed of the chosen layers
+        # every member trains by itself, from its own last model, and sends what has changed of the chosen layers
         start = c.models(c.initial)
         models = c.train(self.local, start)
         return {RELEASE: self._changed(c.problem, models)}, c.keep(models, start)

@@ -2,7 +2,7 @@
 
 The proximal operator of t ||W||_* is W -> M W with M = U diag(s) U^T, s_j = max(0, 1 - t / sqrt(l_j)), where
 U diag(l) U^T = W W^T; that of t ||W||_{2,1} (norms of rows) has M diagonal, s_j = max(0, 1 - t / sqrt((W W^T)_jj)).
-Both need W through W W^T alone, and every task can apply M to its own model.
+Both need W only through W W^T, and every task can apply M to its own model.
 
 The noised matrix is moved up by a public shift and floored at 0. With a shift of at least 1.25 sigma sqrt(2 d), where
 sigma is the standard deviation of a diagonal entry of the noise, noise of any size leaves all l_j positive, and large

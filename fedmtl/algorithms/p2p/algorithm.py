@@ -11,7 +11,7 @@ its own; alpha = 1 / (1 + mu c_i L_i^loc):
     Theta_i <- (1 - alpha) Theta_i + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))  (4), (6)
 
 The protected unit is a record of an agent, neighbours differ by one record replaced, observers are all peers and
-whoever listens. Only the mean gradient of the data is clipped, noised and charged, through ``channel``; everything
+any eavesdropper. Only the mean gradient of the data is clipped, noised and charged, through ``channel``; everything
 else in the update is public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never
 clipped. The numbers of records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
 
@@ -20,7 +20,7 @@ clipped. The numbers of records m_i are public, and with them c_i, lambda_i and 
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
 An agent's budget allows so many releases. With ``releases=K`` they are those of its first K wake-ups, and in later ones
-it goes on averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ...,
+it continues averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ...,
 Theta_i(K)), taken to its present model by the public curvature h of the domain, and reads no record,
 
     grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
@@ -94,7 +94,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         refine_from: where that last step begins, and what it is pulled to: the agent's ``"own"`` model, or its
             ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise: the exact
             minimum of Q in its block of coordinates on the raw records. Without neighbours, its own.
-        releases: K, the most releases of an agent, those of its first wake-ups; afterwards it goes on averaging
+        releases: K, the most releases of an agent, those of its first wake-ups; afterwards it averages
             without its records. None: every wake-up is one.
         confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the
             inverse of their noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
@@ -135,9 +135,6 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
                 raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
         positive_or(self, "uniform", "optimal", "paper", allocation=self.allocation)
-        self._check_together()
-
-    def _check_together(self) -> None:
         if self.refine_from != "own" and self.refine is None:
             raise ConfigError(
                 f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "
@@ -145,7 +142,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
             )
         if self.loss == "model":
             if self.smoothness is None:
-                raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
+                raise ConfigError("PeerToPeer.loss='model' needs smoothness: the domain states no bound.")
             if self.refine is not None:
                 raise ConfigError("PeerToPeer.refine needs exact local fits, of linear models only.")
             for name, value in {"row_norm": self.row_norm, "target": self.target}.items():
@@ -200,9 +197,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the agents' records, T_i of each or ``releases``."""
-        caps = schedule.caps.clip(max=problem.rounds)
-        if self.releases is not None:
-            caps = caps.clip(max=self.releases)
+        caps = schedule.caps.clip(max=min(problem.rounds, self.releases or problem.rounds))
         plan = self.gradient_plan(
             problem,
             caps,
@@ -246,7 +241,7 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
         k neighbours is k of them. With ``releases`` also ``slope`` (R, n, D), the mean of g - h Theta_i over an
-        agent's releases g, h being the smoothness, and ``told`` int64 (R, n), how many they are.
+        agent's releases g, h being the smoothness, and ``answers_so_far`` int64 (R, n), how many they are.
         """
         if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
             raise ConfigError(
@@ -258,7 +253,10 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         theta = start.expand(replicates, problem.clients, problem.dimension).clone()
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.releases is not None:
-            public |= {"slope": torch.zeros_like(theta), "told": torch.zeros(theta.shape[:2], dtype=torch.int64)}
+            public |= {
+                "slope": torch.zeros_like(theta),
+                "answers_so_far": torch.zeros(theta.shape[:2], dtype=torch.int64),
+            }
         return State(public, problem.client_store({}))
 
     def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
@@ -291,13 +289,12 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
         """
         if self.releases is None:
             return answer
-        theta, slope, told = (public[name].numpy() for name in ("theta", "slope", "told"))
+        theta, slope, answers_so_far = (public[name].numpy() for name in ("theta", "slope", "answers_so_far"))
         bend = network.smoothness * theta[at]
-        mean, count = slope[at], told[at] + answered
+        mean, count = slope[at], answers_so_far[at] + answered
         mean += np.where(answered, 1.0 / np.maximum(count, 1), 0.0)[:, None] * (answer - bend - mean)
-        slope[at], told[at] = mean, count
-        from_releases = np.where(count[:, None] > 0, mean + bend, 0.0)
-        return np.where(answered[:, None], answer, from_releases)
+        slope[at], answers_so_far[at] = mean, count
+        return np.where(answered[:, None], answer, np.where(count[:, None] > 0, mean + bend, 0.0))
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement."""
@@ -305,7 +302,8 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the personal models of every replicate, (R, n, D) float64."""
-        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
+        theta = state.public["theta"]
+        return theta if self.refine is None else self._refined(problem, theta, torch.arange(problem.clients))
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""

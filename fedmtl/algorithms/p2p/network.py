@@ -87,11 +87,11 @@ class Network:
     def means(self, theta: Array, runs: Ints, agents: Ints) -> Array:
         """Return sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``runs`` (k,) of ``theta`` (R, n, D):
         (k, D). The work is that of the agents' neighbours, whatever n is."""
-        found = np.empty((len(agents), theta.shape[2]))
+        means = np.empty((len(agents), theta.shape[2]))
         for row, (run, agent) in enumerate(zip(runs.tolist(), agents.tolist(), strict=True)):
             part = slice(self._bounds[agent], self._bounds[agent + 1])
-            self.shares[part].dot(theta[run].take(self.indices[part], 0), out=found[row])
-        return found
+            self.shares[part].dot(theta[run].take(self.indices[part], 0), out=means[row])
+        return means
 
     def roughness(self, theta: Array) -> float:
         """Return 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
@@ -99,6 +99,6 @@ class Network:
         upper = np.flatnonzero(owner < self.indices)
         total = 0.0
         for part in np.split(upper, range(_EDGES, len(upper), _EDGES)):
-            apart = theta[owner[part]] - theta[self.indices[part]]
-            total += float(self.graph.weights.data[part] @ np.einsum("kd,kd->k", apart, apart))
+            difference = theta[owner[part]] - theta[self.indices[part]]
+            total += float(self.graph.weights.data[part] @ np.einsum("kd,kd->k", difference, difference))
         return total / 2

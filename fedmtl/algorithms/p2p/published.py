@@ -27,7 +27,7 @@ from .algorithm import PeerToPeer
 
 REASON = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
-    "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate alone"
+    "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate only"
 )
 REASON_START = "; and the run starts from models fitted to the raw records, which no noise covers"
 

@@ -4,14 +4,14 @@ Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with
 
     min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
 
-P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and waits for nobody;
+P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and does not wait;
 the server puts it in column t of a matrix S whose other columns stay as they are, takes one proximal step on all of P
 and returns p_t, which task t uses at its next activation (Algorithm 1). The protected unit is a record of a task, the
 observers are the server and the other tasks, neighbours differ by one record replaced.
 
 The accounting of the paper bounds one step of q_t from the *same* q_t, but q_t is a private state that nothing noises,
 so its sensitivity grows along the run (:mod:`.published`). Here one clipped, noised gradient G_t serves both blocks,
-since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases alone. After
+since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases only. After
 training, q_t is fitted once to the raw records and never sent.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
@@ -60,7 +60,7 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
         a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that; ``"auto"`` the best one in a
-            simulation of the schedule and the noise on synthetic tasks of the same sizes, together with the ``delay``
+            simulation of the schedule and the noise on synthetic tasks of the same sizes, with the ``delay``
             for which it is stable: it reads nothing private, and most gradients are far less old than the oldest, so
             that a larger step is stable than for the worst case
             (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). The server repeats a task's
@@ -84,7 +84,7 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
         refine_across: the strength of g in that fit across the row space of P, which is public, so that the refinement
-            is free along the directions that the tasks were found to share and tied elsewhere: ``refine_tau / 2``
+            is free along the directions that the tasks share and tied elsewhere: ``refine_tau / 2``
             times the square of q_t along these directions, and ``refine_across / 2`` times that of the rest. P has no
             directions: as without it. ``own_penalty="frobenius"``. A threshold above the noise keeps P to what is
             signal. None: ``refine_tau`` in all directions.
@@ -136,7 +136,7 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         if self.tau == 0 and self.refine and not self.refine_tau:
             raise ConfigError(
                 "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
-                "refine_tau for the refinement alone."
+                "refine_tau for the refinement only."
             )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -216,14 +216,14 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         Raises:
             ConfigError: no bound on rows, with privacy.
         """
-        found = super().resolve_auto(problem, schedule, privacy)
-        if found.a2 != "auto":
-            return found
+        resolved = super().resolve_auto(problem, schedule, privacy)
+        if resolved.a2 != "auto":
+            return resolved
         budgets: list[RecordPrivacy | None] = []
         for one in privacy if isinstance(privacy, Sequence) else [privacy]:
             budgets += [] if one in budgets else [one]
-        a2, delay = min(choose_step(found, problem, schedule, one) for one in budgets)
-        return replace(found, a2=a2, delay=delay)
+        a2, delay = min(choose_step(resolved, problem, schedule, one) for one in budgets)
+        return replace(resolved, a2=a2, delay=delay)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
@@ -290,6 +290,6 @@ def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
     and (across / 2) ||q||^2 across them; the identity where P is 0. M leaves every row of P^T as it is."""
     _, values, rows = torch.linalg.svd(shared, full_matrices=False)
     some = values > 1e-6 * values[:, :1]
-    kept = rows * some[:, :, None]
-    along, every = kept.mT @ kept, torch.eye(shared.shape[-1], dtype=shared.dtype)
+    directions = rows * some[:, :, None]
+    along, every = directions.mT @ directions, torch.eye(shared.shape[-1], dtype=shared.dtype)
     return torch.where(some.any(1)[:, None, None], along + (tau / across) ** 0.5 * (every - along), every)

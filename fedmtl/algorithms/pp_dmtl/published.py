@@ -38,7 +38,7 @@ class PublishedPPDMTL(PPDMTL):
     """Algorithm 1 as printed, with noise of equation (12), ``mechanism="l2_laplace"``.
 
     Args:
-        start: of q_t, ``"zero"``, or ``"single_task"``, the fit of the task alone that Algorithm 1 starts from.
+        start: of q_t, ``"zero"``, or ``"single_task"``, the single-task fit that Algorithm 1 starts from.
         refine: as for :class:`PPDMTL`, with another default.
     """
 
