@@ -44,7 +44,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
 }
 NO_SETTINGS = {  # classes that hold what a run has made, not what a user has set
     "CentralLearner", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw", "Packed", "Price",
-    "RandomLatency", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset", "ReleasePlan",
+    "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset", "ReleasePlan",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)
