@@ -16,11 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy, open_channel
-from ..privacy.channel import GRADIENT
+from ..privacy import Activations, GradientMessage, GradientPlan, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
-from .base import Algorithm, Problem, Released, State
-from .cohort import Cohort, Own
+from .base import Algorithm, Problem, State
 
 Array = np.ndarray[Any, Any]
 
@@ -64,23 +62,13 @@ class OneAtATime(Algorithm):
             ids=ids, keys=problem.data.keys, counts=counts, dimension=problem.dimension, caps=caps, **others
         )
 
-    def client(self, c: Cohort) -> tuple[dict[str, GradientMessage], Own]:
-        return {GRADIENT: self.gradients(c.problem, c.public)}, c.own
-
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        assert released.clients is not None
-        new = {name: value.clone() for name, value in public.items()}
-        values, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
-        self.serve(
-            problem, new, Answers(released.clients.numpy(), values, answered, lambda: released.noise_std(GRADIENT))
-        )
-        return new
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block in their order, of all runs; in place."""
-        answers = channel.answers(self.gradients(problem, state.public))
-        for one in zip(block.client.T.numpy(), answers, channel.answering(len(block)), strict=True):
-            self.serve(problem, state.public, Answers(*one, lambda: channel.noise_std(GRADIENT)))
+        message = self.gradients(problem, state.public)
+        for clients in block.client.T.numpy():
+            answered = channel.answering
+            answers = Answers(clients, channel.release(message), answered, channel.noise_std)
+            self.serve(problem, state.public, answers)
         return state
 
 

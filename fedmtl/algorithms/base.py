@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
 from ..local import Executor, LocalSolver
-from ..privacy import Channel, GradientPlan, ReleasePlan
-from ..privacy.channel import GRADIENT, Message
-from ..privacy.clip import Clip
-from ..privacy.sums import NOBODY
+from ..privacy import GradientPlan, ReleasePlan, Rounds
+from ..privacy.rounds import Message
 from ..ranks import ALONE, Ranks
 from ..report._names import METHODS, Method
 from ..schedules import Block
@@ -152,23 +150,17 @@ class Released:
 
     Attributes:
         values: the releases of the round by name, each a noised sum over ``denominator``; (D,) float64, (D, D) for a
-            symmetric one, with a leading R for several repetitions. Of an activation the noised mean gradient, (D,).
+            symmetric one, with a leading R for several replicates.
         denominator: m, the public constant that divides every sum.
         noise_std: name -> (R,) float64, standard deviation of the noise on a coordinate of that release (of a matrix:
             on its diagonal); 0 without noise.
-        clip: of the gradients of single records, where clients act one at a time and their releases clip; else None.
-        clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is secret.
-        step: number of the round or activation.
-        answered: whether the client of an activation released something; else its values are zero.
+        step: number of the round.
     """
 
     values: Mapping[str, Tensor]
     denominator: float
     noise_std: Callable[[str], Tensor]
-    clients: Tensor | None = None
     step: int = 0
-    clip: Clip | None = None
-    answered: bool = True
 
 
 BASELINES: dict[str, type[Algorithm]] = {}
@@ -277,7 +269,7 @@ class Algorithm:
         default."""
         return c.own
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Any) -> State:
         """Return the state after one round, or after a block of activations; this changes ``state`` in place.
 
         An algorithm may override it by a faster program that gives the same numbers.
@@ -286,20 +278,16 @@ class Algorithm:
             problem: the data and the model.
             state: before the block.
             block: who takes part; charged already.
-            channel: releases what clients send.
+            channel: the only way out of the clients: :class:`~fedmtl.privacy.Rounds`, or
+                :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
         with problem.executor.one_thread() as threads:
             channel.threads = threads
-            for step in block.steps() if self.one_at_a_time else (block,):
-                state = self._step(problem, state, step, channel)
-        return state
+            return self._step(problem, state, block, channel)
 
-    def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def _step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
         cohort, store = block.cohort, state.private
         clients = cohort[problem.own(cohort)]
-        if self.one_at_a_time and not len(clients):
-            channel.release(GRADIENT, NOBODY)
-            return state
         part, ids = problem, clients
         if self.all_at_once and problem.owner is not None:
             part, ids = problem.mine, torch.arange(len(clients))
@@ -312,7 +300,7 @@ class Algorithm:
             clip=channel.clip,
             local=channel.local,
             members=cohort,
-            total=None if self.one_at_a_time else channel.total,
+            total=channel.total,
         )
         rows, own = self.client(c)
         store.scatter_all(clients, own)
@@ -327,29 +315,24 @@ class Algorithm:
         public: Mapping[str, Tensor],
         rows: Mapping[str, Message],
         block: Block,
-        channel: Channel,
+        channel: Rounds,
     ) -> dict[str, Tensor]:
-        """Return the public state after a round, or one activation, whose clients have sent ``rows``: the releases, and
-        :meth:`server`.
+        """Return the public state after a round whose clients have sent ``rows``: the releases, and :meth:`server`.
 
         It is all that a server does whose clients are processes of their own.
 
         Args:
             problem: its public parts.
             public: the public state, not to be changed.
-            rows: what :meth:`client` returned, by release; in a round rows (k, D) in the order of the block's cohort,
-                or of those of it whom this rank computes.
+            rows: what :meth:`client` returned, by release: (k, D) in the order of the block's cohort, or of those of it
+                that this rank computes.
             block: who takes part; charged already.
             channel: releases what clients send.
         """
         clients = block.cohort[problem.own(block.cohort)]
-        answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
-        if self.one_at_a_time:
-            values = {name: value[0, 0] for name, value in values.items()}
-        acting, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
-        facts = (channel.denominator, channel.noise_std, acting, block.first, clip)
-        return self.server(problem, public, Released(values, *facts, answered=answered))
+        released = Released(values, channel.denominator, channel.noise_std, block.first)
+        return self.server(problem, public, released)
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the personal models (k, D) of clients, from the public state and what they keep; no client takes part.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import boolean, one_of, positive
-from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..privacy import BoundSampler, ReleasePlan, Rounds
 from ..schedules import Block
 from .base import Problem, State
 from .linear.data import LinearAlgorithm
@@ -72,7 +72,7 @@ class LocalFit(LinearAlgorithm):
         store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

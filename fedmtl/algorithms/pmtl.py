@@ -26,7 +26,7 @@ from .._check import non_negative, one_of, positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
-from ..privacy.channel import Message
+from ..privacy.rounds import Message
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
 from .server import ServerOptimizer, apply_update

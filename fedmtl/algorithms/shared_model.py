@@ -13,7 +13,7 @@ from .._check import given, one_of, positive, positive_int
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
-from ..privacy.channel import Message
+from ..privacy.rounds import Message
 from ..privacy.totals import RowTotal
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, Rows, personal_fields

@@ -18,7 +18,7 @@ from .._files import read_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
-from ..privacy import Channel, RecordPrivacy, open_channel
+from ..privacy import RecordPrivacy, Rounds, open_channel
 from ..privacy.account import Account
 from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
@@ -66,7 +66,7 @@ class NodeAccount:
         self.channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
 
     @contextmanager
-    def answer(self, step: int, asked: str) -> Iterator[Channel]:
+    def answer(self, step: int, asked: str) -> Iterator[Rounds]:
         """Charge an answer in round ``step``, where the node pays for its answers, and yield the channel that it goes
         through; on entry the charge is on the disk.
 
@@ -134,7 +134,7 @@ class NodeAccount:
                 cost = simulated + noise.text(answers)
                 logger.info("%s after %d answers: %s", self.problem.data.ids[0], answers, cost)
 
-    def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Channel:
+    def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Rounds:
         """Return the channel of the node's own local steps, by its ledger where a folder is given."""
         trainer, problem = self.trainer, self.problem
         most = None if privacy.noiseless else most_participations(self.sampler.capped(problem.rounds), problem.rounds)

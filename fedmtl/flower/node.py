@@ -23,10 +23,10 @@ from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..data import FederatedDataset
 from ..errors import ConfigError, FedmtlError, ResumeError
-from ..privacy import Channel, ClientPrivacy
-from ..privacy.channel import Message
+from ..privacy import ClientPrivacy, Rounds
 from ..privacy.clip import clip_rows
 from ..privacy.quantile import QuantileClip
+from ..privacy.rounds import Message
 from ..trainer import Trainer
 from ..trainer.checkpoint import read_tensors, write_json, write_tensors
 from ..trainer.evaluation import evaluate_rows, metric_name
@@ -189,7 +189,7 @@ class Node:
                 answer = self._answered(content, step, own, channel)
         return pack({}, rows=answer.parts["rows"])
 
-    def _answered(self, content: RecordDict, step: int, own: Own, channel: Channel) -> Answer:
+    def _answered(self, content: RecordDict, step: int, own: Own, channel: Rounds) -> Answer:
         """Return a new answer, which is on the disk then."""
         sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
         rows = {name: self._sent(name, row, step) for name, row in sent.items()}
@@ -267,7 +267,7 @@ class Node:
             return clip_rows(row, replace(clip, bound=2 * clip.bound))
         return self.channel.counted(name, row)
 
-    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Channel | None = None) -> Cohort:
+    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Rounds | None = None) -> Cohort:
         """Return the client in a round, with the clip norms that the server sends."""
         channel = self.channel if channel is None else channel
         try:

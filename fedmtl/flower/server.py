@@ -20,7 +20,7 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import Channel, FixedCohort, PrivacyReport, RecordPrivacy
+from ..privacy import FixedCohort, PrivacyReport, RecordPrivacy
 from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
@@ -224,7 +224,7 @@ class NodeEngine:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
 
-    def open(self, run: Run, resume: bool) -> tuple[Channel, Source]:
+    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         settings, problem = run.settings, run.problem
         if isinstance(settings.privacy, RecordPrivacy) and not settings.privacy.noiseless:  # each node adds its noise
             schedule, silent = settings.schedule, replace(settings.privacy, epsilon=math.inf, noise_multiplier=None)

@@ -10,6 +10,7 @@ from .accounting.composition import epsilon
 from .accounting.knorm import KNormDpEvent
 from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions
+from .activations import Activations
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim
@@ -22,6 +23,7 @@ from .price import Price
 from .quantile import QuantileClip
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
+from .rounds import Rounds
 from .samplers import (
     BoundSampler,
     CyclicCohorts,
@@ -32,11 +34,11 @@ from .samplers import (
     SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows, Turns
+from .sums import GradientMessage, RecordGradients, ScaledRows, Turns
 
 __all__ = [
+    "Activations",
     "BoundSampler",
-    "BoundedMeans",
     "Channel",
     "ClientPrivacy",
     "CyclicCohorts",
@@ -65,6 +67,7 @@ __all__ = [
     "RecordPrivacy",
     "Release",
     "ReleasePlan",
+    "Rounds",
     "Sampler",
     "SamplingLaw",
     "ScaledRows",

@@ -95,21 +95,19 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
         norms: (k,) float64 norms, L1 or L2 as the clip needs.
         clip: the bound, or None.
     """
-    return _factors(norms, _limit(clip))
+    return _factors(norms, bounds_of(clip)[0])
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
     """Return the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
-    return _limit(clip), 1.0 if clip is not None and clip.norm == "l1" else 2.0
+    if clip is None:
+        return math.inf, 2.0
+    return clip.bound * (1 - MARGIN), 1.0 if clip.norm == "l1" else 2.0
 
 
 def are_long(dimension: int) -> bool:
     """Return whether rows (k, D) on the CPU are clipped and added one by one."""
     return dimension >= _LONG
-
-
-def _limit(clip: Clip | None) -> float:
-    return math.inf if clip is None else clip.bound * (1 - MARGIN)
 
 
 def _factors(norms: Tensor, limit: float) -> Tensor:

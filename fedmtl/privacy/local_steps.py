@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
-from .sums import GradientChunks
+from .channel import GRADIENT
+from .noise.grid import GridValue, client_noise, noised
+from .noise.registry import LAWS
 
 if TYPE_CHECKING:
-    from .channel import Channel
+    from .rounds import Rounds
 
 
 class LocalSteps:
@@ -30,17 +32,19 @@ class LocalSteps:
     ``j * length + t`` with its own length, which addresses its noise and its subset of records whoever is there.
 
     Args:
-        channel: the way out.
+        channel: of the run.
         round: number of the round, whose charges are in the ledger.
         clients: int64 (k,), who takes part.
     """
 
-    def __init__(self, channel: Channel, round: int, clients: Tensor) -> None:
-        assert channel.gradients is not None
-        self._channel, self._round, self.plan = channel, round, channel.gradients
-        member = torch.zeros(len(self.plan.ids), dtype=torch.bool)
+    def __init__(self, channel: Rounds, round: int, clients: Tensor) -> None:
+        plan, draws, sums = channel.gradients, channel.draws, channel.sums
+        if plan is None or draws is None or sums is None:
+            raise PrivacyError("The channel was opened without a plan of local steps.")
+        self._channel, self.plan, self._draws, self._sums, self._round = channel, plan, draws, sums, round
+        member = torch.zeros(len(plan.ids), dtype=torch.bool)
         member[clients] = True
-        length = torch.from_numpy(self.plan.local_steps // self.plan.trainings)
+        length = torch.from_numpy(plan.local_steps // plan.trainings)
         self._length = torch.where(member, length, 0)
         self._done = torch.zeros(len(member), dtype=torch.int64)
         self._lock = threading.Lock()
@@ -88,17 +92,17 @@ class LocalSteps:
     def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return the records of one local step, drawn anew for each client; see
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
-        assert self._channel.draws is not None
         own = self.own_numbers(clients, step)
-        return self._channel.draws.batch(clients, self.addresses(clients, own))
+        return self._draws.batch(clients, self.addresses(clients, own))
 
     def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
 
         Args:
-            clients: int64 (A,), each with a local step paid for and not yet made.
+            clients: int64 (A,), each with a local step that is charged and not yet made.
             step: number of the local step in this round; a client makes its steps in order.
-            chunks: see :class:`~fedmtl.privacy.sums.GradientChunks`.
+            chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each
+                record's client among ``clients``, int64 (N,).
 
         Returns:
             (A, D) float64 on the device of the gradients.
@@ -106,9 +110,48 @@ class LocalSteps:
         Raises:
             PrivacyError: as for :meth:`make`, or another round has begun.
         """
-        if self._channel.local is not self:
-            raise PrivacyError(f"Round {self._round} is over; its local steps cannot be made any more.")
-        return self._channel.release("gradient", GradientChunks(step, chunks), clients)
+        channel, round = self._channel, self._round
+        if channel.local is not self:
+            raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
+        steps = self.make(clients, step)
+        names = [f"{GRADIENT}/{self.plan.ids[k]}/{t}" for k, t in zip(clients.tolist(), steps.tolist(), strict=True)]
+        forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
+        value = torch.stack(forced) if forced else None
+        if value is None or channel.tap is not None:
+            sums = self._sums.of_chunks(chunks, clients)
+            if channel.tap is not None:
+                channel.tap(round, f"{GRADIENT}/{step}", clients, sums)
+            value = self._noised(sums, clients, steps) if value is None else value
+        if channel.record is not None:
+            with self._lock:
+                for name, row in zip(names, value.cpu(), strict=True):
+                    channel.record.append((round, name, row.clone()))
+        return value
+
+    def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return noised means of sums (A, D) of ``clients`` in their ``steps``."""
+        channel, plan = self._channel, self.plan
+        expected = torch.from_numpy(plan.expected)[clients]
+        if channel.prices is None:
+            return total / expected[:, None].to(total.device)
+        scale = torch.from_numpy(channel.prices.by_account[0])[clients] * channel.bound  # neighbours leave a record out
+        noise, width = client_noise(
+            LAWS[str(channel.mechanism)](1.0),
+            channel.source,
+            "noise/gradient",
+            self.addresses(clients, steps),
+            plan.addresses[clients],
+            total.shape[1],
+            sensitivity=scale,
+            bound=channel.bound,
+        )
+        total = noised(total, noise.to(total.device), None if width is None else width.to(total.device)[:, None])
+        value = total / expected[:, None].to(total.device)
+        if width is not None and len(clients):
+            last = GridValue(self._round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
+            with self._lock:
+                channel.on_grid[GRADIENT] = last
+        return value
 
     def make(self, clients: Tensor, step: int) -> Tensor:
         """Note that ``clients``, int64 (A,), make local step ``step``; return its number in each one's participation,

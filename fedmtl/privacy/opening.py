@@ -17,7 +17,8 @@ from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
-from .channel import Channel, Recording
+from .activations import Activations
+from .channel import Recording
 from .gradients import GradientPlan, prices_header, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
@@ -26,6 +27,7 @@ from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .price import Price, Prices
 from .quantile import QuantileClip
 from .release import ReleasePlan, bind_releases, step_law, step_price
+from .rounds import Rounds
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundFull, BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
@@ -84,16 +86,16 @@ class _Run:
             return "in memory only: a crash forgets what was spent"
         return self.ledger_path.name
 
-    def channel(self, settings: tuple[Privacy, ...], account: Account, **options: Any) -> Channel:
-        kept: dict[str, Any] = {
-            "plans": self.plans,
-            "gradients": self.gradients,
-            "sampler": self.sampler,
-            "schedule": self.schedule,
-        }
-        kept |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks, "order": self.order}
-        kept["ledger_name"] = "none" if account.ledger is None else self.ledger_name
-        return Channel(settings, account, self.sources, **(kept | options))
+    def channel(self, settings: tuple[Privacy, ...], account: Account, **options: Any) -> Rounds | Activations:
+        ledger_name = self.ledger_name if account.ledger is not None else "none"
+        options |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks, "ledger_name": ledger_name}
+        if self.sampler is None:
+            assert self.gradients is not None
+            return Activations(
+                settings, account, self.sources, gradients=self.gradients, schedule=self.schedule, **options
+            )
+        options = {"sampler": self.sampler, "gradients": self.gradients} | options
+        return Rounds(settings, account, self.sources, plans=self.plans, order=self.order, **options)
 
 
 def open_channel(
@@ -112,8 +114,9 @@ def open_channel(
     replicates: int = 1,
     ranks: Ranks = ALONE,
     order: Tensor | None = None,
-) -> Channel:
-    """Calibrate the noise, open the ledger and return the channel of one run, or of R repetitions of it.
+) -> Any:
+    """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of it:
+    :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act one at a time.
 
     Args:
         privacy: settings, or None for neither clip nor noise. For repetitions also a sequence of R settings that
@@ -185,7 +188,7 @@ def open_channel(
             _check_repetitions(settings, sampler)
     if ranks.size == 1:
         return _opened(settings, run, gradients)
-    found: list[Channel] = []
+    found: list[Rounds | Activations] = []
 
     def open_first() -> dict[str, Any] | None:
         found.append(_opened(settings, run, gradients))
@@ -200,7 +203,7 @@ def open_channel(
     )
 
 
-def _opened(settings: tuple[Privacy, ...], run: _Run, gradients: GradientPlan | None) -> Channel:
+def _opened(settings: tuple[Privacy, ...], run: _Run, gradients: GradientPlan | None) -> Rounds | Activations:
     rows, sampler = run.plans, run.sampler
     of_records = any(isinstance(one, RecordPrivacy) for one in settings)
     if of_records and sampler is not None and not rows and gradients is None:
@@ -223,7 +226,7 @@ def _without_noise(sampler: BoundSampler, run: _Run) -> Account:
 # Rows of cohorts
 
 
-def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSampler) -> Channel:
+def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSampler) -> Rounds | Activations:
     """Open the channel of R repetitions whose protected unit is a client."""
     plans, steps, replicates = run.plans, run.steps, len(run.sources)
     privacy = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0))  # loudest in reports
@@ -371,7 +374,7 @@ def _multiplier(privacy: ClientPrivacy, prior: float | None, price: Price, uses:
 # Gradients of single records
 
 
-def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan | None) -> Channel:
+def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan | None) -> Rounds | Activations:
     """Open the channel of gradients of single records, in rounds of local training or of clients that act one at a
     time."""
     records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
@@ -417,7 +420,7 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
         by_client=True,
         replicates=len(run.sources),
     )
-    return run.channel(records, account, ledger_name=run.ledger_name, **rounds)
+    return run.channel(records, account, **rounds)
 
 
 def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:

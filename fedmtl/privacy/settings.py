@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .._check import id_of, one_of, positive, positive_int
 from ..errors import ConfigError
@@ -77,6 +77,8 @@ class ClientPrivacy:
                 "number as clip_norm, or leave bands out."
             )
 
+    observer: ClassVar[str] = "clients"
+
     @property
     def noiseless(self) -> bool:
         """Return whether the settings ask for clipping only."""
@@ -134,6 +136,8 @@ class RecordPrivacy:
             )
         accepted = tuple(name for name, law in LAWS.items() if law.refuted is None)
         _check_laws(self, accepted, self.mechanism, self.source)
+
+    observer: ClassVar[str] = "server, other clients and public"
 
     @property
     def noiseless(self) -> bool:

@@ -1,7 +1,7 @@
 """What is summed before noise: gradients of single records by client, and rows of a cohort.
 
-A message of clients names how its gradients are given: multiples of the clients' own rows, the gradients themselves, or
-means that the domain bounds. The channel clips, sums and divides; the message never does.
+A message of clients names how its gradients are given: multiples of the clients' own rows, or the gradients themselves.
+The channel clips, sums and divides; the message never does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from .noise.sources import NoiseSource
 _LEAST_NORM = 1e-140
 _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
-Activation = Callable[[int, Array, Array], Array]
-"""(client, which (k,) of the activations that are released together, repetitions (k,)) -> an array of k entries; called
-once for each client that acts in any of them, however often it does."""
+Activation = Callable[[int, Array], Array]
+"""(client, replicates (k,) in which it acts) -> an array of k entries; called once for each client that acts."""
 Turns = Sequence[tuple[int, int]]
 """Clients that act, each once, and how often."""
 
@@ -53,39 +52,10 @@ class RecordGradients:
         gradients: tensors (k, n_i, D) for each client, floating. One that is not finite counts as zero.
     """
 
-    gradients: Callable[[int, Array, Array], Tensor]
+    gradients: Callable[[int, Array], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class BoundedMeans:
-    """Means over all records of gradients whose norm the domain itself bounds by C: nothing is clipped.
-
-    Attributes:
-        means: (k, D) float64 for each client: means of gradients that are within C for *every* record of the domain, by
-            an analytic bound on clipped features, targets and parameters (such as sufficient statistics of a quadratic
-            loss).
-    """
-
-    means: Activation
-
-
-@dataclass(frozen=True, eq=False)
-class GradientChunks:
-    """Gradients of one local step of DP-SGD.
-
-    Attributes:
-        step: number of the local step.
-        chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each record's
-            client in the cohort, int64 (N,).
-    """
-
-    step: int
-    chunks: Iterable[tuple[Tensor, Tensor]]
-
-
-GradientMessage = ScaledRows | RecordGradients | BoundedMeans
-NOBODY = ScaledRows(lambda client, which, where: np.zeros((len(where), 0)))
-"""The message of an activation in which nobody acts; it is not asked for factors."""
+GradientMessage = ScaledRows | RecordGradients
 
 
 @dataclass(frozen=True)
@@ -269,30 +239,25 @@ class RecordDraws:
         self.sampled = bool((self.rates < 1).any())
         self.never_empty = bool((self.counts > 0).all())
         self._keys = plan.addresses
-        self._held: dict[tuple[int, int, int], Array] = {}
+        self._latest: tuple[tuple[int, bytes, bytes] | None, Array] = None, np.zeros(0)
 
-    def of(self, client: int, uses: Array, replicates: Array, *, hold: bool = False) -> Array | None:
-        """Return the records that take part in releases of one client.
+    def of(self, client: int, uses: Array, replicates: Array) -> Array | None:
+        """Return the records that take part in releases of one client; asked for again, the same ones.
 
         Args:
-            client: whose.
+            client: who acts.
             uses: (k,) int64, how often the client acted before, which addresses the subset.
             replicates: (k,) int64.
-            hold: keep the subsets: the next time they are asked for, they are the same.
 
         Returns:
             (k, n_i) bool; None for all.
         """
         if self.rates[client] == 1:
             return None
-        drawn = self._subsets(client, uses, replicates)
-        for use, replicate, row in zip(uses.tolist(), replicates.tolist(), drawn, strict=True):
-            key = client, use, replicate
-            if key in self._held:
-                row[:] = self._held[key] if hold else self._held.pop(key)
-            elif hold:
-                self._held[key] = row.copy()
-        return drawn
+        key = client, uses.tobytes(), replicates.tobytes()
+        if key != self._latest[0]:
+            self._latest = key, self._subsets(client, uses, replicates)
+        return self._latest[1]
 
     def batch(self, clients: Tensor, address: Tensor) -> tuple[Tensor, Tensor]:
         """Return the records of one local step, drawn anew for each client.
@@ -346,24 +311,23 @@ def turns_of(clients: Array) -> tuple[Array | slice, Turns]:
     return order, [(int(ranked[start]), stop - start) for start, stop in pairwise(cuts)]
 
 
-def by_client(clients: Array, which: Array, where: Array, dimension: int, values: Activation) -> Array:
-    """Return a vector for each of k activations, so that a client that acts in several of them works once.
+def by_client(clients: Array, dimension: int, values: Activation) -> Array:
+    """Return a vector for each of R replicates, so that a client that acts in several of them works once.
 
     Args:
-        clients: int64 (k,), who acts; -1 is nobody.
-        which, where: int64 (k,), the place and the repetition of each.
+        clients: int64 (R,), who acts; -1 is no client.
         dimension: D.
-        values: called once for each client that is there, with its own in order -> (m, D).
+        values: called once for each client that acts, with its replicates in order -> (k, D).
 
     Returns:
-        (k, D) float64; zero for nobody.
+        (R, D) float64; zero where no client acts.
     """
     order, turns = turns_of(clients)
-    which, where = which[order], where[order]
-    by_order, place = np.empty((len(which), dimension)), 0
+    runs = np.arange(len(clients))[order]
+    by_order, place = np.empty((len(runs), dimension)), 0
     for client, times in turns:
-        own = slice(place, place := place + times)
-        by_order[own] = values(client, which[own], where[own])
+        part = slice(place, place := place + times)
+        by_order[part] = values(client, runs[part])
     return in_order(by_order, order, len(clients))
 
 

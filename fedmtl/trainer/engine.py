@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithms.base import Algorithm, State
 from ..errors import ConfigError
-from ..privacy import Channel, NoiseSource, PrivacyReport
+from ..privacy import NoiseSource, PrivacyReport
 from ..schedules import Block
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
 from .replicates import bands, each_run, measure_all, numbers_of
@@ -52,7 +52,7 @@ class Engine(Protocol):
     @property
     def counts(self) -> bool: ...
 
-    def open(self, run: Run, resume: bool) -> tuple[Channel, Source]:
+    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         """Return the channel and the blocks of the run."""
 
     def init(self, run: Run) -> State:
@@ -82,7 +82,7 @@ class LocalEngine:
     def counts(self) -> bool:
         return self.coins is None
 
-    def open(self, run: Run, resume: bool) -> tuple[Channel, Source]:
+    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
 
     def init(self, run: Run) -> State:

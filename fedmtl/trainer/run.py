@@ -23,7 +23,7 @@ from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
-from ..privacy import BoundSampler, Channel, FullParticipation
+from ..privacy import BoundSampler, FullParticipation
 from ..ranks import ALONE, Ranks
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
@@ -217,7 +217,7 @@ class Run:
     engine: Engine
     folder: RunFolder | None
     ranks: Ranks
-    channel: Channel = field(init=False)
+    channel: Any = field(init=False)
     source: Source = field(init=False)
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
 

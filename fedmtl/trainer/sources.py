@@ -15,12 +15,13 @@ from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalTraining
 from ..privacy import (
+    Activations,
     BoundSampler,
-    Channel,
     ClientPrivacy,
     GradientPlan,
     Privacy,
     ReleasePlan,
+    Rounds,
     Sampler,
     open_channel,
 )
@@ -47,7 +48,7 @@ class Source:
         seed: of the activations.
     """
 
-    channel: Channel
+    channel: Rounds | Activations
     schedule: BoundSampler | BoundSchedule
     stop: int
     every: int
@@ -58,15 +59,16 @@ class Source:
 
     def blocks(self, start: int) -> Iterator[Block]:
         """Yield all blocks from step ``start`` on."""
-        if isinstance(self.schedule, BoundSampler):
+        if isinstance(self.channel, Rounds):
             yield from rounds(self.channel.draw, self.order, start=start, stop=self.stop)
             return
+        assert isinstance(self.schedule, BoundSchedule)
         for first, end in windows(start, self.stop, (self.every, *self.cuts)):
             yield self.schedule.events(self.seed, first, end, replicates=self.channel.replicates)
 
     def begin(self, block: Block) -> None:
         """Charge a block; raises BudgetExhausted before any data are read."""
-        in_rounds = isinstance(self.schedule, BoundSampler)
+        in_rounds = isinstance(self.channel, Rounds)
         self.channel.begin(block.first, self.ranks[block.cohort] if in_rounds else block.client)
 
 
@@ -199,7 +201,7 @@ def open_run(
     cuts: tuple[int, ...] = (),
     replicates: int = 1,
     **options: Any,
-) -> tuple[Channel, Source]:
+) -> tuple[Any, Source]:
     """The channel and the blocks of a run.
 
     Args:
@@ -217,9 +219,8 @@ def open_run(
     stop = problem.rounds
     if isinstance(bound, BoundSchedule):
         stop = min(stop, bound.steps)
-        channel = open_channel(
-            privacy, releases_of(algorithm, replace(problem, rounds=stop), bound), bound.describe(), **options
-        )
+        plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
+        channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
     else:
         channel = open_channel(
             privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options

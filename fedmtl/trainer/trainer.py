@@ -18,7 +18,7 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
 from ..models import ModelFactory
-from ..privacy import BoundSampler, Channel, ClientPrivacy, NoiseSource, Privacy, RecordPrivacy
+from ..privacy import BoundSampler, ClientPrivacy, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import BoundSchedule
@@ -235,7 +235,7 @@ class Trainer:
         resume: bool = False,
         replay: Recording | None = None,
         coins: NoiseSource | None = None,
-    ) -> tuple[Channel, Source]:
+    ) -> tuple[Any, Source]:
         """Return the channel and the blocks of a run; see :func:`~fedmtl.privacy.open_channel`."""
         return open_run(
             self.algorithm,

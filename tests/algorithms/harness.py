@@ -16,7 +16,7 @@ from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
 from fedmtl.schedules import Block, rounds
 from fedmtl.trainer.problem import build_problem
-from tests.privacy.activations import Activations
+from tests.privacy.activations import Door
 
 
 def problem_of(data, *, rounds=10, model=None, loss="mse", seed=0, execution=None, device="cpu") -> Problem:
@@ -89,9 +89,7 @@ class GivenCaps:
     caps: np.ndarray
 
 
-def open_activations(
-    algorithm, problem: Problem, clients, privacy, *, caps=None, seed=3, **options: Any
-) -> Activations:
+def open_activations(algorithm, problem: Problem, clients, privacy, *, caps=None, seed=3, **options: Any) -> Door:
     """The channel of activations ``clients`` (R, S); caps are what the busiest repetition of each client needs."""
     clients = torch.as_tensor(clients)
     if caps is None:
@@ -99,7 +97,7 @@ def open_activations(
         caps = np.maximum(np.stack(uses).max(0), 1)
     plans = algorithm.plan(replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps)))
     options = {"seed": seed, "replicates": len(clients)} | options
-    return Activations(open_channel(privacy, plans, "as given", **options))
+    return Door(open_channel(privacy, plans, "as given", **options))
 
 
 def block_of(clients, first=0, time=None) -> Block:

@@ -13,7 +13,6 @@ from dp_accounting.pld import PLDAccountant
 from scipy import optimize, stats
 
 from fedmtl import models
-from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
@@ -151,8 +150,8 @@ def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
     channel = open_activations(learner, work, clients, privacy, **options).channel
     channel.begin(0, clients)
     size = channel.gradients.dimension
-    zeros = RecordGradients(lambda client, which, where: torch.zeros(len(where), COUNTS[client], size))
-    return channel.release_gradients(zeros, clients.shape[1])[:, 0]
+    zeros = RecordGradients(lambda client, where: torch.zeros(len(where), COUNTS[client], size))
+    return np.stack([channel.release(zeros)[0] for _ in range(clients.shape[1])])
 
 
 def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float) -> np.ndarray:
@@ -227,7 +226,7 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer]
         assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
     channel.begin(0, ONCE)
     for owner in ONCE[0].tolist():
-        channel.release_gradients(learner.gradients(work, learner.init(work).public))
+        channel.release(learner.gradients(work, learner.init(work).public))
         std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
         assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
 
@@ -239,11 +238,10 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
     x, y = rows("squared")[1]
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), fit("squared", x, y, 1e-5), atol=1e-6)
     nobody = torch.tensor([[-1, -1]])
-    for step in (PublicStart.step, Algorithm.step):
-        channel = open_activations(learner, work, nobody, NOISY)
-        channel.begin(0, nobody)
-        after = step(learner, work, learner.init(work), block_of(nobody), channel.channel)
-        torch.testing.assert_close(after.public["theta_l"], state.public["theta_l"])
+    channel = open_activations(learner, work, nobody, NOISY)
+    channel.begin(0, nobody)
+    after = learner.step(work, learner.init(work), block_of(nobody), channel.channel)
+    torch.testing.assert_close(after.public["theta_l"], state.public["theta_l"])
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Moments, PeerToPeer, PublicStart, models
-from fedmtl.algorithms import Algorithm, Cohort, Released, State
+from fedmtl.algorithms import State
+from fedmtl.algorithms.activations import Answers
 from fedmtl.algorithms.async_learner import PublishedAsyncLearner
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.privacy import RecordPrivacy, SeededSource
+from fedmtl.privacy.channel import GRADIENT
 from tests.algorithms.harness import blocks_of, open_activations, problem_of
 
 TASKS, STEPS = 6, 40
@@ -74,29 +76,6 @@ def personal_models(algorithm, problem, state) -> torch.Tensor:
     return algorithm.personalize(problem, state, torch.arange(problem.clients))
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
-def test_the_fast_loop_is_client_release_server_in_order(name: str) -> None:
-    problem, algorithm, clients = setting(name)
-    runs = []
-    for step in (type(algorithm).step, Algorithm.step):
-        channel = open_activations(algorithm, problem, clients, privacy_of(name))
-        channel.record = []
-        state = algorithm.init(problem)
-        for block in blocks_of(clients, 7):
-            channel.begin(block.first, block.client)
-            state = step(algorithm, problem, state, block, channel.channel)
-        runs.append((state, channel))
-    (fast, ours), (plain, theirs) = runs
-    assert sum(bool(value.any()) for _, _, value in ours.record) == int(ours.account.uses.sum())
-    if "release" not in name:
-        assert int(ours.account.uses.sum()) == int((clients >= 0).sum())
-    compare(fast, plain.public, ours.record, theirs.record)
-    torch.testing.assert_close(
-        *(personal_models(algorithm, problem, one) for one in (plain, fast)), rtol=1e-10, atol=1e-12
-    )
-    assert ours.account.uses.tolist() == theirs.account.uses.tolist()
-
-
 class _Client:
     """One client's process: a problem with its data only (the others' records are zeros), and a channel of its own
     that releases its gradients alone."""
@@ -115,13 +94,8 @@ class _Client:
         """What leaves the client in one activation."""
         channel = self.channel.channel
         channel.begin(block.first, block.client)
-        own = self.store.gather_all(self.client)
-        c = Cohort(self.problem, self.client, public, own, block.first, clip=channel.clip)
-        rows, own = self.algorithm.client(c)
-        self.store.scatter_all(self.client, own)
-        (name,) = rows
-        answered = bool(channel.answering(1)[0, 0])
-        return name, channel.release(name, rows[name])[0, 0], answered
+        answered = channel.answering
+        return channel.release(self.algorithm.gradients(self.problem, public)), answered
 
     def model(self, public):
         """The client's personal model, from the public state and what it keeps."""
@@ -144,12 +118,14 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
                 process.channel.begin(block.first, torch.full((1, 1), -1))
                 process.channel.release(lambda *_: torch.zeros(1, 1))
         if int(block.client) >= 0:
-            key, value, answered = processes[int(block.client)].release(public, block)
-            record += [(block.first, key, value[None])] if answered else []
-            channel = processes[int(block.client)].channel.channel
-            about = channel.noise_std, block.cohort, block.first, channel.sums.clip
-            released = Released({key: value}, 1.0, *about, answered=answered)
-            public = algorithm.server(problem, public, released)
+            value, answered = processes[int(block.client)].release(public, block)
+            record += [(block.first, GRADIENT, torch.from_numpy(value))] if answered[0] else []
+            std = processes[int(block.client)].channel.channel.noise_std
+            algorithm.serve(problem, public, Answers(block.client[:, 0].numpy(), value, answered, std))
+            after = getattr(algorithm, "model", None)
+            if after is not None:
+                clip = processes[int(block.client)].channel.channel.sums.clip
+                public["theta_l"] = after(problem, public, clip)
     acting = [key for key in stacked.record if bool(key[2].any())]
     compare(state, public, acting, record)
     apart = torch.stack([process.model(public) for process in processes])
@@ -162,8 +138,8 @@ class _Curious(PPDMTL):
     def gradients(self, problem, public):
         message, data = super().gradients(problem, public), self.data(problem)
 
-        def factors(task, which, where):
-            return message.factors(task, which, where) + 1e-3 * float(data.x[task - 1].mean())
+        def factors(task, where):
+            return message.factors(task, where) + 1e-3 * float(data.x[task - 1].mean())
 
         return replace(message, factors=factors)
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.privacy import (
-    BoundedMeans,
-    Channel,
+    Activations,
     GradientPlan,
     RecordGradients,
     RecordPrivacy,
@@ -50,20 +49,21 @@ def open_activations(
     counts: np.ndarray | None = None,
     dimension: int | None = None,
     **options: Any,
-) -> Activations:
+) -> Door:
     """The channel of clients ``ids`` with rows ``x``, or ``counts`` of records with gradients of ``dimension``."""
     if x is not None:
         counts = np.array([len(rows) for rows in x], dtype=np.int64)
         dimension = x[0].shape[-1] if len(x) else 4
     plan = {name: options.pop(name) for name in _PLAN if name in options}
     gradients = GradientPlan(ids=ids, counts=counts, dimension=dimension, caps=caps, x=x, **plan)  # type: ignore[arg-type]
-    return Activations(open_channel(privacy, (gradients,), "a schedule", **options))
+    return Door(open_channel(privacy, (gradients,), "a schedule", **options))
 
 
-class Activations:
-    """A channel whose gradient releases take functions (client, which, where) of tensors, or (client, where)."""
+class Door:
+    """A channel whose releases take functions of tensors: (client, replicates), or (client, place in the block of each,
+    replicates) for several activations after one another."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Activations) -> None:
         object.__setattr__(self, "channel", channel)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,22 +76,20 @@ class Activations:
         return self.release_run(1, lambda client, which, where: factors(client, where))[0]
 
     def release_run(self, count: int, factors: Callable[..., Tensor]) -> Tensor:
-        return self.channel.release("gradient", ScaledRows(_arrays(factors)), count=count)
+        return self._run(count, lambda of: ScaledRows(lambda *where: of(*where).numpy()), factors)
 
     def release_rows(self, rows: Callable[..., Tensor]) -> Tensor:
         return self.release_rows_run(1, lambda client, which, where: rows(client, where))[0]
 
     def release_rows_run(self, count: int, rows: Callable[..., Tensor]) -> Tensor:
-        return self.channel.release("gradient", RecordGradients(_tensors(rows)), count=count)
+        return self._run(count, RecordGradients, rows)
 
-    def release_bounded(self, means: Callable[..., Tensor]) -> Tensor:
-        function = _arrays(lambda client, which, where: means(client, where))
-        return self.channel.release("gradient", BoundedMeans(function))[0]
+    def _run(self, count: int, message: Callable[..., Any], function: Callable[..., Tensor]) -> Tensor:
+        values = []
+        for place in range(count):
 
+            def of(client: int, runs: np.ndarray, place: int = place) -> Tensor:
+                return function(client, torch.full((len(runs),), place), torch.from_numpy(runs))
 
-def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda client, which, where: function(client, torch.from_numpy(which), torch.from_numpy(where))
-
-
-def _arrays(function: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
-    return lambda *of: _tensors(function)(*of).numpy()
+            values.append(torch.from_numpy(self.channel.release(message(of))))
+        return torch.stack(values)

@@ -50,8 +50,7 @@ from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
 from fedmtl.local.optimizers import rows_of
 from fedmtl.privacy import (
-    BoundedMeans,
-    Channel,
+    Activations,
     ClientPrivacy,
     CyclicCohorts,
     FixedCohort,
@@ -66,20 +65,22 @@ from fedmtl.privacy import (
     RecordPrivacy,
     Release,
     ReleasePlan,
+    Rounds,
     SecureSource,
     SeededSource,
-    channel,
+    activations,
     clip,
     gradients,
+    local_steps,
     opening,
     price,
     release,
+    rounds,
     row_noise,
     samplers,
     sums,
     totals,
 )
-from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
@@ -156,15 +157,6 @@ class Featured(AsyncLearner):
         return (replace(plan, allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()]),)
 
 
-class Bounded(AsyncLearner):
-    """With gradients that the domain bounds, so that nothing is clipped."""
-
-    def gradients(self, problem, public):
-        """Means over all records."""
-        rows, arrays = super().gradients(problem, public), self.data(problem).arrays
-        return BoundedMeans(lambda client, *of: rows.factors(client, *of) @ arrays[client][0] / len(arrays[client][0]))
-
-
 _CLOCKS = PoissonClocks(per_client=USES)
 _LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=USES)
 ONE_AT_A_TIME = {
@@ -178,10 +170,6 @@ FURTHER: dict[str, tuple[Any, Any]] = {
     "subsampled learner": (AsyncLearner(loss="logistic", reg=1e-3, batch_rate=0.4), _CLOCKS),
     "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
     "silent past the cap": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=2, confidence_power=2.0), _CLOCKS),
-    "bounded": (
-        Bounded(reg=1e-3, theta_max=3.0, row_norm=2.0, target=1.0),
-        _CLOCKS,
-    ),
     "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
     "moments": (Moments(reg=1e-3), PoissonClocks(per_client=4)),
     "simulated step": (PPDMTL(row_norm=1.0, a2="auto"), _LATENCIES),
@@ -493,16 +481,16 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(audit_setup, "open_channel", opened)
 
 
-_draw_noise = Channel._draw_noise
+_draw_noise = Activations._draw_noise
 
 
-def _by_event(self, window, start, count):
+def _by_event(self, window, start):
     """Addressed by the number of the activation in the run, in place of the client and its own count."""
     clients, uses = window.clients, window.uses
     window.clients = np.minimum(clients, 0)
     window.uses = np.broadcast_to(window.first + np.arange(len(clients))[:, None], clients.shape)
     try:
-        _draw_noise(self, window, start, count)
+        _draw_noise(self, window, start)
     finally:
         window.clients, window.uses = clients, uses
 
@@ -538,17 +526,13 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # The channel: scales, silence, and what is released without noise
 
-_release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
-_noised_count, _noise_drawn = Channel._noised_count, Channel._noise
-_noised_local, _noised_sum = Channel._noised_local, Channel._noised_sum
-_release_gradients, _release_local, _answers = (
-    Channel.release_gradients,
-    Channel._release_local,
-    Channel.answers,
-)
+_release, _prepared, _noised = Rounds.release, Activations._prepared, Activations._noised
+_noised_count, _noise_drawn = Rounds._noised_count, Rounds._noise
+_noised_local, _noised_sum = LocalSteps._noised, Rounds._noised_sum
+_release_local = LocalSteps.release
 
 
-def _scales(change: Callable[[Any, Channel], np.ndarray]) -> _Patch:
+def _scales(change: Callable[[Any, Activations], np.ndarray]) -> _Patch:
     """Scales of the noise on sums of gradients."""
 
     def prepared(self, *of):
@@ -556,15 +540,15 @@ def _scales(change: Callable[[Any, Channel], np.ndarray]) -> _Patch:
         window.scales = change(window, self)
         return window
 
-    return _set(Channel, "_prepared", prepared)
+    return _set(Activations, "_prepared", prepared)
 
 
 def _largest(window, channel):
     return window.scales * window.divisors / channel.gradients.counts.max()
 
 
-def _silent_when_empty(self, name, rows, clients=None, **options):
-    value = _release(self, name, rows, clients, **options)
+def _silent_when_empty(self, name, rows, clients):
+    value = _release(self, name, rows, clients)
     return value if not isinstance(rows, torch.Tensor) or len(rows) else torch.zeros_like(value)
 
 
@@ -572,7 +556,7 @@ def _added(change: Callable[..., np.ndarray]) -> _Patch:
     """Noise is added to sums of activations by ``change(channel, total, start, window)``, also to a single one."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        patch.setattr(Channel, "_noised_activations", change)
+        patch.setattr(Activations, "_noised", change)
 
     return apply
 
@@ -581,29 +565,15 @@ def _silent_without_gradients(self, total, start, window):
     return _noised(self, total, start, window) if bool(total.any()) else total
 
 
-def _bounded_without_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def bare(self, message, count=1):
-        self.bare = isinstance(message, BoundedMeans)
-        return _release_gradients(self, message, count)
-
-    def noised(self, total, start, window):
-        if self.bare:
-            return total / window.divisors[start : start + len(total), :, None]
-        return _noised(self, total, start, window)
-
-    _added(noised)(patch, trainer)
-    patch.setattr(Channel, "release_gradients", bare)
-
-
 def _in_the_loop(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     """Noise (s, 1, D) of the loop over the activations of a single run is changed."""
-    draw = Channel._draw_noise
+    draw = Activations._draw_noise
 
-    def changed(self, window, start, count):
-        draw(self, window, start, count)
+    def changed(self, window, start):
+        draw(self, window, start)
         window.noise = change(window.noise.copy())
 
-    return _set(Channel, "_draw_noise", changed)
+    return _set(Activations, "_draw_noise", changed)
 
 
 def _repeated_in_pairs(noise):
@@ -611,13 +581,9 @@ def _repeated_in_pairs(noise):
     return noise
 
 
-def _twice_in_the_loop(self, message):
-    """What a client sends is counted twice there."""
-    self.sums.of_factors = lambda *of: 2 * _factors(self.sums, *of)
-    try:
-        yield from _answers(self, message)
-    finally:
-        del self.sums.of_factors
+def _twice_in_the_loop(self, *of):
+    """What a client of a single run sends is counted twice."""
+    return 2 * _factors(self, *of)
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -631,7 +597,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         extra = (weights[clients] - 1) @ self.clip(name, rows).double()
         return value + extra / self.denominator
 
-    patch.setattr(Channel, "release", weighted)
+    patch.setattr(Rounds, "release", weighted)
 
 
 def _in_two_rows(self, name, rows, clients):
@@ -650,9 +616,10 @@ def _noise_of_the_cohort(self, name, release, source, step):
     return noise * (max(1, len(self._cohort)) / self.denominator), width
 
 
-def _noise_of_the_local_cohort(self, total, clients, own, round):
-    value = _noised_local(self, total, clients, own, round)
-    return value + (len(self._cohort) / self.sampler.n - 1) * _noised_local(self, 0 * total, clients, own, round)
+def _noise_of_the_local_cohort(self, total, clients, steps):
+    value, channel = _noised_local(self, total, clients, steps), self._channel
+    share = len(channel._cohort) / channel.sampler.n
+    return value + (share - 1) * _noised_local(self, 0 * total, clients, steps)
 
 
 def _addressed_by_the_sum(self, name, total, step):
@@ -668,7 +635,7 @@ def _all_that_is_clipped(norms, norm):
 
 def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The noised count is released, and the clip norm of the next step follows the count without noise."""
-    adapt = Channel._adapt
+    adapt = Rounds._adapt
 
     def raw(self, name, rows, step, settings):
         bound = self.releases[name].clip.bound
@@ -676,7 +643,7 @@ def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
         share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
         self._norms[name] = settings.updated_norm(bound, share)
 
-    patch.setattr(Channel, "_adapt", raw)
+    patch.setattr(Rounds, "_adapt", raw)
 
 
 # Clipping, weights and the denominator of sums of rows
@@ -893,12 +860,12 @@ def _by_all_records(self, client, factors, drawn=None):
     return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
 
 
-def _realized_records(self, message, clients):
+def _realized_records(self, clients, step, chunks):
     """Divided by the number of records that were drawn."""
-    chunks = list(message.chunks)
-    value = _release_local(self, replace(message, chunks=chunks), clients)
+    chunks = list(chunks)
+    value = _release_local(self, clients, step, chunks)
     drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
-    return value * (torch.from_numpy(self.gradients.expected)[clients] / drawn.clamp(min=1.0))[:, None]
+    return value * (torch.from_numpy(self.plan.expected)[clients] / drawn.clamp(min=1.0))[:, None]
 
 
 def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -975,7 +942,7 @@ def _cohort_of_the_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         noise = np.abs(self.source.normal("noise/update", step, 147)[: self.sampler.n])
         return torch.from_numpy(np.flatnonzero(noise > stats.norm.isf(self.sampler.probability / 2)))
 
-    patch.setattr(Channel, "_sample", sample)
+    patch.setattr(Rounds, "_sample", sample)
 
 
 def _always_the_first(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1004,15 +971,14 @@ def _targets_of_the_next(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(FederatedDataset, "gather", gathered)
 
 
-def _half_of_the_batch(self, message, clients):
+def _half_of_the_batch(self, clients, step, chunks):
     """Gradients of every second record that was drawn go into the sum."""
-    chunks = [(rows[::2], place[::2]) for rows, place in message.chunks]
-    return _release_local(self, replace(message, chunks=chunks), clients)
+    return _release_local(self, clients, step, [(rows[::2], place[::2]) for rows, place in chunks])
 
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """A client that was not drawn takes part in the place of the first one that was, and the channel does not look."""
-    patch.setattr(Channel, "_checked_step", lambda self, name, rows, clients: self._step)
+    patch.setattr(Rounds, "_checked_step", lambda self, name, rows, clients: self._step)
     kind = type(trainer.algorithm)
     step = kind.step
 
@@ -1185,13 +1151,13 @@ def _charged_once_a_block(self, first, members):
 
 
 def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    begin = Channel._begin_activations
+    begin = Activations.begin
 
-    def again(self, first, clients):
+    def again(self, first, members):
         if first >= self._end:
-            begin(self, first, clients)
+            begin(self, first, members)
 
-    patch.setattr(Channel, "_begin_activations", again)
+    patch.setattr(Activations, "begin", again)
 
 
 def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1287,7 +1253,7 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The public grid of secure mode
 
 
-_adds = channel_module.noised
+_adds = rounds.noised
 
 
 def _plain_float_sum(total, noise, width=None):
@@ -1314,7 +1280,7 @@ def _adding(change: Callable[..., torch.Tensor]) -> _Patch:
     """Noise is added in another way, wherever it is."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        for module in (channel_module, row_noise):
+        for module in (rounds, local_steps, activations, row_noise):
             patch.setattr(module, "noised", change)
 
     return apply
@@ -1362,7 +1328,7 @@ def _off_diagonal(factor: float) -> _Patch:
         matrix.diagonal(dim1=-2, dim2=-1).div_(factor)
         return matrix
 
-    return _set(channel, "smat", of)
+    return _set(rounds, "smat", of)
 
 
 def _root_of(factor: float) -> _Patch:
@@ -1389,18 +1355,19 @@ def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The signal is the mean norm of the rows of the round, in place of the clip norm."""
-    release_rows, snr = Channel._release_rows, Channel.snr
+    release, snr = Rounds.release, Rounds.snr
 
     def noting(self, name, rows, clients):
-        self.signal = float(rows.norm(dim=-1).mean()) if len(rows) else 0.0
-        return release_rows(self, name, rows, clients)
+        if isinstance(rows, torch.Tensor):
+            self.signal = float(rows.norm(dim=-1).mean()) if len(rows) else 0.0
+        return release(self, name, rows, clients)
 
     def measured(self):
         found = snr(self)
         return found if found is None else replace(found, clip_norm=getattr(self, "signal", found.clip_norm))
 
-    patch.setattr(Channel, "_release_rows", noting)
-    patch.setattr(Channel, "snr", measured)
+    patch.setattr(Rounds, "release", noting)
+    patch.setattr(Rounds, "snr", measured)
 
 
 def _scale_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1630,12 +1597,12 @@ def _directions_of_the_rows(self, problem, replicates=1):
 
 def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The mean direction and the covariance have a clip each, and the noise of one."""
-    d, whole = trainer.data.spec.shape[0], channel_module.contributions
+    d, whole = trainer.data.spec.shape[0], rounds.contributions
 
     def apart(rows, clip, form, *grid, **options):
         return torch.cat([whole(part, clip, form, *grid, **options) for part in (rows[:, :d], rows[:, d:])])
 
-    patch.setattr(channel_module, "contributions", apart)
+    patch.setattr(rounds, "contributions", apart)
 
 
 def _weighed_by_their_records(self, problem, public, clip):
@@ -1664,8 +1631,8 @@ def _ridge_of_raw_moments(self, problem, public, clip):
 def _moments_of_the_next_too(self, problem, public):
     own, n = _moments(self, problem, public).gradients, problem.clients
 
-    def both(client, which, where):
-        return own(client, which, where) + 1e-3 * own((client + 1) % n, which, where).mean(1, keepdim=True)
+    def both(client, where):
+        return own(client, where) + 1e-3 * own((client + 1) % n, where).mean(1, keepdim=True)
 
     return RecordGradients(both)
 
@@ -1718,17 +1685,13 @@ def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The production release path as it is."""
 
 
-_FURTHER_SOUND = {"bounded": ("clocks, loose clip",)}  # elsewhere the domain's own bound is above the clip
 NO_OP = [
     Mutant("no-op, patched", _scaled(1.0), (), ("poisson", "clocks, gaussian")),
     Mutant("no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)),
     Mutant("no-op", _nothing, (), (*CLOCKED, *MATRICES)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
-    *(
-        Mutant("no-op", _nothing, (), _FURTHER_SOUND.get(name, ("clocks, l2_laplace", "clocks, secure")), (name,))
-        for name in FURTHER
-    ),
+    *(Mutant("no-op", _nothing, (), ("clocks, l2_laplace", "clocks, secure"), (name,)) for name in FURTHER),
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
@@ -1763,13 +1726,17 @@ MUTANTS = [
     Mutant("noise of constant length", _noise(_constant_length), NOISE),
     Mutant("one noise for the update and the count", _count_of_the_update, FRESH, ("adaptive",)),
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
-    Mutant("no noise for an empty cohort", _set(Channel, "release", _silent_when_empty), NOISE),
+    Mutant("no noise for an empty cohort", _set(Rounds, "release", _silent_when_empty), NOISE),
     Mutant("no noise without gradients", _added(_silent_without_gradients), NOISE, CLOCK),
     Mutant("no noise in the loop over one run", _in_the_loop(np.zeros_like), NOISE, CLOCK, _LOOPED),
     Mutant("noise halved in the loop over one run", _in_the_loop(lambda noise: 0.5 * noise), NOISE, CLOCK, _LOOPED),
     Mutant("noise in pairs in the loop over one run", _in_the_loop(_repeated_in_pairs), FRESH, CLOCK, _LOOPED),
     Mutant(
-        "sums twice in the loop over one run", _set(Channel, "answers", _twice_in_the_loop), SENSITIVITY, CLOCK, _LOOPED
+        "sums twice in the loop over one run",
+        _set(RecordSums, "of_factors", _twice_in_the_loop),
+        SENSITIVITY,
+        CLOCK,
+        _LOOPED,
     ),
     Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
     Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
@@ -1780,15 +1747,8 @@ MUTANTS = [
         CLOCK,
     ),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed",)),
-    Mutant(
-        "bounded means without noise",
-        _bounded_without_noise,
-        NOISE,
-        ("clocks, loose clip",),
-        ("bounded",),
-    ),
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
-    Mutant("no noise on rows", _set(Channel, "_hidden", lambda self, name, rows, *of: rows), NOISE, ("curator",)),
+    Mutant("no noise on rows", _set(Rounds, "_hidden", lambda self, noise, rows, *of: rows), NOISE, ("curator",)),
     Mutant("off-diagonals without sqrt 2", _root_of(1.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
     Mutant("off-diagonals with 2 for sqrt 2", _root_of(2.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
     Mutant("off-diagonals of the release halved", _off_diagonal(0.5), NOISE, ("symmetric",)),
@@ -1798,7 +1758,7 @@ MUTANTS = [
     Mutant("noise of two steps", _addressed(_two_steps), FRESH, ("poisson", *CLOCK)),
     Mutant("noise of the place in a block", _addressed(_by_place), FRESH, CLOCK),
     Mutant(
-        "noise addressed by the event", _set(Channel, "_draw_noise", _by_event), ("freshness: noise beside",), CLOCK
+        "noise addressed by the event", _set(Activations, "_draw_noise", _by_event), ("freshness: noise beside",), CLOCK
     ),
     Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
     Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
@@ -1870,45 +1830,39 @@ MUTANTS = [
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant(
         "count noise of the realized cohort",
-        _set(Channel, "_noised_count", _count_noise_of_the_cohort),
+        _set(Rounds, "_noised_count", _count_noise_of_the_cohort),
         ("sensitivity: update/count",),
         ("adaptive",),
     ),
     Mutant(
         "noise of the realized cohort",
-        _set(Channel, "_noised_local", _noise_of_the_local_cohort),
+        _set(LocalSteps, "_noised", _noise_of_the_local_cohort),
         ("freshness: noise beside",),
         RECORDS,
     ),
-    Mutant("noise addressed by the sum", _set(Channel, "_noised_sum", _addressed_by_the_sum), SENSITIVITY),
+    Mutant("noise addressed by the sum", _set(Rounds, "_noised_sum", _addressed_by_the_sum), SENSITIVITY),
     Mutant(
         "a client counts for several",
-        _set(channel_module, "count_rows", _all_that_is_clipped),
+        _set(rounds, "count_rows", _all_that_is_clipped),
         ("sensitivity: update/count",),
         ("adaptive",),
     ),
     Mutant(
         "noise of the realized cohort",
-        _set(Channel, "_noise", _noise_of_the_cohort),
+        _set(Rounds, "_noise", _noise_of_the_cohort),
         SENSITIVITY,
         ("poisson", "full"),
     ),
     Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
-    Mutant("realized-batch denominator", _set(Channel, "denominator", _REALIZED), (*NOISE, *CHARGES)),
+    Mutant("realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)),
     Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),
     Mutant(
         "mean over the realized records",
-        _set(Channel, "_release_local", _realized_records),
+        _set(LocalSteps, "release", _realized_records),
         (*NOISE, *SENSITIVITY),
         RECORDS,
     ),
     Mutant("mean over the finite records", _of_factors(_finite_count), SENSITIVITY, CLOCK),
-    Mutant(
-        "means beyond the bound",
-        _set(Channel, "_check_bound", lambda self, means: None),
-        ("sensitivity: bounded",),
-        CLOCK,
-    ),
     # cohorts and subsets of records
     Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
@@ -1944,7 +1898,7 @@ MUTANTS = [
     Mutant("targets of records that were not drawn", _targets_of_the_next, ("sampler: records not drawn",), RECORDS),
     Mutant(
         "half of the records drawn",
-        _set(Channel, "_release_local", _half_of_the_batch),
+        _set(LocalSteps, "release", _half_of_the_batch),
         ("sampler: records drawn",),
         RECORDS,
     ),
@@ -2062,7 +2016,7 @@ MUTANTS = [
     Mutant("a run ends by its rows", _set(Run, "stops", _ends_by_the_rows), PUBLISHED),
     Mutant(
         "sums without noise in public",
-        _set(Channel, "_noised_sum", _sum_on_the_grid),
+        _set(Rounds, "_noised_sum", _sum_on_the_grid),
         ("transcript: published values",),
         ("secure", "curator, secure"),
     ),
@@ -2132,9 +2086,7 @@ MUTANTS = [
         INDEPENDENCE,
         ("symmetric", "layers", "prior", "prior, layers"),
     ),
-    Mutant(
-        "a client's update in two rows", _set(Channel, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")
-    ),
+    Mutant("a client's update in two rows", _set(Rounds, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")),
     Mutant("step size of the longest record of any client", _trained(_step_by_the_largest), INDEPENDENCE),
     Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
     Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),

@@ -25,10 +25,8 @@ from fedmtl.privacy import (
     SeededSource,
     open_channel,
 )
-from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.accounting.composition import epsilon
-from fedmtl.privacy.noise.grid import noised
-from fedmtl.privacy.sums import NOBODY, BoundedMeans, Turns
+from fedmtl.privacy.sums import Turns
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
@@ -184,30 +182,6 @@ def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
         door([PURE, replace(PURE, noise_multiplier=2.0)], replicates=2)
 
 
-def test_bounded_means_are_checked_and_noised() -> None:
-    channel, silent = door(), door()
-    for c in (channel, silent):
-        c.begin(0, torch.tensor([[1, 1]]))
-    inside = torch.full((1, D), 0.1, dtype=torch.float64)
-    assert torch.allclose(channel.release_bounded(lambda k, where: inside) - silent.release(nothing), inside)
-    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
-        channel.release_bounded(lambda k, where: 2 * inside)
-    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
-        channel.release_bounded(lambda k, where: math.nan * inside)
-
-
-@pytest.mark.parametrize("replicates", [1, 2])
-def test_bounded_means_are_checked_where_answers_are_asked_for_ahead(replicates: int) -> None:
-    channel, means = door(replicates=replicates), np.full((replicates, D), 0.1)
-    message = BoundedMeans(lambda client, which, where: means[where])
-    channel.begin(0, torch.tensor([[1, 1]] * replicates))
-    answers = channel.channel.answers(message)
-    assert next(answers).shape == (replicates, D)
-    means[-1] = math.nan
-    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
-        next(answers)
-
-
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_factors_of_all_clients_together_are_clipped_as_those_of_one_after_another(mechanism: str) -> None:
     """Repetitions by chance, some with nobody; factors far beyond the clip, and where none are asked for."""
@@ -225,35 +199,20 @@ def test_factors_of_all_clients_together_are_clipped_as_those_of_one_after_anoth
             asked.append(sorted(turns))
             return np.concatenate([factors[k, r, : counts[k]] for k, r in zip(who, where, strict=True)])
 
-        return ScaledRows(lambda k, _, where: factors[k, where, : counts[k]], of_all if at_once else None)
+        return ScaledRows(lambda k, where: factors[k, where, : counts[k]], of_all if at_once else None)
 
     found = []
     for at_once in (False, True):
         channel = door(privacy, caps=(30, 30, 30), counts=counts, replicates=repetitions).channel
         channel.begin(0, clients)
         messages = [message(table, at_once=at_once)] * 29 + [message(broken, at_once=at_once)]
-        found.append(np.stack([channel.release_gradients(one)[0] for one in messages]))
+        found.append(np.stack([channel.release(one) for one in messages]))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-14)
     some = [Counter(who[who >= 0].tolist()) for who in clients.T.numpy()]
     assert asked == [sorted(counted.items()) for counted in some if counted]
     nobody = (clients.T < 0).numpy()
     assert nobody.any()
     assert not found[1][nobody].any()
-
-
-def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding moves a sum by up to half a width in every coordinate; what it becomes must be within n C."""
-    sums = []
-
-    def watched(total, noise, width):
-        sums.append((torch.round(total / width) * width).abs().sum() + D * width.max())
-        return noised(total, noise, width)
-
-    monkeypatch.setattr(channel_module, "noised", watched)
-    opened = door(RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure"))
-    opened.begin(0, torch.tensor([[1]]))
-    opened.release_bounded(lambda k, where: torch.full((1, D), 0.5 / D, dtype=torch.float64))
-    assert sums[0] <= 0.5 * COUNTS[1]
 
 
 def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
@@ -336,7 +295,7 @@ def test_recorded_releases_are_replayed() -> None:
 
 def test_misuse_is_refused() -> None:
     channel = door()
-    with pytest.raises(PrivacyError, match="Fewer activations"):
+    with pytest.raises(PrivacyError, match="No activation has begun"):
         channel.release(ones)
     channel.begin(0, torch.tensor([[0, 1]]))
     with pytest.raises(PrivacyError, match="releases left"):
@@ -360,10 +319,6 @@ def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:
     channel = door()
     channel.begin(0, torch.tensor([[0, 1]]))
     channel.release(ones)
-    with pytest.raises(PrivacyError, match="'update' is of rows"):
-        channel.channel.release("update", NOBODY)
-    with pytest.raises(PrivacyError, match="-1 activations"):  # it would be released again under the same noise
-        channel.release_run(-1, lambda client, which, where: nothing(client, where))
 
 
 def test_plans_that_activations_do_not_follow_are_refused() -> None:
@@ -425,7 +380,7 @@ def test_a_run_of_releases_is_its_releases(source: str) -> None:
     assert (found[clients.T < 0] == 0).all()
     assert [entry[0] for entry in many.record] == list(range(8))
     assert all(torch.equal(entry[2], value) for entry, value in zip(many.record, found, strict=True))
-    with pytest.raises(PrivacyError, match="Fewer activations"):
+    with pytest.raises(PrivacyError, match="No activation has begun"):
         many.release_run(1, factors)
     if source == "seeded":
         again = door(tiny, caps=(9,) * 3, replicates=replicates, replay=many.record)
@@ -478,37 +433,32 @@ def test_clients_of_several_kinds_resume(tmp_path: Path) -> None:
     assert again.account.spent.tolist() == [[1, 1, 0]]
 
 
-def test_answers_are_the_releases_in_order_and_none_is_made_twice() -> None:
-    """One iterator over a block, also over several draws of noise, is release after release."""
+def test_noise_is_the_same_however_much_is_drawn_ahead() -> None:
     clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1]])
-    doors = [door(dimension=4) for _ in range(3)]
+    doors = [door(dimension=4) for _ in range(2)]
     for one in doors:
         one.begin(0, clients)
     asked: list[int] = []
 
-    def factors(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+    def factors(client: int, runs: np.ndarray) -> np.ndarray:
         asked.append(client)
-        return np.full((len(where), COUNTS[client]), 0.01 * len(asked))
+        return np.full((len(runs), COUNTS[client]), 0.01 * len(asked))
 
-    def two_at_once(window, start: int, count: int) -> None:
+    def two_at_once(window, start: int) -> None:
         part = slice(start, start + 2)
         of = window.clients[part], window.uses[part], window.scales[part]
         window.noise, window.widths = doors[1].channel._units("noise/gradient", *of)
         window.drawn = start
 
-    expected = [doors[0].channel.release("gradient", ScaledRows(factors))[0] for _ in clients[0]]
+    expected = [doors[0].channel.release(ScaledRows(factors)) for _ in clients[0]]
     asked.clear()
     doors[1].channel._draw_noise = two_at_once
-    found = [torch.from_numpy(answer) for answer in doors[1].answers(ScaledRows(factors))]
+    found = [doors[1].channel.release(ScaledRows(factors)) for _ in clients[0]]
     assert asked == [0, 1, 1, 0, 0, 2, 1]
-    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    assert np.array_equal(np.stack(found), np.stack(expected))
     assert not found[2].any()
-    assert next(doors[1].answers(ScaledRows(factors)), None) is None
-    answers = doors[2].answers(ScaledRows(factors))
-    next(answers)
-    doors[2].channel.release("gradient", ScaledRows(factors))
-    with pytest.raises(PrivacyError, match="released already"):
-        next(answers)
+    with pytest.raises(PrivacyError, match="nothing is charged for another one"):
+        doors[1].channel.release(ScaledRows(factors))
 
 
 def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
@@ -526,37 +476,23 @@ def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
 
 @pytest.mark.parametrize("watched", ["record", "tap"])
 @pytest.mark.parametrize("replicates", [1, 3])
-@pytest.mark.parametrize("kind", ["factors", "means"])
-def test_answers_have_the_same_bits_when_they_are_recorded_or_tapped_and_are_those_of_release(
-    watched: str, replicates: int, kind: str
-) -> None:
+def test_releases_have_the_same_bits_when_they_are_recorded_or_tapped(watched: str, replicates: int) -> None:
     clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1], [2, 1, 0, 1, -1, 0, 0, 2], [1, 1, 1, 0, 0, 2, 2, 0]])[
         :replicates
     ]
 
-    def message(made: list[np.ndarray]) -> ScaledRows | BoundedMeans:
-        def factors(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-            shift = made[-1].sum() * 1e-3 if made else 0.1
-            return np.linspace(-1, 1, COUNTS[client])[None] * np.ones((len(where), 1)) + shift
-
-        def means(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-            return factors(client, which, where)[:, :4] / 300
-
-        return ScaledRows(factors) if kind == "factors" else BoundedMeans(means)
-
     def run(way: str) -> np.ndarray:
         one, made = door(dimension=4, replicates=replicates).channel, []
+
+        def factors(client: int, runs: np.ndarray) -> np.ndarray:
+            shift = made[-1].sum() * 1e-3 if made else 0.1
+            return np.linspace(-1, 1, COUNTS[client])[None] * np.ones((len(runs), 1)) + shift
+
         one.record = [] if way == "record" else None
         one.tap = (lambda *_: None) if way == "tap" else None
         one.begin(0, clients)
-        if way == "release":
-            for _ in range(8):
-                made.append(one.release("gradient", message(made))[0].numpy())
-        else:
-            for answer in one.answers(message(made)):
-                made.append(answer)
+        for _ in range(8):
+            made.append(one.release(ScaledRows(factors)))
         return np.stack(made)
 
-    plain = run("plain")
-    assert np.array_equal(run(watched), plain)
-    assert np.array_equal(run("release"), plain)
+    assert np.array_equal(run(watched), run("plain"))

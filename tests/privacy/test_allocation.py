@@ -16,7 +16,6 @@ from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
-    Channel,
     ClientPrivacy,
     FixedCohort,
     FullParticipation,
@@ -24,6 +23,7 @@ from fedmtl.privacy import (
     QuantileClip,
     RecordPrivacy,
     ReleasePlan,
+    Rounds,
     SeededSource,
     open_channel,
 )
@@ -40,12 +40,12 @@ def plan(
     return ReleasePlan(name="c", dimension=d, uses=uses, form=form, allocation=weights)
 
 
-def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Channel:
+def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Rounds:
     bound = (sampler or FullParticipation()).bind(20)
     return open_channel(privacy, (one,), bound, seed=seed, steps=one.uses, **options)
 
 
-def step(channel: Channel, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
+def step(channel: Rounds, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
     ranks = channel.draw(number)
     channel.begin(number, ranks)
     rows = torch.zeros(20, 3, dtype=torch.float64) if rows is None else rows

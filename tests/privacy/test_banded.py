@@ -21,7 +21,6 @@ from scipy import special
 from fedmtl import FedAvg
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
-    Channel,
     ClientPrivacy,
     CyclicCohorts,
     FixedCohort,
@@ -30,6 +29,7 @@ from fedmtl.privacy import (
     PoissonSampling,
     QuantileClip,
     ReleasePlan,
+    Rounds,
     open_channel,
 )
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
@@ -42,11 +42,11 @@ PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="
 PLAN = ReleasePlan(name="update", dimension=4, uses=12)
 
 
-def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Channel:
+def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Rounds:
     return open_channel(privacy, (PLAN,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options)
 
 
-def released(channel: Channel, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
+def released(channel: Rounds, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
     """(T, 4) of clients that send ``rows`` (n, 4), or nothing."""
     found = []
     for step in steps:

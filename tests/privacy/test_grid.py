@@ -6,7 +6,6 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.errors import ConfigError
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
 from fedmtl.privacy.noise.grid import grid_width, noised
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
@@ -84,12 +83,6 @@ def test_dither_takes_noise_to_either_side_in_proportion():
     cells = LaplaceNoise(1.0).whole(source, "noise", 0, (COUNT,), 1.0)
     assert set(cells.tolist()) == {-4.0, -3.0}
     assert stats.binomtest(int((cells == -3).sum()), COUNT, 0.3).pvalue > ALPHA
-
-
-@pytest.mark.parametrize("bad", [{"bound": 0.0}, {"dimension": 0}, {"scale": math.inf}])
-def test_arguments(bad):
-    with pytest.raises(ConfigError, match=f"grid_width.{next(iter(bad))}"):
-        grid_width(**{"law": LaplaceNoise, "bound": 1.0, "dimension": 3, "scale": 1.0, **bad})
 
 
 # The attack on the least significant bits (Mironov 2012): a release of 0 or 1 with Laplace noise of epsilon 1

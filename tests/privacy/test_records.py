@@ -25,7 +25,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.clip import sum_width
-from fedmtl.privacy.sums import GradientChunks, RecordSums
+from fedmtl.privacy.sums import RecordSums
 from fedmtl.random import id_key
 
 COUNTS = (10, 25, 40, 8, 100)
@@ -308,18 +308,15 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
 def test_one_address_of_noise_serves_one_release() -> None:
     channel = door(NOISED)
     one, record = torch.tensor([1]), (torch.ones(1, DIMENSION), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(PrivacyError, match="No round of local training"):
-        channel.release("gradient", GradientChunks(0, [EMPTY]), one)
+    assert channel.local is None
     begin(channel)
     first = channel.local
     with pytest.raises(PrivacyError, match="named twice"):
         first.release(torch.tensor([1, 2, 1]), 0, [EMPTY])
-    channel.release("gradient", GradientChunks(0, [EMPTY]), one)
-    for message in (GradientChunks(0, [record]), GradientChunks(4, [record])):
+    first.release(one, 0, [EMPTY])
+    for step in (0, 4):
         with pytest.raises(PrivacyError, match=r"made already|not charged"):
-            channel.release("gradient", message, one)
-    with pytest.raises(PrivacyError, match="needs the clients"):
-        channel.release("gradient", GradientChunks(0, [EMPTY]))
+            first.release(one, step, [record])
     begin(channel, 1)
     with pytest.raises(PrivacyError, match="Round 0 is over"):
         first.release(torch.tensor([2]), 0, [record])

@@ -14,8 +14,8 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
 from fedmtl.privacy.audit import Effort
-from fedmtl.privacy.channel import Channel
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum, sum_width
+from fedmtl.privacy.rounds import Rounds
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.trainer.audit.suite import audit_trainer
 
@@ -28,7 +28,7 @@ def all_rows_are_long(monkeypatch):
     monkeypatch.setattr(clip, "_LONG", 0)
 
 
-def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Channel, Tensor]:
+def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Rounds, Tensor]:
     """A channel whose first round has begun, and its cohort."""
     given = {"clip_norm": 1.5, "noise_multiplier": 0.8, "delta": 1e-5} | settings
     channel = open_channel(ClientPrivacy(**given), (plan,), PoissonSampling(6).bind(clients), seed=0, steps=3)
@@ -186,7 +186,7 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
     summed = run()
     assert len(released) == 3
     assert all(released)
-    monkeypatch.setattr(Channel, "total", lambda self, name: None)
+    monkeypatch.setattr(Rounds, "total", lambda self, name: None)
     by_rows = run()
     assert len(released) == 3
     assert torch.equal(summed.shared.nan_to_num(7.0), by_rows.shared.nan_to_num(7.0))

@@ -166,7 +166,7 @@ class _Seen:
 class _Watched(Trainer):
     seen: _Seen = field(default_factory=_Seen)
 
-    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+    def open(self, *args: Any, **options: Any) -> tuple[Any, Source]:
         channel, source = super().open(*args, **options)
         self.seen.watch(channel)
         return channel, source

@@ -12,12 +12,12 @@ from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, Ditto
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import (
-    Channel,
     ClientPrivacy,
     FixedCohort,
     FullParticipation,
     GaussianNoise,
     LaplaceNoise,
+    LocalSteps,
     PoissonSampling,
     RecordPrivacy,
 )
@@ -92,12 +92,12 @@ def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: p
     setup = opened(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
     claims = Claims(setup, setup.open(0))
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
-    noised = Channel._noised_local
+    noised = LocalSteps._noised
 
-    def again(self, total, clients, own, round):
-        return noised(self, total, clients, own % self.local.steps(clients), round)
+    def again(self, total, clients, steps):
+        return noised(self, total, clients, steps % self.steps(clients))
 
-    monkeypatch.setattr(Channel, "_noised_local", again)
+    monkeypatch.setattr(LocalSteps, "_noised", again)
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
 
 

@@ -79,8 +79,8 @@ def released(run: Trainer) -> torch.Tensor:
     channel.record = []
     for block in source.blocks(0):
         source.begin(block)
-        silent = ScaledRows(lambda k, which, where: np.zeros((len(where), COUNTS[k])))
-        channel.release("gradient", silent, count=len(block))
+        for _ in range(len(block)):
+            channel.release(ScaledRows(lambda k, where: np.zeros((len(where), COUNTS[k]))))
     return torch.stack([value[0] for _, _, value in channel.record])
 
 

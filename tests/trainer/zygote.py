@@ -127,7 +127,7 @@ def trainer_of(request: dict[str, Any]) -> Any:
 def arm(point: str, step: int) -> Any:
     """Make this process die at a point of the first round from ``step`` on; returns a callback."""
     from fedmtl import _files
-    from fedmtl.privacy import Channel
+    from fedmtl.privacy import Rounds
     from fedmtl.trainer import Callback
     from tests.trainer.half import Half
 
@@ -143,14 +143,14 @@ def arm(point: str, step: int) -> Any:
             if point == "stepped" and current >= step:
                 die()
 
-    begin, release = Channel.begin, Channel.release
+    begin, release = Rounds.begin, Rounds.release
 
-    def begin_and_die(self: Channel, at: int, ranks: Any) -> None:
+    def begin_and_die(self: Rounds, at: int, ranks: Any) -> None:
         begin(self, at, ranks)
         if at >= step:
             die()
 
-    def release_and_die(self: Channel, *args: Any) -> Any:
+    def release_and_die(self: Rounds, *args: Any) -> Any:
         value = release(self, *args)
         if current + 1 >= step:
             die()
@@ -172,9 +172,9 @@ def arm(point: str, step: int) -> Any:
             die()
 
     if point == "begun":
-        Channel.begin = begin_and_die  # type: ignore[method-assign]
+        Rounds.begin = begin_and_die  # type: ignore[method-assign]
     elif point == "released":
-        Channel.release = release_and_die  # type: ignore[method-assign]
+        Rounds.release = release_and_die  # type: ignore[method-assign]
     elif point in ("appending", "writing"):
         _files.open = open_half  # type: ignore[attr-defined]
     elif point in ("written", "renamed"):

@@ -37,12 +37,12 @@ from torch import Tensor
 
 from ..._check import one_of
 from ...errors import ConfigError
-from ...privacy import Channel, GradientMessage, GradientPlan, RecordGradients
+from ...privacy import Activations, GradientMessage, GradientPlan, RecordGradients
 from ...privacy.clip import Clip, clip_rows
 from ...privacy.noise.symmetric import smat, svec
 from ...schedules import Block, BoundSchedule
 from ..activations import Answers
-from ..base import Problem, Released, State
+from ..base import Problem, State
 from ..linear.data import LinearData, prepared
 from ..linear.solve import minimize
 from .central import CentralLearner
@@ -83,11 +83,7 @@ class OneAnswer(CentralLearner):
         public["variances"][at] += answers.noise_std()[at[0]] ** 2
         public["answers"][at] += 1
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        new = super().server(problem, public, released)
-        return new | {"theta_l": self.model(problem, new, released.clip)}
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Take all answers of the block, and solve once."""
         state = super().step(problem, state, block, channel)
         state.public["theta_l"] = self.model(problem, state.public, channel.sums.clip)
@@ -184,7 +180,7 @@ class Moments(OneAnswer):
         """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips."""
         data = self.data(problem)
 
-        def moments(owner: int, which: Array, runs: Array) -> Tensor:
+        def moments(owner: int, runs: Array) -> Tensor:
             x, y = data.x[owner], data.y[owner]
             rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
             return rows.expand(len(runs), -1, -1)

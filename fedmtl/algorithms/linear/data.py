@@ -200,7 +200,7 @@ class LinearData:
             loss: of a record.
             models: (client, runs (k,)) -> the models (k, p) at which it answers; asked for at every release.
         """
-        return ScaledRows(lambda client, which, runs: loss.factors(models(client, runs), *self.arrays[client]))
+        return ScaledRows(lambda client, runs: loss.factors(models(client, runs), *self.arrays[client]))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""

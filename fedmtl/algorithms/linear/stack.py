@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...privacy import Channel
+from ...privacy import Rounds
 from ...schedules import Block
 from ..base import Problem, State
 from .data import LinearAlgorithm, LinearData, LinearLoss, prepared
@@ -159,7 +159,7 @@ class TaskAlgorithm(LinearAlgorithm):
     all_at_once = True
     loss: TaskLoss
 
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
         """Make one round."""
         return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 

@@ -40,7 +40,7 @@ class ModelRecords:
     def gradients_at(self, theta: np.ndarray) -> RecordGradients:
         """Return the gradients of their records at their models ``theta`` (R, n, D), which may change from one release
         to the next."""
-        return RecordGradients(lambda agent, which, runs: self.gradients(agent, torch.from_numpy(theta[runs, agent])))
+        return RecordGradients(lambda agent, runs: self.gradients(agent, torch.from_numpy(theta[runs, agent])))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         """Return the mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""

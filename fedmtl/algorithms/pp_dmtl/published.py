@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ..._check import one_of
 from ...errors import ConfigError, PrivacyError
-from ...privacy import Channel, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
-from ...privacy.channel import GRADIENT
+from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
 from ...schedules import Block, BoundSchedule
 from ..activations import Answers
 from ..base import Problem, State
@@ -72,10 +71,7 @@ class PublishedPPDMTL(PPDMTL):
                 store.scatter("own", torch.tensor([task]), own.expand(1, *size))
         return State(public, store)
 
-    def client(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError("The published program is computed by step: its tasks add noise inside.")
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block, of all replicates; in place."""
         data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
         for tasks in block.client.T:
@@ -84,19 +80,18 @@ class PublishedPPDMTL(PPDMTL):
                 runs, x, y = torch.nonzero(tasks == task)[:, 0], data.x[task], data.y[task]
                 row = state.private.gather("own", torch.tensor([task]))
                 p, q = public["returned"][runs, task], row[0, runs]
-                drawn = channel.members(task, np.zeros(len(runs), dtype=np.int64), runs.numpy())
+                drawn = channel.members(task, runs.numpy())
                 taking = 1.0 if drawn is None else torch.from_numpy(drawn)
                 gradient = (self.linear_loss.scale(p + q, x, y) * taking) @ x / (self.batch_rate * len(x))  # line 9
                 row[0, runs] = own_step(q, gradient, self.a1, self.tau, self.own_penalty)  # line 10
                 points[runs] += p + row[0, runs]  # line 11
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
-            message = data.gradients(self.linear_loss, partial(_rows, points.numpy()))
-            released = channel.release(GRADIENT, message)[0].numpy()  # lines 12 and 13
+            released = channel.release(data.gradients(self.linear_loss, partial(_rows, points.numpy())))  # 12 and 13
             self.serve(problem, public, Answers(tasks.numpy(), released, tasks.numpy() >= 0, lambda: none))
         return state
 
-    def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Channel) -> Tensor:
+    def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:
         """Return z1 (R, p) of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
         own, runs = tasks.clamp(min=0), torch.arange(len(tasks))
         if channel.noise_multipliers is None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.library import TOLERANCE, library_epsilon
-from ..channel import GRADIENT, Channel
 from ..report import PrivacyReport
 from ..settings import RecordPrivacy
 from ..sums import RecordGradients
@@ -141,7 +140,7 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
     return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 
 
-def _blocks(setup: Setup, channel: Channel, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
+def _blocks(setup: Setup, channel: Any, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
     """Yield the first step, what begins, and the accounts that each step is charged to: -1 is that of all clients."""
     if setup.one_at_a_time:
         left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
@@ -212,7 +211,7 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
     return findings, planned, taken if channel.account.by_client else np.array([steps]), report
 
 
-def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
+def _steps_again(setup: Setup, channel: Any, clients: Tensor) -> int:
     """Try releases that must be refused: of a step made already, after the last one, of a client outside the round."""
     local, plan = local_of(channel), setup.records
     empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
@@ -244,13 +243,13 @@ def _caps(setup: Setup, seed: int) -> Finding:
     return exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
 
 
-def _past(setup: Setup, channel: Channel, path: Path, k: int) -> list[str]:
+def _past(setup: Setup, channel: Any, path: Path, k: int) -> list[str]:
     cap, silent, wrong = int(channel.caps[k]), setup.records.at_cap == "silent", []
     read: list[int] = []
 
-    def gradients(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
-        read.extend(which.tolist())
-        return torch.ones(len(which), int(setup.sizes[client]), setup.records.dimension, dtype=torch.float64)
+    def gradients(client: int, runs: np.ndarray) -> Tensor:
+        read.extend(runs.tolist())
+        return torch.ones(len(runs), int(setup.sizes[client]), setup.records.dimension, dtype=torch.float64)
 
     def begins(first: int, count: int) -> bool:
         return _accepted(channel.begin, first, torch.full((1, count), k))
@@ -262,11 +261,11 @@ def _past(setup: Setup, channel: Channel, path: Path, k: int) -> list[str]:
             wrong.append("was charged for a block that was refused")
         if not begins(0, cap):
             return [*wrong, f"may not act {cap} times, its cap"]
-    values = [channel.release(GRADIENT, RecordGradients(gradients)) for _ in range(cap + silent)]
+    values = [channel.release(RecordGradients(gradients)) for _ in range(cap + silent)]
     if begins(cap + silent, 1) != silent:
         wrong.append(f"may act once more after {cap} times, its cap" if not silent else "may not act past its cap")
     elif silent:
-        values.append(channel.release(GRADIENT, RecordGradients(gradients)))
+        values.append(channel.release(RecordGradients(gradients)))
     if len(read) != cap or any(bool(value.any()) for value in values[cap:]):
         wrong.append(f"released something past its cap of {cap}")
     made = [clients for clients in _by_step(path) if clients]

@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..channel import Channel
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, gathered, noise_of, steps_for
 from .setup import CLIENTS, GRADIENTS, Claims, Setup
@@ -192,7 +192,7 @@ def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
 
 # Another channel, a forked process, a restored run
 
-_Units = Callable[[Channel, int, int], dict[str, np.ndarray]]
+_Units = Callable[[Any, int, int], dict[str, np.ndarray]]
 """(channel, first step, end) -> noise (T, D) by release, i.i.d. N(0, 1)."""
 
 
@@ -203,7 +203,7 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
         acting = max(1, int(((setup.open(first).caps > 0) & (setup.sizes > 0)).sum()))
         steps = 2 * acting * -(-2 * _SHORTEST // (acting * setup.records.dimension))
 
-    def sample(channel: Channel, start: int, stop: int) -> dict[str, np.ndarray]:
+    def sample(channel: Any, start: int, stop: int) -> dict[str, np.ndarray]:
         found = noise_of(setup, claims, channel, start, stop)
         return {name: one.units for name, one in found.items() if not name.endswith("/count")}
 

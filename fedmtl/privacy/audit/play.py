@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from scipy import signal, special
 from torch import Tensor
 
 from ...errors import BudgetExhausted
-from ..channel import GRADIENT, Channel
 from ..local_steps import LocalSteps
 from ..release import Form
-from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
+from ..sums import GradientMessage, RecordGradients, ScaledRows
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
 
@@ -161,7 +160,7 @@ def silence(setup: Setup) -> Sent:
 def noise_of(
     setup: Setup,
     claims: Claims,
-    channel: Channel,
+    channel: Any,
     start: int,
     stop: int,
     who: np.ndarray | None = None,
@@ -209,7 +208,7 @@ def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
 def played(
     setup: Setup,
     claims: Claims,
-    channel: Channel,
+    channel: Any,
     start: int,
     stop: int,
     sent: Sent | None = None,
@@ -244,7 +243,7 @@ def played(
     return _sums(setup, claims, channel, start, stop, sent)
 
 
-def _sums(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+def _sums(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
     names = [*claims.names, *(f"{name}/count" for name in claims.names if setup.adaptive is not None)]
     made = {name: Sample(claims.of(name).size) for name in names}
@@ -272,9 +271,7 @@ def _sums(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int,
     return made
 
 
-def _local_steps(
-    setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent, local: int
-) -> Sample:
+def _local_steps(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent, local: int) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made, total = Sample(setup.records.dimension), setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
@@ -293,7 +290,7 @@ def _local_steps(
 
 
 def _activations(
-    setup: Setup, claims: Claims, channel: Channel, start: int, stop: int, sent: Sent | None, who: np.ndarray | None
+    setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent | None, who: np.ndarray | None
 ) -> Sample:
     """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
     its cap, where an earlier session brought it there, nothing is returned."""
@@ -310,12 +307,12 @@ def _activations(
             channel.begin(at, torch.from_numpy(acting)[None].expand(channel.replicates, -1))
         except BudgetExhausted:
             break
-        drawn = _members(channel, acting)
-        values = _given(setup, channel, acting, sent, block)
         for place, client in enumerate(acting.tolist()):
+            drawn = _members(channel, client)
+            value = _given(setup, channel, client, sent, block)
             if uses[client] < channel.caps[client] and at + place >= start:
                 claim = claims.of(GRADIENTS, client, int(uses[client]))
-                made.releases.append(Released(values[place, -1], claim, client, int(uses[client]), drawn[place]))
+                made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
             uses[client] += 1
         at, block = at + len(acting), block + 1
     return made
@@ -324,7 +321,7 @@ def _activations(
 # Rounds
 
 
-def _drawing(setup: Setup, channel: Channel, clients: np.ndarray) -> Channel:
+def _drawing(setup: Setup, channel: Any, clients: np.ndarray) -> Any:
     """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
     sampler, ranks = copy(channel.sampler), torch.from_numpy(clients)
     if setup.gradients is not None and setup.gradients.ranks is not None:
@@ -335,7 +332,7 @@ def _drawing(setup: Setup, channel: Channel, clients: np.ndarray) -> Channel:
     return channel
 
 
-def rounds(setup: Setup, channel: Channel, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
+def rounds(setup: Setup, channel: Any, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
     """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who
     takes part: ranks, or where records are protected clients in their order."""
     for step in range(start, setup.steps if stop is None else stop):
@@ -349,7 +346,7 @@ def rounds(setup: Setup, channel: Channel, start: int = 0, stop: int | None = No
         yield step, clients
 
 
-def local_of(channel: Channel) -> LocalSteps:
+def local_of(channel: Any) -> LocalSteps:
     """Return the local steps of the round that has begun."""
     assert channel.local is not None
     return channel.local
@@ -367,75 +364,64 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     return np.concatenate(kept)[:limit]
 
 
-def _members(channel: Channel, clients: np.ndarray) -> np.ndarray:
-    """Return (k, 64) bool: which of the first records of each of ``clients`` (k,), who act next, will take part."""
-    found = np.zeros((len(clients), _DRAWN), dtype=bool)
-    for client in np.unique(clients).tolist():
-        which = np.flatnonzero(clients == client)
-        members = channel.members(client, which, np.zeros_like(which))
-        if members is not None:
-            found[which, : members.shape[1]] = members[:, :_DRAWN]
+def _members(channel: Any, client: int) -> np.ndarray:
+    """Return (64,) bool: which of the first records of ``client``, who acts next, will take part."""
+    found = np.zeros(_DRAWN, dtype=bool)
+    members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
+    if members is not None:
+        found[: members.shape[1]] = members[0, :_DRAWN]
     return found
 
 
-def _given(setup: Setup, channel: Channel, acting: np.ndarray, sent: Sent | None, block: int) -> np.ndarray:
-    """Return the releases (k, R, D) of a block: together, or one after the other, which every second block is."""
+def _given(setup: Setup, channel: Any, client: int, sent: Sent | None, block: int) -> np.ndarray:
+    """Return what the next activation, of ``client``, releases (R, D): of ``sent``, or of a message of each kind."""
     if sent is not None:
-        return np.stack(
-            [next(channel.answers(record_gradients(setup, *sent(GRADIENTS, block, torch.tensor([k])))))
-             for k in acting.tolist()]
-        )  # fmt: skip
-    messages = silent_messages(setup, channel, math.nan if block % 2 else 0.0)
-    message = messages[block // 2 % len(messages)]
-    if block % 2:
-        return np.stack(list(islice(channel.answers(message), len(acting))))
-    return channel.release(GRADIENT, message, count=len(acting)).numpy()
+        value: np.ndarray = channel.release(record_gradients(setup, *sent(GRADIENTS, block, torch.tensor([client]))))
+        return value
+    messages = silent_messages(setup, math.nan if block % 2 else 0.0)
+    silent: np.ndarray = channel.release(messages[block // 2 % len(messages)])
+    return silent
 
 
 def record_gradients(setup: Setup, rows: Tensor, clients: Tensor) -> RecordGradients:
     """Return the gradients ``rows`` (k, D) of the first k records of a client; those of its other records are zero."""
 
-    def gradients(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
+    def gradients(client: int, runs: np.ndarray) -> Tensor:
         whole = torch.zeros(int(setup.sizes[client]), rows.shape[1], dtype=torch.float64)
         whole[: len(rows)] = rows[: len(whole)]
-        return whole.expand(len(which), -1, -1)
+        return whole.expand(len(runs), -1, -1)
 
     return RecordGradients(gradients)
 
 
-def silent_messages(setup: Setup, channel: Channel, factor: float) -> list[GradientMessage]:
+def silent_messages(setup: Setup, factor: float) -> list[GradientMessage]:
     """Return every kind of message of clients that contribute nothing, with gradients of 0 or NaN, ``factor``."""
-    d = setup.records.dimension
-    assert channel.draws is not None
 
-    def rows(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
-        shape = (len(which), int(setup.sizes[client]), d)
+    def rows(client: int, runs: np.ndarray) -> Tensor:
+        shape = (len(runs), int(setup.sizes[client]), setup.records.dimension)
         return torch.full((1, 1, 1), factor, dtype=torch.float64).expand(shape)
 
-    messages: list[GradientMessage] = [RecordGradients(rows)]
-    if setup.linear:
-        scaled = ScaledRows(lambda client, which, where: np.full((len(which), int(setup.sizes[client])), factor))
-        messages.append(scaled)
-    if not channel.draws.sampled:
-        messages.append(BoundedMeans(lambda client, which, where: np.zeros((len(which), d))))
-    return messages
+    def factors(client: int, runs: np.ndarray) -> np.ndarray:
+        return np.full((len(runs), int(setup.sizes[client])), factor)
+
+    return [RecordGradients(rows), *([ScaledRows(factors)] if setup.linear else [])]
 
 
 # What a channel says
 
 
-def uses_of(channel: Channel) -> np.ndarray:
+def uses_of(channel: Any) -> np.ndarray:
     """Return (m,) int64, how often each account was charged."""
     (uses,) = channel.account.uses
     return np.asarray(uses)
 
 
-def caps_of(channel: Channel) -> np.ndarray | None:
+def caps_of(channel: Any) -> np.ndarray | None:
     """Return (m,) int64, the most uses of each account; None where the budget of all is one, or uses have no cap."""
     return channel.account.caps if channel.account.by_client else None
 
 
-def stated_multiplier(setup: Setup, channel: Channel, name: str, client: int, use: int) -> float:
+def stated_multiplier(setup: Setup, channel: Any, name: str, client: int, use: int) -> float:
     """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
     if setup.gradients is not None:
         assert channel.noise_multipliers is not None
@@ -444,11 +430,11 @@ def stated_multiplier(setup: Setup, channel: Channel, name: str, client: int, us
     return math.nan if noise is None else float(noise.multiplier)
 
 
-def release_nothing(setup: Setup, channel: Channel, first: int, members: Tensor) -> np.ndarray:
+def release_nothing(setup: Setup, channel: Any, first: int, members: Tensor) -> np.ndarray:
     """Release a round, or a block of activations, that has begun and in which clients contribute nothing; return what
     activations released, (k, D)."""
     if setup.one_at_a_time:
-        return _given(setup, channel, members[0].numpy(), None, first)[:, 0]
+        return np.stack([_given(setup, channel, int(client), None, first)[0] for client in members[0]])
     for plan in channel.plans if setup.gradients is None else ():
         channel.release(plan.name, *silence(setup)(plan.name, first, members))
     return np.zeros((0, 0))

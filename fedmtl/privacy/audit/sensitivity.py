@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import PrivacyError
-from ..channel import Channel
 from ..settings import ClientPrivacy
-from ..sums import BoundedMeans, ScaledRows
+from ..sums import ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence, turns
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claim, Claims, Setup
@@ -71,7 +70,6 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
         findings += [_over_rounds(setup, claims, name, seed)] if claims.of(name).bands else []
     if setup.one_at_a_time:
         findings += [_of_factors(setup, claims, seed, coins)] if setup.linear else []
-        findings.append(_bounded_means(setup, claims, seed))
     return findings
 
 
@@ -262,33 +260,9 @@ def _of_factors(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
     return worst.finding(check)
 
 
-def _answer(channel: Channel, factors: np.ndarray, *, together: bool) -> np.ndarray:
+def _answer(channel: Any, factors: np.ndarray, *, together: bool) -> np.ndarray:
     """Return what the next activation releases of ``factors`` (1, n_i), computed as those of all clients together or
     for its client."""
-    of_all = (lambda clients, where, turns: factors[0]) if together else None
-    return next(channel.answers(ScaledRows(lambda client, which, where: factors, of_all)))[0]
-
-
-def _bounded_means(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """Check that means that the domain is said to bound are refused beyond C, and released within it; all of them are
-    refused where releases take a subsample of the records."""
-    channel, wrong = setup.open(seed), []
-    order = turns(np.where(setup.sizes > 0, np.minimum(channel.caps, 1), 0), CLIENTS)
-    channel.begin(0, torch.from_numpy(order)[None])
-    for client in order.tolist():
-        claim, name = claims.of(GRADIENTS, client), setup.name(client)
-        within = np.ones((1, setup.records.dimension))
-        within *= claim.bound / np.linalg.norm(within[0], ord=1 if claim.norm == "l1" else 2)
-        loud = [factor for factor in (1.001, -2.0, math.nan, math.inf, 1e300) if _accepted(channel, within * factor)]
-        if loud:
-            wrong.append(f"{loud[0]:g} times C of client {name} was released")
-        elif _accepted(channel, within) != (claim.sampled is None):
-            wrong.append(f"a mean within C of client {name} was refused, or released of a subsample")
-    return exact("sensitivity: bounded means", len(wrong), "; ".join(wrong[:3]) or "means beyond C are refused")
-
-
-def _accepted(channel: Channel, mean: np.ndarray) -> bool:
-    try:
-        return next(channel.answers(BoundedMeans(lambda client, which, where: mean)), None) is not None
-    except PrivacyError:
-        return False
+    of_all = (lambda clients, runs, turns: factors[0]) if together else None
+    value: np.ndarray = channel.release(ScaledRows(lambda client, runs: factors, of_all))[0]
+    return value

@@ -22,7 +22,6 @@ from torch import Tensor
 from ..accounting.composition import epsilon
 from ..accounting.knorm import KNormDpEvent
 from ..accounting.losses import ReplacedPoissonDpEvent
-from ..channel import Channel
 from ..gradients import GradientPlan
 from ..opening import open_channel
 from ..price import Price, Prices
@@ -55,7 +54,7 @@ class Clocks:
     """
 
     phrase: str
-    blocks: Callable[[Channel, int], Iterator[tuple[int, Tensor]]]
+    blocks: Callable[[Any, int], Iterator[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +175,7 @@ class Setup:
         replicates: int = 1,
         x: Sequence[Tensor] | None = None,
         fingerprint: str = "audit",
-    ) -> Channel:
+    ) -> Any:
         """Open a channel of the run with another seed, and other rows ``x`` where gradients are multiples of rows."""
         plans: list[ReleasePlan | GradientPlan] = []
         for plan in self.plans:
@@ -301,10 +300,11 @@ class Claims:
         names: the releases: those of rows, or ``"gradients"``; of a setup with noise on rows ``"rows of <name>"``.
     """
 
-    def __init__(self, setup: Setup, channel: Channel) -> None:
+    def __init__(self, setup: Setup, channel: Any) -> None:
         self._setup, self._prices = setup, channel.account.prices
-        self._bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
-        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in channel.rows.items()}
+        releases, rows = ({}, {}) if setup.gradients is not None else (channel.releases, channel.rows)
+        self._bands = {name: one.bands.coefficients for name, one in releases.items() if one.bands is not None}
+        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in rows.items()}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..._check import positive, positive_int
 from .laws import NoiseLaw
 from .sources import NoiseSource
 
@@ -64,8 +63,6 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
         dimension: D, at least 1.
         scale: size of the noise on one coordinate of the sum (root mean square), above 0.
     """
-    positive("grid_width", bound=bound, scale=scale)
-    positive_int("grid_width", dimension=dimension)
     spread = float(dimension) if law.norm == "l1" else math.sqrt(dimension)
     return math.ldexp(1.0, math.frexp(min(bound * 2.0**-21 / spread, scale * law.cell))[1] - 1)
 

@@ -8,12 +8,12 @@ so that every model is the same before each local step.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...data import FederatedDataset
-from ...privacy import Channel
 from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact, skipped
 from ...privacy.channel import GRADIENT, Recording
@@ -77,7 +77,7 @@ def local_steps(
 ) -> dict[int, Step]:
     """Return the local steps of the first round of a run on ``data``, by number."""
     found: dict[int, Step] = {}
-    channels: list[Channel] = []
+    channels: list[Any] = []
 
     def tap(round: int, name: str, clients: Tensor, sums: Tensor) -> None:
         kind, _, number = name.partition("/")

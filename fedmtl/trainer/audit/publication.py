@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...data import FederatedDataset
 from ...errors import TrainingError
-from ...privacy import Channel, RecordPrivacy, SeededSource
+from ...privacy import RecordPrivacy, SeededSource
 from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact
 from ...privacy.audit.play import coordinates
@@ -75,7 +75,7 @@ class _Published(Trainer):
 
     coins: int
     replay: Recording | None
-    channels: list[Channel] = field(default_factory=list)
+    channels: list[Any] = field(default_factory=list)
     recording: list[tuple[int, str, Tensor]] = field(default_factory=list)
     values: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -86,13 +86,14 @@ class _Published(Trainer):
         given |= {"rounds": min(rounds, trainer.rounds), "baselines": (), "callbacks": (), "progress": False}
         return cls(**given, coins=coins, replay=replay)
 
-    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+    def open(self, *args: Any, **options: Any) -> tuple[Any, Source]:
         channel, source = super().open(*args, **options | {"replay": self.replay})
         self.channels[:], channel.record = [channel], self.recording
-        secret = not channel.account.by_client or channel.draws is not None  # else who takes part is charged for it
+        draws = getattr(channel, "draws", None)  # of records
+        secret = not channel.account.by_client or draws is not None  # else who takes part is charged for it
         coins = self.coins if secret else self.seed
         drawn = _SecureSeed(coins) if channel.source.name == "secure" else SeededSource(coins)
-        (channel if channel.draws is None else channel.draws).sources = [drawn]  # type: ignore[attr-defined]
+        (channel if draws is None else draws).sources = [drawn]
         return channel, source
 
     def run(self, data: FederatedDataset) -> dict[str, bytes]:
@@ -118,7 +119,7 @@ class _Published(Trainer):
     def has(self, name: str, value: np.ndarray) -> bool:
         """Return whether ``value`` was released under ``name``."""
         (channel,) = self.channels
-        forms = {plan.name: plan.form for plan in channel.plans}
+        forms = {plan.name: plan.form for plan in getattr(channel, "plans", ())}
         each = (one.numpy() for _, key, one in self.recording if key.split("/")[0] == name)
         made = (coordinates(one, forms.get(name, "vector")).reshape(-1) for one in each)
         return any(one.shape == value.shape and np.allclose(one, value, rtol=1e-12, atol=0) for one in made)

@@ -16,7 +16,7 @@ from ...algorithms.base import Problem, State
 from ...data import FederatedDataset
 from ...errors import BudgetExhausted
 from ...local import operation_threads
-from ...privacy import Channel, RecordPrivacy, SeededSource
+from ...privacy import RecordPrivacy, SeededSource
 from ...privacy.channel import Recording, Tap
 from ..trainer import Trainer
 
@@ -32,7 +32,7 @@ def states(
     record: Releases | None = None,
     replay: Recording | None = None,
     tap: Tap | None = None,
-    opened: Callable[[Channel], None] | None = None,
+    opened: Callable[[Any], None] | None = None,
     finish: Callable[[Problem, State], None] | None = None,
 ) -> Generator[tuple[State, Any], None, None]:
     """Yield the states of a run of the trainer's algorithm on ``data``: the first one, then that after every block.
@@ -115,12 +115,12 @@ def watched(
         coins: seed of the secret coins, in place of the run's.
         messages: whether rows, personal models and the tensors that clients keep are noted.
     """
-    watch, everybody, channels, algorithm = Watch(), torch.arange(len(data)), list[Channel](), trainer.algorithm
+    watch, everybody, channels, algorithm = Watch(), torch.arange(len(data)), list[Any](), trainer.algorithm
 
-    def opened(channel: Channel) -> None:
+    def opened(channel: Any) -> None:
         channels.append(channel)
         if coins is not None:  # cohorts, or where these are public the records that take part
-            (channel if channel.draws is None else channel.draws).sources = [SeededSource(coins)]  # type: ignore[attr-defined]
+            (getattr(channel, "draws", None) or channel).sources = [SeededSource(coins)]
 
     def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(watch.messages, step, f"the row of {name}", clients, rows)

@@ -1,0 +1,305 @@
+"""Activations: releases of clients that act one at a time, each a noised mean gradient of its own records.
+
+Order of a block: ``begin`` (the charge is written), then one ``release`` for each activation, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError
+from .account import Account
+from .channel import GRADIENT, Channel
+from .gradients import GradientPlan
+from .noise.grid import GridValue, client_noise, noised
+from .noise.registry import LAWS
+from .noise.sources import NoiseSource
+from .report import SignalToNoise
+from .settings import Privacy
+from .sums import GradientMessage, RecordDraws, RecordSums, ScaledRows, by_client, in_order, turns_of
+
+_DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
+_ONLY = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(eq=False)
+class _Window:
+    """A block of activations that is charged.
+
+    Attributes:
+        first: number of the first activation.
+        clients: (S, R) int64 who releases something; -1 is nobody, also a client without records, or at its cap where
+            it is silent.
+        uses: (S, R) int64 how often it acted before.
+        divisors: (S, R) what sums are divided by.
+        scales: (S, R) scale of the noise on a sum; 0 of nobody's.
+        noise: noise on the sums from place ``drawn`` on, (s, R, D).
+        widths: of the grids of that noise in secure mode, (s,).
+        drawn: see ``noise``.
+    """
+
+    first: int
+    clients: np.ndarray
+    uses: np.ndarray
+    divisors: np.ndarray
+    scales: np.ndarray
+    noise: np.ndarray
+    widths: np.ndarray
+    drawn: int = 0
+
+
+class Activations(Channel):
+    """The channel of a run whose clients act one at a time.
+
+    Attributes:
+        gradients: the plan of the releases.
+        schedule: one phrase on who acts when, which is public.
+        draws: which records take part in a release.
+        sums: of their gradients.
+    """
+
+    def __init__(
+        self,
+        settings: tuple[Privacy, ...],
+        account: Account,
+        sources: Sequence[NoiseSource],
+        *,
+        gradients: GradientPlan,
+        schedule: str,
+        **options: Any,
+    ) -> None:
+        super().__init__(settings, account, sources, **options)
+        self.gradients, self.schedule = gradients, schedule
+        self.draws = RecordDraws(gradients, self.sources)
+        norm, claim = LAWS[self.mechanism or "gaussian"].norm, gradients.published
+        if claim is not None and claim.norm is not None:
+            norm = claim.norm
+        self.sums = RecordSums(gradients, bound=self.bound, norm=norm)
+        self._window: _Window | None = None
+        self._place = self._end = 0  # of the next activation, and after the last one that has begun
+        self._secure = self.source.name == "secure"
+
+    @property
+    def releases_anything(self) -> bool:
+        """Return True: every activation is charged."""
+        return True
+
+    # A block
+
+    def start(self, step: int) -> None:
+        self.ranks.share(lambda: self.account.start(step))
+        if not self._end:
+            self._place = self._end = step
+
+    def begin(self, first: int, members: Tensor) -> None:
+        """Charge a block of activations; on return the charge is written, in secure mode to the disk.
+
+        Args:
+            first: number of the first activation; each begins once.
+            members: int64 (R, S), who acts in each of S activations of R replicates, -1 for no client.
+
+        Raises:
+            BudgetExhausted: a client would exceed its cap; nothing is charged, no data are read.
+            PrivacyError: a block that does not follow the last one, or a last block that was not finished.
+            ResumeError: charges of earlier steps are missing.
+        """
+        self._check_finished()
+        if first != self._end:
+            raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
+        acting = self._acting(members.numpy())
+        uses = self.account.charge(first, acting[:, :, None])
+        assert uses is not None
+        self._window = self._prepared(first, acting, uses[:, :, 0])
+        self._place, self._end = first, first + acting.shape[1]
+
+    def _check_finished(self) -> None:
+        if self._place < self._end:
+            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
+
+    def _acting(self, clients: np.ndarray) -> np.ndarray:
+        """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
+        these are silent."""
+        n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
+        if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
+            raise PrivacyError(
+                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for nobody, not "
+                f"{clients.shape} with {low} to {high}."
+            )
+        if not self.draws.never_empty:
+            clients = np.where(self.draws.counts[clients] > 0, clients, -1)
+        if self.gradients.at_cap == "silent":
+            clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
+        return clients
+
+    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
+        divisors = np.where(acting >= 0, self.gradients.expected[acting], 1.0)
+        scales = np.zeros(acting.shape)
+        if self.prices is not None:
+            scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
+        nothing = np.zeros((0, self.replicates, self.gradients.dimension))
+        by_step = [np.array(one.T, order="C") for one in (acting, uses, divisors, scales)]
+        return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing, np.zeros(0))
+
+    @property
+    def answering(self) -> np.ndarray:
+        """Return in which replicates the next activation releases something, bool (R,); public."""
+        window, start = self._next()
+        return window.clients[start] >= 0
+
+    def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
+        """Return the records of a client that take part in its next release, for what it computes from them by itself;
+        they are secret.
+
+        Args:
+            client: who acts next.
+            runs: (k,) int64, in these replicates.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
+        window, start = self._next()
+        return self.draws.of(client, window.uses[start, runs], runs) if self.draws.sampled else None
+
+    def release(self, message: GradientMessage) -> np.ndarray:
+        """Return what the next activation releases: clip, sum over records, noise, divide.
+
+        Args:
+            message: gradients of records, see :mod:`.sums`; it is asked for those of clients that act.
+
+        Returns:
+            ``(sum_j clip(g_j) + noise) / (q_i n_i)``, (R, D) float64, zero where no client acts.
+
+        Raises:
+            PrivacyError: no activation that has begun is left.
+        """
+        window, start = self._next()
+        step, clients, value = self._place, window.clients[start], np.zeros(0)
+        if self._replay is None or self.tap is not None:
+            value = self._sums(message, clients)
+        if self.tap is not None:
+            for client, row in zip(clients.tolist(), torch.tensor(value), strict=True):
+                if client >= 0:
+                    self.tap(step, GRADIENT, torch.tensor([client]), row[None])
+        forced = self.replayed(step, GRADIENT)
+        value = self._noised(value, start, window) if forced is None else forced.numpy()
+        self._place = step + 1
+        if self.record is not None:
+            self._note(step, GRADIENT, torch.from_numpy(value))
+        return value
+
+    def _next(self) -> tuple[_Window, int]:
+        """Return the block, and the place in it of the next activation."""
+        if self._window is None or self._place >= self._end:
+            raise PrivacyError("No activation has begun that was not released, so nothing is charged for another one.")
+        return self._window, self._place - self._window.first
+
+    def noise_std(self, name: str = GRADIENT) -> Tensor:
+        window = self._window
+        if window is None or self._place <= window.first:
+            raise PrivacyError("No activation has been released, so its noise is not known.")
+        if self.prices is None:
+            return torch.zeros(self.replicates, dtype=torch.float64)
+        at = self._place - 1 - window.first
+        unit = LAWS[str(self.mechanism)](1.0).std(1.0, self.gradients.dimension)
+        return torch.from_numpy(unit * window.scales[at] / window.divisors[at])
+
+    # Sums and noise
+
+    def _sums(self, message: GradientMessage, clients: np.ndarray) -> np.ndarray:
+        """Return (R, D): clipped sums of the activations of ``clients`` (R,), -1 for no client."""
+        if clients.size == 1 and not _of_all(message) and (client := clients.item()) >= 0:
+            return self._sums_of(message, client, _ONLY)
+        if self.draws.sampled or not _of_all(message):
+            return by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+        order, turns = turns_of(clients)
+        if not turns:
+            return np.zeros((len(clients), self.sums.dimension))
+        assert isinstance(message, ScaledRows)
+        assert message.of_all is not None
+        runs = np.arange(len(clients))[order]
+        return in_order(self.sums.of_all(turns, message.of_all(clients[order], runs, turns)), order, len(clients))
+
+    def _sums_of(self, message: GradientMessage, client: int, runs: np.ndarray) -> np.ndarray:
+        """Return (k, D): clipped sums over the records of a client that take part in its releases."""
+        drawn = self.members(client, runs)
+        if isinstance(message, ScaledRows):
+            return self.sums.of_factors(client, message.factors(client, runs), drawn)
+        return self.sums.of_gradients(client, message.gradients(client, runs), drawn)
+
+    def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
+        """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
+        divisors = window.divisors[start, :, None]
+        if self.prices is None:
+            return total / divisors
+        if not window.drawn <= start < window.drawn + len(window.noise):
+            self._draw_noise(window, start)
+        at = start - window.drawn
+        noise, width = torch.from_numpy(window.noise[at]), float(window.widths[at]) if self._secure else None
+        means: np.ndarray = noised(torch.from_numpy(total), noise, width).numpy()
+        means /= divisors
+        if width is not None and window.clients[start, 0] >= 0:
+            value = torch.from_numpy(means[0].copy())
+            self.on_grid[GRADIENT] = GridValue(window.first + start, value, width, float(divisors[0, 0]))
+        return means
+
+    def _draw_noise(self, window: _Window, start: int) -> None:
+        """Draw the noise of the activations of the block from place ``start`` on."""
+        part = slice(start, start + max(1, _DRAWN // max(1, self.replicates * self.sums.dimension)))
+        clients, uses, scales = window.clients[part], window.uses[part], window.scales[part]
+        acting = np.any(clients >= 0, axis=1)
+        noise, widths = np.zeros((acting.size, self.replicates, self.sums.dimension)), np.ones(acting.size)
+        noise[acting], widths[acting] = self._units("noise/gradient", clients[acting], uses[acting], scales[acting])
+        window.noise, window.widths, window.drawn = noise, widths, start
+
+    def _units(
+        self, purpose: str, clients: np.ndarray, uses: np.ndarray, scales: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the noise (S, R, D) of activations (S, R), addressed by the client and its own count, and the widths
+        of its grids (S,)."""
+        law, keys = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
+        if not self._secure:
+            units = law.draw_each(self.sources, purpose, torch.from_numpy(uses), keys, self.sums.dimension)
+            return units * scales[:, :, None], np.ones(len(clients))
+        sizes, at = torch.from_numpy(scales[:, 0]), torch.from_numpy(uses[:, 0])
+        noise, widths = client_noise(
+            law, self.source, purpose, at, keys[:, 0], self.sums.dimension, sensitivity=sizes, bound=self.bound
+        )
+        assert widths is not None
+        return noise.numpy()[:, None], widths.numpy()
+
+    # Its report
+
+    def snr(self) -> SignalToNoise | None:
+        return None
+
+    def _facts(self) -> dict[str, Any]:
+        facts = self._record_facts(self.gradients)
+        text, plan = f"{self.schedule}; every activation is charged to the client that acts", self.gradients
+        if plan.at_cap == "silent":
+            low, high = int(self.caps.min()), int(self.caps.max())
+            most = f"{high}" if low == high else f"{low} to {high}"
+            text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
+        if self.prices is not None:
+            if any(price.weights is not None for price in self.prices.kinds):
+                text += "; activations have public weights, and noise in inverse proportion"
+            z = self.prices.by_account[:, (self.caps > 0) & (plan.counts > 0)]
+            if z.size and z.min() < z.max():
+                facts["mechanism"] += f" of multipliers {z.min():.5g} to {z.max():.5g} by client"
+        if self.privacy is not None:
+            facts["clipping"] = f"{self.sums.norm.upper()} norm of the gradient of one record"
+        return facts | {"sampler": text}
+
+    def _claimed(self) -> float | None:
+        if self.prices is not None and self.gradients.published is not None:
+            return max(map(self.gradients.published.claim, self.prices.by_account.ravel()))
+        return super()._claimed()
+
+
+def _of_all(message: GradientMessage) -> bool:
+    return isinstance(message, ScaledRows) and message.of_all is not None

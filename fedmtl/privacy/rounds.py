@@ -1,0 +1,509 @@
+"""Rounds: releases of sums over the rows of a cohort.
+
+Order of a round: ``draw`` the cohort, ``begin`` (the charge is written), then ``release`` once for each declared name.
+All releases of a round are charged together, as one Gaussian release of the concatenated vector under one cohort. Under
+record-level privacy the local steps of DP-SGD are released through ``local``, and what clients send is post-processing,
+which ``release`` adds up as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, PrivacyError
+from .account import Account
+from .channel import Channel
+from .clip import Clip, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
+from .gradients import GradientPlan
+from .local_steps import LocalSteps
+from .noise.banded import CorrelatedNoise
+from .noise.grid import GridValue, noised, release_noise
+from .noise.laws import GaussianNoise
+from .noise.registry import LAWS
+from .noise.sources import NoiseSource
+from .noise.symmetric import smat
+from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
+from .release import Release, ReleasePlan
+from .report import SignalToNoise
+from .row_noise import BoundRowNoise
+from .samplers import BoundSampler, SamplingLaw
+from .settings import ClientPrivacy, Privacy
+from .sums import RecordDraws, RecordSums
+from .totals import RowTotal
+
+Message = Tensor | RowTotal
+"""What the clients of a cohort send for one release: their rows, or the sum that they were added to."""
+
+
+class Rounds(Channel):
+    """The channel of a run in rounds.
+
+    Attributes:
+        sampler: who takes part, with its cap on uses where one applies.
+        law: what the sampler guarantees, or None without privacy.
+        releases: the typed releases, by name (empty where the messages of clients are not noised).
+        multipliers: z of every replicate's releases, together with its count of unclipped clients, 0 for one without
+            noise; empty where none has any.
+        gradients, draws, sums: the plan of the local steps, which records take part in them, and sums of their
+            gradients, where the unit is one record; else None.
+        local: the local steps of the round that has begun, where the unit is one record; else None.
+        rows: noise that clients add to their own rows, by release.
+        rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
+    """
+
+    def __init__(
+        self,
+        settings: tuple[Privacy, ...],
+        account: Account,
+        sources: Sequence[NoiseSource],
+        *,
+        sampler: BoundSampler,
+        plans: tuple[ReleasePlan, ...] = (),
+        law: SamplingLaw | None = None,
+        releases: dict[str, Release] | None = None,
+        multipliers: tuple[float, ...] = (),
+        rows: dict[str, BoundRowNoise] | None = None,
+        gradients: GradientPlan | None = None,
+        order: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(settings, account, sources, **options)
+        self.sampler, self.law, self.gradients = sampler, law, gradients
+        self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
+        self.rows_are_noised = False
+        self.local: LocalSteps | None = None
+        self._plans = {plan.name: plan for plan in plans}
+        self._adaptive = settings[0].clip_norm if settings else None
+        self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
+        self._correlated: dict[str, CorrelatedNoise] = {}
+        self._step: int | None = None
+        self._use = 0
+        self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun, as releases name its clients
+        self._drawn: dict[int, Tensor] = {}
+        self._released: set[str] = set()
+        self._order = order
+        self.draws: RecordDraws | None = None
+        self.sums: RecordSums | None = None
+        if gradients is not None:
+            self._order = gradients.order
+            self.draws = RecordDraws(gradients, self.sources)
+            self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
+
+    @property
+    def plans(self) -> tuple[ReleasePlan, ...]:
+        """Return the declared releases."""
+        return tuple(self._plans.values())
+
+    @property
+    def denominator(self) -> float:
+        """Return m, the public constant that divides the sum over a cohort."""
+        return self.sampler.denominator
+
+    @property
+    def releases_anything(self) -> bool:
+        """Return whether anything is released, and so charged."""
+        return bool(self._plans) or self.gradients is not None
+
+    # A round
+
+    def start(self, step: int) -> None:
+        self.ranks.share(lambda: self._start(step))
+
+    def _start(self, step: int) -> None:
+        self.account.start(step, lambda earlier: self._members(self._sample(earlier)))
+
+    def draw(self, step: int) -> Tensor:
+        """Return the cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
+
+        Raises:
+            BudgetExhausted: a fixed cohort can no longer be filled under its cap.
+        """
+        return self.ranks.share(lambda: self._draw(step))
+
+    def _draw(self, step: int) -> Tensor:
+        self._start(step)
+        if step not in self._drawn:
+            self._drawn[step] = self._sample(step)
+        return self._drawn[step].clone()
+
+    def _sample(self, step: int) -> Tensor:
+        uses, caps = self.account.participations[0], self.account.caps
+        if self.gradients is not None:  # accounts of clients, cohorts of ranks
+            order = self.gradients.order.numpy()
+            uses, caps = uses[order], None if caps is None else caps[order]
+        ranks = self.sampler.draw(step, self.source.coins("cohort", step), torch.from_numpy(uses))
+        if self.gradients is None or caps is None:
+            return ranks
+        return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
+
+    def _members(self, ranks: Tensor) -> Tensor:
+        """Return whose accounts a cohort of ``ranks`` is charged to."""
+        return ranks if self.gradients is None else self.gradients.order[ranks]
+
+    def begin(self, step: int, members: Tensor) -> None:
+        """Charge a round; on return the charge is written, in secure mode to the disk.
+
+        Args:
+            step: number of the round; each begins once.
+            members: (k,) the cohort that :meth:`draw` returned, in any order.
+
+        Raises:
+            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no data are read.
+            PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
+            ResumeError: charges of earlier steps are missing.
+        """
+        drawn = torch.sort(members.cpu()).values
+        clients = self._members(drawn)
+        self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
+        self._step, self._released = step, set()
+        self._cohort = drawn if self._order is None else self._order[drawn]
+        for name, norm in self._norms.items():
+            self.releases[name] = self.releases[name].clipped_at(norm)
+        self.local = None if self.gradients is None else LocalSteps(self, step, clients)
+
+    def _charge(self, step: int, drawn: Tensor, clients: Tensor) -> int:
+        """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
+        if step not in self._drawn or not torch.equal(self._drawn[step], drawn):
+            raise PrivacyError(
+                f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
+                f"that cohort only. Call draw(step) first."
+            )
+        self._step = self.local = None
+        self.account.charge(step, clients.numpy()[None, None])
+        del self._drawn[step]
+        return self.account.steps_charged - 1
+
+    def release(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> Tensor:
+        """Return a public value: clip, sum over the cohort, noise, divide.
+
+        Args:
+            name: a declared release, once a round.
+            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0; (R, k, D) of
+                R > 1 replicates; or the sum that they were added to, of :meth:`total`. A row with a NaN or infinity
+                counts as zero and the denominator stays; an empty cohort still releases noise.
+            clients: (k,) int64, positions of the clients that the rows are of, each in the cohort, and once over all
+                ranks.
+
+        Returns:
+            ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or
+            (R, D, D) for R > 1 replicates.
+
+        Raises:
+            PrivacyError: an undeclared name, a second release of the name in this round, no round that has begun, rows
+                of the wrong shape, or of clients that were not drawn; a sum of other rows, or with other limits than
+                that of :meth:`total`.
+        """
+        if isinstance(rows, RowTotal):
+            return self._release_total(name, rows, clients)
+        step = self._checked_step(name, rows, clients)
+        self._released.add(name)
+        if self.tap is not None:
+            for one in self._each(rows):
+                self.tap(step, name, clients, one)
+        value = self.replayed(step, name) if self.gradients is None else None  # else it is post-processing
+        if value is None:
+            if name in self.rows:
+                rows = self._hidden(self.rows[name], rows, clients, step)
+                self._note(step, f"{name}/rows", rows)
+            total = self._sum(name, rows, clients)
+            value = self.ranks.share(lambda: self._noised_sum(name, total, step))
+        self._note(step, name, value)
+        if isinstance(self._adaptive, QuantileClip):
+            self._adapt(name, rows, step, self._adaptive)
+        return value
+
+    def total(self, name: str) -> RowTotal | None:
+        """Return where clients of the round that has begun may add their rows as they make them, for :meth:`release`;
+        None where it needs the rows: short ones, those of several repetitions, matrices, and where a clip follows the
+        norms, clients add noise themselves, or somebody listens.
+
+        Args:
+            name: a declared release.
+
+        Raises:
+            PrivacyError: an undeclared name.
+        """
+        if name not in self._plans:
+            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
+        plan, clip, step = self._plans[name], self._clip(name), self._step
+        if clip is None or step is None or self.replicates > 1 or plan.form != "vector":
+            return None
+        listening = self.tap is not None or self._replay is not None or name in self.rows
+        if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
+            return None
+        return RowTotal(name, step, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
+
+    def _release_total(self, name: str, total: RowTotal, clients: Tensor) -> Tensor:
+        if (total.name, total.step) != (name, self._step) or total.count != clients.numel():
+            raise PrivacyError(
+                f"Release {name!r} of step {self._step} got a sum of {total.count} rows, made for {total.name!r} of "
+                f"step {total.step}; it needs one row from each of {clients.numel()} clients."
+            )
+        asked = self.total(name)
+        if asked is None or (total.dimension, total.limits) != (asked.dimension, asked.limits):
+            raise PrivacyError(
+                f"Release {name!r} got a sum of other rows, or with another clip, than Channel.total makes."
+            )
+        step = self._checked_step(name, total, clients)
+        if total.clients != sorted(clients.tolist()):
+            raise PrivacyError(f"Release {name!r} got a sum of rows of other clients than it names.")
+        self._released.add(name)
+        whole = self.ranks.sum(total.sum())
+        value = self.ranks.share(lambda: self._noised_sum(name, whole, step))
+        self._note(step, name, value)
+        return value
+
+    def _sum(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
+        """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
+
+        That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
+        in the order of the clients.
+        """
+        clip, form = self._clip(name), self._plans[name].form
+        if form == "vector":
+            bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
+            bound = max(self.ranks.gather(bound)) if clip is None else bound
+            width = sum_width(bound, self.sampler.n)
+            return self.ranks.sum(contributions(rows, clip, form, width, threads=self.threads))
+        if self.ranks.size > 1:
+            each = self.ranks.gather((clients, rows.detach().cpu()))
+            clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
+        return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
+
+    def _hidden(self, noise: BoundRowNoise, rows: Tensor, clients: Tensor, step: int) -> Tensor:
+        """Return the rows as the server gets them, with noise of their own."""
+        if self.rows_are_noised:
+            return rows
+        each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self.sources, strict=True)]
+        return each[0] if self.replicates == 1 else torch.stack(each)
+
+    def clip(self, name: str, rows: Tensor) -> Tensor:
+        """Return each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
+
+        Args:
+            name: a declared release.
+            rows: (k, D) float rows, (R, k, D) of R > 1 repetitions.
+
+        Returns:
+            The shape, dtype and device of ``rows``.
+        """
+        self._checked_rows(name, rows)
+        return clip_rows(rows.reshape(-1, rows.shape[-1]), self._clip(name)).reshape(rows.shape)
+
+    def counted(self, name: str, row: Tensor) -> Tensor:
+        """Return one client's row as its release adds it up, float64 on the CPU: what a client in a process of its own
+        sends. To clip it again changes nothing.
+
+        Args:
+            name: a declared release.
+            row: (1, D), any float dtype and device.
+        """
+        self._checked_rows(name, row)
+        if self._clip(name) is not None and self._plans[name].form == "vector":
+            return self._sum(name, row, torch.zeros(1, dtype=torch.int64))[None]
+        return self.clip(name, row.detach().cpu().double())
+
+    def _clip(self, name: str) -> Clip | None:
+        release = self.releases.get(name)
+        return release.clip if release is not None else None
+
+    def noise_std(self, name: str) -> Tensor:
+        if self._step is None:
+            raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
+        stds = [release.noise_std for release in self._current(name)]
+        return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
+
+    def _current(self, name: str) -> list[Release]:
+        """Return the release in the round that has begun, by repetition, with the noise of this use; none without a
+        clip."""
+        release = self.releases.get(name)
+        if release is None:
+            return []
+        if release.noise is None or not self.multipliers:
+            return [release] * self.replicates
+        weight = self._plans[name].weight(self._use)
+        if self.replicates == 1:
+            return [release.weighted(weight)]
+        silent = replace(release, noise=None)
+        return [release.with_multiplier(z).weighted(weight) if z else silent for z in self.multipliers]
+
+    def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
+        """Return noised coordinates over the public denominator, in the form that is released: those of R
+        repetitions."""
+        for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
+            if release.noise is not None:
+                noise, width = self._noise(name, release, source, step)
+                one.copy_(noised(one, noise, width))
+                if width is not None:
+                    self.on_grid[name] = GridValue(step, one / self.denominator, width, self.denominator)
+        value = total / self.denominator
+        return smat(value) if self._plans[name].form == "symmetric" else value
+
+    def _noise(self, name: str, release: Release, source: NoiseSource, step: int) -> tuple[Tensor, float | None]:
+        """Return the noise of a release, (size,) float64, and the width of its grid."""
+        law, (sensitivity, bound) = release.noise, release.independent
+        assert law is not None
+
+        def draw(at: int) -> tuple[Tensor, float | None]:
+            return release_noise(law, source, f"noise/{name}", at, release.size, sensitivity=sensitivity, bound=bound)
+
+        if release.bands is None:
+            return draw(step)
+        if name not in self._correlated:  # the steps of a run share one multiplier
+            self._correlated[name] = CorrelatedNoise(release.bands, draw, repeatable=source.name == "seeded")
+        return self._correlated[name].at(step)
+
+    def _each(self, values: Tensor) -> Sequence[Tensor]:
+        return (values,) if self.replicates == 1 else values.unbind()
+
+    def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
+        """Release how many rows were not clipped, and compute the clip norm of the next round."""
+        release, key = self.releases[name], f"{name}/count"
+        value = self.replayed(step, key)
+        if value is None:
+            count = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
+            total = self.ranks.sum(count)
+            value = self.ranks.share(lambda: self._noised_count(key, total, step, settings, release))
+        self._note(step, key, value)
+        self._norms[name] = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
+
+    def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
+        std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
+        law = GaussianNoise(std / bound)
+        noise = release_noise(law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound)
+        return noised(total, *noise) / self.denominator
+
+    def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
+        if self._step is None:
+            raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
+        if isinstance(rows, Tensor):
+            self._checked_rows(name, rows)
+        count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
+        if name in self._released:
+            raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
+        named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
+        if clients.shape != (count,) or torch.unique(named).numel() != named.numel():
+            raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
+        others = named[~torch.isin(named, self._cohort)]
+        if len(others):
+            raise PrivacyError(
+                f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for step {self._step}; the "
+                f"accounting holds for the cohort that was drawn."
+            )
+        return self._step
+
+    def _checked_rows(self, name: str, rows: Tensor) -> None:
+        if name not in self._plans:
+            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
+        dimension, lead = self._plans[name].dimension, () if self.replicates == 1 else (self.replicates,)
+        if (
+            rows.ndim != 2 + len(lead)
+            or rows.shape != (*lead, rows.shape[-2], dimension)
+            or not rows.is_floating_point()
+        ):
+            shape = ", ".join(str(n) for n in (*lead, "k", dimension))
+            raise PrivacyError(
+                f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of {rows.dtype}."
+            )
+
+    # Its report, and what a checkpoint keeps
+
+    def snr(self) -> SignalToNoise | None:
+        if self.gradients is not None:
+            if self.prices is None:
+                return None
+            size, law = self.gradients.dimension, LAWS[str(self.mechanism)](1.0)
+            std = law.std(1.0, size) * self.prices.by_account[0] / self.gradients.expected
+            ratio = float(np.median(std)) * math.sqrt(size)
+            return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
+        if not self.releases or self.noise_multiplier is None:
+            return None
+        loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
+        norm = loudest.noise_std * math.sqrt(loudest.size)
+        return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
+
+    def _facts(self) -> dict[str, Any]:
+        if self.gradients is not None:
+            return self._record_facts(self.gradients) | {"sampler": self._schedule()}
+        facts, account, releases = self._common_facts(), self.account, tuple(self.releases.values())
+        privacy = self.privacy if isinstance(self.privacy, ClientPrivacy) else None
+        charged = account.steps_charged if account.by_client else int(account.spent.max())
+        facts |= {
+            "unit": "client",
+            "relation": "none" if self.law is None else self.law.relation,
+            "names": tuple(self._plans),
+            "releases": charged * len(self._plans),
+            "budget": None if privacy is None else privacy.epsilon,
+            "sampler": self._schedule(),
+            "server": "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None,
+        }
+        if releases:
+            facts["clip_norm"] = max(release.clip.bound for release in releases)
+        if releases and self.noised:
+            facts["noise_std"] = max(release.noise_std for release in releases)
+            bands = next((release.bands for release in releases if release.bands is not None), None)
+            if bands is not None:
+                facts["mechanism"] += f", correlated over {len(bands)} rounds"
+        if privacy is not None and isinstance(adapts := privacy.clip_norm, QuantileClip):
+            towards = f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"
+            facts["clipping"] += f"; {towards}"
+        if self.multipliers and min(self.multipliers) < max(self.multipliers):
+            low, high = min(self.multipliers), max(self.multipliers)
+            facts["mechanism"] += f" of multipliers {low:.5g} to {high:.5g} by budget"
+        return facts
+
+    def _schedule(self) -> str:
+        """Return who takes part, what is charged for it, and how the budget is divided."""
+        text = self.sampler.describe()
+        if not self.noised:
+            return text
+        if self.law is not None and self.law.per_participation:
+            text += "; not amplified, a client is charged for each participation"
+        weights = [weight for plan in self.plans for weight in plan.allocation or ()]
+        if weights:
+            low, high = min(weights), max(weights)
+            text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
+        if any(release.bands is not None for release in self.releases.values()):
+            text += f"; {self.sampler.separation} rounds from one to the next at least, which correlated noise needs"
+        return text
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must keep of the channel: the clip norms of the last round and of the next one (2,),
+        where they adapt, and the charges of replicates, which no file holds."""
+        return self.norms() or super().state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if isinstance(self._adaptive, QuantileClip):
+            self.set_norms(state)
+        else:
+            super().restore(state)
+
+    def norms(self) -> dict[str, Tensor]:
+        """Return the clip norms of the last round and of the next one, float64 (2,) for each release; none where they
+        do not adapt."""
+        if not isinstance(self._adaptive, QuantileClip):
+            return {}
+        norms = {name: (r.clip.bound, self._norms.get(name, r.clip.bound)) for name, r in self.releases.items()}
+        return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
+
+    def set_norms(self, norms: Mapping[str, Tensor]) -> None:
+        """Take the clip norms of :meth:`norms`, and nothing else.
+
+        Raises:
+            ConfigError: other names than those of releases whose clip norms adapt, or values that are no norms.
+        """
+        own = self.norms()
+        if set(norms) - set(own):
+            raise ConfigError(f"clip norms of {', '.join(sorted(norms))}; accepted: {', '.join(own) or 'none'}.")
+        for name, pair in norms.items():
+            if pair.shape != (2,) or not bool((torch.isfinite(pair) & (pair > 0)).all()):
+                raise ConfigError(f"the clip norms of {name} are {pair.tolist()}; accepted: two numbers above 0.")
+            last, self._norms[name] = pair.tolist()
+            self.releases[name] = self.releases[name].clipped_at(last)
