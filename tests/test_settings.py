@@ -68,6 +68,7 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (NUMBER, "MPMTL.alpha PublishedMPMTL.alpha MPMTLayers.alpha"),
     ((math.nan, math.inf, "other", None), "Affine.scale Affine.shift"),
     (WORD, "optimizer_name"),
+    ((-1, 2.5, math.nan, True, "other"), "Execution.threads"),
     ((-1.0, "other"), "allocation"),
     (("other",), "PeerToPeer.start PublishedPeerToPeer.start"),
 )
@@ -83,7 +84,7 @@ ELSEWHERE = {
 
 
 def settings_classes() -> dict[str, type]:
-    found = {}
+    classes = {}
     for package in PACKAGES:
         module = importlib.import_module(f"fedmtl.{package}")
         inside = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
@@ -91,8 +92,8 @@ def settings_classes() -> dict[str, type]:
             for name, kind in vars(one).items():
                 checked = isinstance(kind, type) and dataclasses.is_dataclass(kind) and hasattr(kind, "__post_init__")
                 if checked and kind.__module__.startswith("fedmtl.") and not name.startswith("_"):
-                    found[name] = kind
-    return {name: kind for name, kind in sorted(found.items()) if name not in NO_SETTINGS}
+                    classes[name] = kind
+    return {name: kind for name, kind in sorted(classes.items()) if name not in NO_SETTINGS}
 
 
 CLASSES = settings_classes()
