@@ -42,7 +42,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
         for law in ("DiscreteGaussian", "Gaussian", "L2Laplace", "Laplace", "Wishart")
     },
 }
-NO_SETTINGS = {  # classes that hold what a run has made, not what a user has set
+NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
     "CentralLearner", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw", "Packed", "Price",
     "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset", "ReleasePlan",
 }  # fmt: skip
