@@ -47,8 +47,9 @@ class OneAtATime(Algorithm):
     on_host = True
 
     @abstractmethod
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
-        """Return what clients answer at the public state, which :meth:`serve` changes in place between answers."""
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
+        """Return what the ``clients``, int64 (R,), of R runs answer at the public state; -1 where no client acts, which
+        is not asked."""
 
     @abstractmethod
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
@@ -64,11 +65,10 @@ class OneAtATime(Algorithm):
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block in their order, of all runs; in place."""
-        message = self.gradients(problem, state.public)
         for clients in block.client.T.numpy():
             answered = channel.answering
-            answers = Answers(clients, channel.release(message), answered, channel.noise_std)
-            self.serve(problem, state.public, answers)
+            values = channel.release(self.gradients(problem, state.public, clients))
+            self.serve(problem, state.public, Answers(clients, values, answered, channel.noise_std))
         return state
 
 

@@ -34,7 +34,7 @@ from .samplers import (
     SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import GradientMessage, RecordGradients, ScaledRows, Turns
+from .sums import GradientMessage, RecordGradients, ScaledRows
 
 __all__ = [
     "Activations",
@@ -74,7 +74,6 @@ __all__ = [
     "SecureSource",
     "SeededSource",
     "SignalToNoise",
-    "Turns",
     "calibrate_selection",
     "clip_rows",
     "clipped_sum",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .report import SignalToNoise
 from .settings import Privacy
-from .sums import GradientMessage, RecordDraws, RecordSums, ScaledRows, by_client, in_order, turns_of
+from .sums import GradientMessage, RecordDraws, RecordSums
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
-_ONLY = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -212,25 +212,18 @@ class Activations(Channel):
     # Sums and noise
 
     def _sums(self, message: GradientMessage, clients: np.ndarray) -> np.ndarray:
-        """Return (R, D): clipped sums of the activations of ``clients`` (R,), -1 for no client."""
-        if clients.size == 1 and not _of_all(message) and (client := clients.item()) >= 0:
-            return self._sums_of(message, client, _ONLY)
-        if self.draws.sampled or not _of_all(message):
-            return by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
-        order, turns = turns_of(clients)
-        if not turns:
-            return np.zeros((len(clients), self.sums.dimension))
-        assert isinstance(message, ScaledRows)
-        assert message.of_all is not None
-        runs = np.arange(len(clients))[order]
-        return in_order(self.sums.of_all(turns, message.of_all(clients[order], runs, turns)), order, len(clients))
-
-    def _sums_of(self, message: GradientMessage, client: int, runs: np.ndarray) -> np.ndarray:
-        """Return (k, D): clipped sums over the records of a client that take part in its releases."""
-        drawn = self.members(client, runs)
-        if isinstance(message, ScaledRows):
-            return self.sums.of_factors(client, message.factors(client, runs), drawn)
-        return self.sums.of_gradients(client, message.gradients(client, runs), drawn)
+        """Return (R, D): clipped sums over the records of ``clients`` (R,) that take part; zero where -1, no client. A
+        client that acts in several replicates is asked once."""
+        order = np.argsort(clients, kind="stable")
+        ranked, sums = clients[order].tolist(), np.zeros((len(clients), self.sums.dimension))
+        start = 0
+        for client, acting in groupby(ranked):
+            stop = start + sum(1 for _ in acting)
+            runs, start = order[start:stop], stop
+            if client >= 0:
+                drawn = self.members(client, runs) if self.draws.sampled else None
+                sums[runs] = self.sums.of(message, client, runs, drawn)
+        return sums
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
@@ -299,7 +292,3 @@ class Activations(Channel):
         if self.prices is not None and self.gradients.published is not None:
             return max(map(self.gradients.published.claim, self.prices.by_account.ravel()))
         return super()._claimed()
-
-
-def _of_all(message: GradientMessage) -> bool:
-    return isinstance(message, ScaledRows) and message.of_all is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,8 +25,6 @@ _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the 
 Array = np.ndarray
 Activation = Callable[[int, Array], Array]
 """(client, replicates (k,) in which it acts) -> an array of k entries; called once for each client that acts."""
-Turns = Sequence[tuple[int, int]]
-"""Clients that act, each once, and how often."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +33,9 @@ class ScaledRows:
 
     Attributes:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
-        of_all: (clients (k,), repetitions (k,), turns) of activations by client -> the factors of all of them one after
-            another, (sum of n_i,), where that is faster than one client after another; or None.
     """
 
     factors: Activation
-    of_all: Callable[[Array, Array, Turns], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +99,13 @@ class RecordSums:
         self.widths = np.array(widths)  # of the grids on which sums over the records of each client are exact
         self.long = self.clip is not None and int(self.counts.max(initial=0)) > _IN_FLOAT64
 
+    def of(self, message: GradientMessage, client: int, runs: Array, drawn: Array | None) -> Array:
+        """Return the sums (k, D) over the records of a client in the replicates ``runs`` (k,): over all of them, or
+        those that are ``drawn``, bool (k, n_i)."""
+        if isinstance(message, ScaledRows):
+            return self.of_factors(client, message.factors(client, runs), drawn)
+        return self.of_gradients(client, message.gradients(client, runs), drawn)
+
     def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
 
@@ -121,36 +122,6 @@ class RecordSums:
             return total
         wrong = np.isnan(factors) if self.clip is not None else ~np.isfinite(factors)
         return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
-
-    def of_all(self, turns: Turns, factors: Array) -> Array:
-        """Compute :meth:`of_factors` of all records of several clients at once.
-
-        Args:
-            turns: of k activations.
-            factors: (sum of n_i,), those of the first client's activations one after another, the second's, ...
-
-        Returns:
-            (k, D) float64.
-        """
-        prepared = [self._rows(client) for client, _ in turns]
-        if self.clip is not None:
-            each = zip(turns, prepared, strict=True)
-            limits = np.concatenate([high for (_, times), (_, _, high) in each for _ in range(times)], 1)[0]
-            factors = np.minimum(factors, limits)
-            np.maximum(factors, np.negative(limits, out=limits), out=factors)
-        total = self._products(turns, prepared, factors)
-        if math.isfinite(np.add.reduce(total[:, 0])):
-            return total
-        return self._products(turns, prepared, np.where(np.isfinite(factors), factors, 0.0))
-
-    def _products(self, turns: Turns, prepared: Sequence[tuple[Array, Array, Array]], factors: Array) -> Array:
-        """Return the sums (k, D) of the rows of clients times their ``factors``, as in :meth:`of_all`."""
-        total, row, place = np.empty((sum([times for _, times in turns]), self.dimension)), 0, 0
-        for (_, times), (x, _, _) in zip(turns, prepared, strict=True):
-            own = factors[place : (place := place + times * len(x))]
-            total[row : row + times] = self._product(own.reshape(times, -1), x)
-            row += times
-        return total
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
         """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
@@ -296,45 +267,3 @@ class RecordDraws:
             _, tails = self.sources[r].tails("records", torch.from_numpy(uses[at]), drawn.shape[1], keys)
             drawn[at] = 2.0 * tails < self.rates[client]  # tails are uniform on (0, 1/2)
         return drawn
-
-
-def turns_of(clients: Array) -> tuple[Array | slice, Turns]:
-    """Return the places of those who act among ``clients`` (k,), by client, and their turns; -1 is nobody."""
-    each = clients.tolist()
-    if len(set(each)) == len(each) and min(each, default=0) >= 0:
-        return slice(None), [(client, 1) for client in each]
-    order = np.argsort(clients, kind="stable")
-    ranked = clients[order]
-    nobody = int(np.searchsorted(ranked, 0))
-    order, ranked = order[nobody:], ranked[nobody:]
-    cuts = [0, *(np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist(), len(ranked)] if len(ranked) else []
-    return order, [(int(ranked[start]), stop - start) for start, stop in pairwise(cuts)]
-
-
-def by_client(clients: Array, dimension: int, values: Activation) -> Array:
-    """Return a vector for each of R replicates, so that a client that acts in several of them works once.
-
-    Args:
-        clients: int64 (R,), who acts; -1 is no client.
-        dimension: D.
-        values: called once for each client that acts, with its replicates in order -> (k, D).
-
-    Returns:
-        (R, D) float64; zero where no client acts.
-    """
-    order, turns = turns_of(clients)
-    runs = np.arange(len(clients))[order]
-    by_order, place = np.empty((len(runs), dimension)), 0
-    for client, times in turns:
-        part = slice(place, place := place + times)
-        by_order[part] = values(client, runs[part])
-    return in_order(by_order, order, len(clients))
-
-
-def in_order(rows: Array, order: Array | slice, count: int) -> Array:
-    """Return (count, D): row j of ``rows`` at place ``order[j]``; zero at others."""
-    if isinstance(order, slice):
-        return rows
-    found = np.empty((count, rows.shape[1])) if len(order) == count else np.zeros((count, rows.shape[1]))
-    found[order] = rows
-    return found

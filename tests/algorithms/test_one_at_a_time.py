@@ -95,7 +95,8 @@ class _Client:
         channel = self.channel.channel
         channel.begin(block.first, block.client)
         answered = channel.answering
-        return channel.release(self.algorithm.gradients(self.problem, public)), answered
+        message = self.algorithm.gradients(self.problem, public, block.client[:, 0].numpy())
+        return channel.release(message), answered
 
     def model(self, public):
         """The client's personal model, from the public state and what it keeps."""
@@ -135,8 +136,8 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
 class _Curious(PPDMTL):
     """Its tasks look at the records of another one."""
 
-    def gradients(self, problem, public):
-        message, data = super().gradients(problem, public), self.data(problem)
+    def gradients(self, problem, public, clients):
+        message, data = super().gradients(problem, public, clients), self.data(problem)
 
         def factors(task, where):
             return message.factors(task, where) + 1e-3 * float(data.x[task - 1].mean())

@@ -728,7 +728,6 @@ def _clip_of_the_square_root(rows, bound):
 # Clipping of gradients
 
 _segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_factors, ClientRows.of
-_sums_of_all = RecordSums.of_all
 
 
 def _clip_of_the_mean(rows, place, count, bound, onto=None, width=None):
@@ -786,21 +785,8 @@ def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
-    """Sums of the records of a client are made so, also where those of all clients are made together."""
-
-    def of_all(self, turns, factors):
-        own, place = [], 0
-        for client, times in turns:
-            count = times * int(self.counts[client])
-            own.append(make(self, client, factors[place : place + count].reshape(times, -1)))
-            place += count
-        return np.concatenate(own)
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        patch.setattr(RecordSums, "of_factors", make)
-        patch.setattr(RecordSums, "of_all", of_all)
-
-    return apply
+    """Sums of the records of a client are made so."""
+    return _set(RecordSums, "of_factors", make)
 
 
 def _finite(factors):
@@ -811,16 +797,10 @@ def _no_clip(self, client, factors, drawn=None):
     return _finite(factors) @ self._rows_and_limits(client)[0]
 
 
-def _no_clip_of_all(self, turns, factors):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(self, "clip", None)
-        return _sums_of_all(self, turns, factors)
-
-
-def _limits_of_the_first(self, turns, factors):
-    """Factors of all records of all clients are clipped at the least limit of no record but the first one's."""
-    limit = self._rows(turns[0][0])[2][0, 0]
-    return _no_clip_of_all(self, turns, np.clip(_finite(factors), -limit, limit))
+def _limits_of_the_first(self, client, factors, drawn=None):
+    """Factors of all records are clipped at the limit of the first one's."""
+    x, _, limits = self._rows(client)
+    return np.clip(_finite(factors), -limits[0, 0], limits[0, 0]) @ x
 
 
 def _nan_factor(self, client, factors, drawn=None):
@@ -1628,8 +1608,8 @@ def _ridge_of_raw_moments(self, problem, public, clip):
     return _ridge(replace(self, reg=self.reg + least), problem, public, clip)
 
 
-def _moments_of_the_next_too(self, problem, public):
-    own, n = _moments(self, problem, public).gradients, problem.clients
+def _moments_of_the_next_too(self, problem, public, clients):
+    own, n = _moments(self, problem, public, clients).gradients, problem.clients
 
     def both(client, where):
         return own(client, where) + 1e-3 * own((client + 1) % n, where).mean(1, keepdim=True)
@@ -1796,8 +1776,7 @@ MUTANTS = [
         RECORDS,
     ),
     Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
-    Mutant("clip skipped where all are together", _set(RecordSums, "of_all", _no_clip_of_all), SENSITIVITY, CLOCK),
-    Mutant("limits of the first record", _set(RecordSums, "of_all", _limits_of_the_first), SENSITIVITY, CLOCK_GAUSS),
+    Mutant("limits of the first record", _of_factors(_limits_of_the_first), SENSITIVITY, CLOCK_GAUSS),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
     Mutant("norm without one factor", _norm_without_b, SENSITIVITY, ("low rank",)),
     Mutant("norm without one factor", _record_norm_without_b, SENSITIVITY, ("low rank, records",)),

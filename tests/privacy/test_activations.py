@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
-from fedmtl.privacy.sums import Turns
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
@@ -183,36 +181,34 @@ def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_factors_of_all_clients_together_are_clipped_as_those_of_one_after_another(mechanism: str) -> None:
-    """Repetitions by chance, some with nobody; factors far beyond the clip, and where none are asked for."""
-    rng, repetitions, counts = np.random.default_rng(0), 7, (5, 2, 6)
+def test_a_client_that_acts_in_several_replicates_is_asked_once(mechanism: str) -> None:
+    """Replicates by chance, some without a client; the releases of each are those of its client alone."""
+    rng, replicates, counts = np.random.default_rng(0), 7, (5, 2, 6)
     privacy = replace(PURE, mechanism=mechanism, delta=0.0 if mechanism == "laplace" else 1e-5)
-    clients = torch.from_numpy(rng.integers(-1, 3, (repetitions, 30)))
-    table = rng.standard_normal((3, repetitions + 1, max(counts))) * 10.0 ** rng.integers(-3, 4, max(counts))
-    table[:, repetitions] = 1e6
-    broken = table.copy()
-    broken[:, :, 1], broken[:, 0, 0] = math.nan, math.inf
-    asked = []
+    clients = torch.from_numpy(rng.integers(-1, 3, (replicates, 30)))
+    table = rng.standard_normal((3, replicates, max(counts))) * 10.0 ** rng.integers(-3, 4, max(counts))
+    table[:, :, 1], table[:, 0, 0] = math.nan, math.inf
+    asked: list[int] = []
 
-    def message(factors: np.ndarray, *, at_once: bool) -> ScaledRows:
-        def of_all(who: np.ndarray, where: np.ndarray, turns: Turns) -> np.ndarray:
-            asked.append(sorted(turns))
-            return np.concatenate([factors[k, r, : counts[k]] for k, r in zip(who, where, strict=True)])
+    def factors(client: int, runs: np.ndarray) -> np.ndarray:
+        asked.append(client)
+        return table[client, runs, : counts[client]]
 
-        return ScaledRows(lambda k, where: factors[k, where, : counts[k]], of_all if at_once else None)
-
-    found = []
-    for at_once in (False, True):
-        channel = door(privacy, caps=(30, 30, 30), counts=counts, replicates=repetitions).channel
-        channel.begin(0, clients)
-        messages = [message(table, at_once=at_once)] * 29 + [message(broken, at_once=at_once)]
-        found.append(np.stack([channel.release(one) for one in messages]))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-14)
-    some = [Counter(who[who >= 0].tolist()) for who in clients.T.numpy()]
-    assert asked == [sorted(counted.items()) for counted in some if counted]
-    nobody = (clients.T < 0).numpy()
-    assert nobody.any()
-    assert not found[1][nobody].any()
+    channel = door(privacy, caps=(30, 30, 30), counts=counts, replicates=replicates).channel
+    channel.begin(0, clients)
+    silent = door(privacy, caps=(30, 30, 30), counts=counts, replicates=replicates).channel
+    silent.begin(0, clients)
+    zeros = ScaledRows(lambda client, runs: np.zeros((len(runs), counts[client])))
+    for acting in clients.T.numpy():
+        asked.clear()
+        found = channel.release(ScaledRows(factors)) - silent.release(zeros)
+        assert asked == sorted(set(acting[acting >= 0].tolist()))
+        for run, client in enumerate(acting.tolist()):
+            expected = np.zeros(D)
+            if client >= 0:
+                sums = channel.sums.of_factors(client, table[client, [run], : counts[client]])
+                expected = sums[0] / counts[client]
+            np.testing.assert_allclose(found[run], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:

@@ -112,13 +112,14 @@ class AsyncLearner(CentralLearner):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         return State(public, problem.client_store({}))
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+    def tbar(self, public: Mapping[str, Tensor], owners: Array) -> Array:
+        """Return the models (R, p) at which the ``owners`` (R,) of R runs answer."""
         theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()
+        middle: Array = (theta_l + theta[np.arange(len(owners)), owners]) / 2  # (6)
+        return middle
 
-        def tbar(owner: int, runs: Array) -> Array:
-            return (theta_l[runs] + theta[runs, owner]) / 2  # (6)
-
-        return self.data(problem).gradients(self.linear_loss, tbar)  # (3), (4)
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
+        return self.data(problem).gradients(self.linear_loss, self.tbar(public, clients))  # (3), (4)
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()
@@ -126,7 +127,7 @@ class AsyncLearner(CentralLearner):
         owner, answer, counts = answers.clients[runs], answers.values[runs], problem.data.train.counts.numpy()
         n, share = len(counts), (counts[owner] / counts.sum())[:, None]
         a = np.full(len(theta), self.effective_step(n, problem.rounds))[runs, None]
-        tbar = (theta_l[runs] + theta[runs, owner]) / 2  # (6)
+        tbar = self.tbar(public, answers.clients)[runs]
         slope = 2 * self.reg * tbar  # of g
         theta[runs, owner] = self.project(tbar - a * n * (slope / (2 * n) + share * answer))  # (5)
         theta_l[runs] = self.project(tbar - a * self.central_share(n) * slope)  # (7')

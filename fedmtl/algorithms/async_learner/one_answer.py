@@ -128,9 +128,9 @@ class PublicStart(OneAnswer):
         x, y = (part.numpy() for part in public.pooled())
         return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
-        points = public["theta_0"].expand(len(public["theta_l"]), -1).numpy()
-        return self.data(problem).gradients(self.linear_loss, lambda owner, runs: points[runs])
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
+        points = public["theta_0"].expand(len(clients), -1).numpy()
+        return self.data(problem).gradients(self.linear_loss, points)
 
     def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
         prior = prepared(problem, (self, "prior", clip), lambda: PublicPrior.of(self, self.public_rows(problem), clip))
@@ -176,7 +176,7 @@ class Moments(OneAnswer):
     def theta_0(self, problem: Problem) -> Tensor:
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
         """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips."""
         data = self.data(problem)
 

@@ -193,14 +193,14 @@ class LinearData:
         y, counts = torch.where(valid, y.clamp(-target, target), 0.0), self.counts.tolist()
         return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
 
-    def gradients(self, loss: LinearLoss, models: Callable[[int, Array], Array]) -> ScaledRows:
+    def gradients(self, loss: LinearLoss, points: Array) -> ScaledRows:
         """Return the gradients of the clients' records, for a release.
 
         Args:
             loss: of a record.
-            models: (client, runs (k,)) -> the models (k, p) at which it answers; asked for at every release.
+            points: (R, p), the model at which the client that acts in each of R runs answers.
         """
-        return ScaledRows(lambda client, runs: loss.factors(models(client, runs), *self.arrays[client]))
+        return ScaledRows(lambda client, runs: loss.factors(points[runs], *self.arrays[client]))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""

@@ -259,12 +259,12 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
             }
         return State(public, problem.client_store({}))
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
         """Return the gradients of the agents' records at their own models."""
-        theta = public["theta"].numpy()
+        theta = public["theta"].numpy()[np.arange(len(clients)), clients]
         if self.loss == "model":
             return self._model_records(problem).gradients_at(theta)
-        return self.data(problem).gradients(self.linear_loss, lambda agent, runs: theta[runs, agent])
+        return self.data(problem).gradients(self.linear_loss, theta)
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""

@@ -38,9 +38,8 @@ class ModelRecords:
         return torch.cat(chunks).double().view(*x.shape[:2], models.shape[1])
 
     def gradients_at(self, theta: np.ndarray) -> RecordGradients:
-        """Return the gradients of their records at their models ``theta`` (R, n, D), which may change from one release
-        to the next."""
-        return RecordGradients(lambda agent, runs: self.gradients(agent, torch.from_numpy(theta[runs, agent])))
+        """Return the gradients of the records of the agents that act in R runs at their models ``theta`` (R, D)."""
+        return RecordGradients(lambda agent, runs: self.gradients(agent, torch.from_numpy(theta[runs])))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         """Return the mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""

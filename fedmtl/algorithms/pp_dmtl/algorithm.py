@@ -153,11 +153,13 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
         return State(public, problem.client_store({}))
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor]) -> GradientMessage:
+    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: np.ndarray) -> GradientMessage:
         """Return the gradients of the tasks' records at p_t + q_t, which the release clips and noises: Algorithm 1,
         lines 9 and 11 to 13."""
-        p, q = public["returned"].numpy(), public["own"].numpy()
-        return self.data(problem).gradients(self.linear_loss, lambda task, runs: p[runs, task] + q[runs, task])
+        at = np.arange(len(clients)), clients
+        return self.data(problem).gradients(
+            self.linear_loss, public["returned"].numpy()[at] + public["own"].numpy()[at]
+        )
 
     def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
         """Take the noised gradients G_t of the tasks that act."""

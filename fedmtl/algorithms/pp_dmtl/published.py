@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -87,7 +86,7 @@ class PublishedPPDMTL(PPDMTL):
                 points[runs] += p + row[0, runs]  # line 11
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
-            released = channel.release(data.gradients(self.linear_loss, partial(_rows, points.numpy())))  # 12 and 13
+            released = channel.release(data.gradients(self.linear_loss, points.numpy()))  # 12 and 13
             self.serve(problem, public, Answers(tasks.numpy(), released, tasks.numpy() >= 0, lambda: none))
         return state
 
@@ -104,11 +103,6 @@ class PublishedPPDMTL(PPDMTL):
 
     def _own(self, state: State) -> Tensor:
         return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
-
-
-def _rows(points: np.ndarray, task: int, runs: np.ndarray) -> np.ndarray:
-    rows: np.ndarray = points[runs]
-    return rows
 
 
 def claimed_epsilon(multiplier: float, rate: float) -> float:

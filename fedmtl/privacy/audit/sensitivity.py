@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -251,18 +250,11 @@ def _of_factors(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
             values = []
             for channel, factor in zip(pair, factors, strict=True):
                 crowd[places[client]] = factor
-                values.append(_answer(channel, crowd.copy()[None], together=case % 2 == 0))
+                given = crowd.copy()[None]
+                values.append(channel.release(ScaledRows(lambda client, runs, given=given: given))[0])  # type: ignore[misc]
             with np.errstate(invalid="ignore", over="ignore"):
                 moved = float(np.linalg.norm(values[0] - values[1], ord=1 if claim.norm == "l1" else 2))
             worst.see(
                 moved * claim.denominator / claim.sensitivity, f"row {index}, factors {factors} of {setup.name(client)}"
             )
     return worst.finding(check)
-
-
-def _answer(channel: Any, factors: np.ndarray, *, together: bool) -> np.ndarray:
-    """Return what the next activation releases of ``factors`` (1, n_i), computed as those of all clients together or
-    for its client."""
-    of_all = (lambda clients, runs, turns: factors[0]) if together else None
-    value: np.ndarray = channel.release(ScaledRows(lambda client, runs: factors, of_all))[0]
-    return value
