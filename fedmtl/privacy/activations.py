@@ -5,9 +5,9 @@ Order of a block: ``begin`` (the charge is written), then one ``release`` for ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from .settings import Privacy
 from .sums import GradientMessage, RecordDraws, RecordSums
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
+_FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -214,12 +215,10 @@ class Activations(Channel):
     def _sums(self, message: GradientMessage, clients: np.ndarray) -> np.ndarray:
         """Return (R, D): clipped sums over the records of ``clients`` (R,) that take part; zero where -1, no client. A
         client that acts in several replicates is asked once."""
-        order = np.argsort(clients, kind="stable")
-        ranked, sums = clients[order].tolist(), np.zeros((len(clients), self.sums.dimension))
-        start = 0
-        for client, acting in groupby(ranked):
-            stop = start + sum(1 for _ in acting)
-            runs, start = order[start:stop], stop
+        order = np.argsort(clients, kind="stable") if len(clients) > 1 else _FIRST
+        sums, start = np.zeros((len(clients), self.sums.dimension)), 0
+        for client, times in Counter(clients[order].tolist()).items():  # in ascending order
+            runs, start = order[start : start + times], start + times
             if client >= 0:
                 drawn = self.members(client, runs) if self.draws.sampled else None
                 sums[runs] = self.sums.of(message, client, runs, drawn)
