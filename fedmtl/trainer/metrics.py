@@ -305,7 +305,7 @@ REGISTRY: Mapping[str, Metric] = {
 _TAKEN = (  # other columns of the history, of result.json and of the tables
     *("accountant", "algorithm", "as_local", "baselines", "better", "budget", "by_client", "chosen", "claimed"),
     *("client", "clients", "clip_norm", "clipping", "configuration", "data", "data_fingerprint", "delta", "distance"),
-    *("epsilon", "resolution"),
+    *("epsilon", "resolution", "methods", "title", "colour"),
     *("equal", "finetune", "finetuned_from", "global", "headline", "ledger", "ledger_head"),
     *("ledger_lines", "local", "mechanism", "median", "metric", "metrics", "names", "noise_multiplier"),
     *("noise_std", "numerics", "objective", "observer", "outside", "personal", "pooled_nmse", "records"),

@@ -21,7 +21,7 @@ from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, channel, open_channel
+from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
 from tests import small
 from tests.small import check_resumed
 
@@ -365,8 +365,8 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         stated.append(float(released.noise_std("covariance")) * released.denominator)
         return serve(self, problem, public, released)
 
-    real, serve = channel.noised, MPMTL.server
-    monkeypatch.setattr(channel, "noised", watched)
+    real, serve = rounds.noised, MPMTL.server
+    monkeypatch.setattr(rounds, "noised", watched)
     monkeypatch.setattr(MPMTL, "server", server)
     run(MPMTL(row_norm=1.0, alpha=0.0), problem, privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0))
     assert stated == pytest.approx(added, rel=0.2)  # of 210 numbers

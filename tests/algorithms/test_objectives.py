@@ -31,6 +31,7 @@ from fedmtl import (
     PriorLayers,
     PrivatePrior,
     Result,
+    Scaffold,
     Trainer,
     models,
 )
@@ -246,6 +247,17 @@ def test_p2p() -> None:
     for i, k in enumerate(ids):  # the sum over n records, so 2 / n of both
         n = len(Y[k])
         np.testing.assert_allclose(refined[i], ridge(X[k], Y[k], 2.0, 2 * LAM / n, theta[i]), rtol=1e-7)
+
+
+@covers("scaffold")
+def test_scaffold_minimizes_the_mean_objective() -> None:
+    """Control variates take out the drift of many local steps, which moves the fixed point of FedAvg."""
+    local = LocalSGD(lr=0.05, steps=10, batch_size=None)
+    matrix = sum(2 * X[k].T @ X[k] / len(Y[k]) for k in X)
+    least = np.linalg.solve(matrix, sum(2 * X[k].T @ Y[k] / len(Y[k]) for k in X))
+    found, drifted = (fit(kind(local=local), rounds=400).shared.numpy() for kind in (Scaffold, FedAvg))
+    np.testing.assert_allclose(found, least, rtol=1e-5)
+    assert np.abs(drifted - least).max() > 1e-3
 
 
 def test_every_line_of_the_page_has_a_test() -> None:

@@ -12,7 +12,7 @@ import torch
 from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, Scaffold, models
 from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import Channel, ClientPrivacy, FixedCohort, RecordPrivacy
+from fedmtl.privacy import ClientPrivacy, FixedCohort, RecordPrivacy, Rounds
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_scaffold import CLIENTS, D, ragged
 from tests.helpers import ragged_classification
@@ -81,7 +81,7 @@ def test_rows_that_are_added_up_as_they_are_made_have_their_weights(monkeypatch:
     privacy = ClientPrivacy(clip_norm=0.05, noise_multiplier=1.0, delta=DELTA)
     made = run(algorithm, problem, privacy=privacy).public["global"]
     assert not torch.equal(made, run(replace(algorithm, cap=1), problem, privacy=privacy).public["global"])
-    monkeypatch.setattr(Channel, "total", lambda self, name: None)
+    monkeypatch.setattr(Rounds, "total", lambda self, name: None)
     assert torch.equal(made, run(algorithm, problem, privacy=privacy).public["global"])
 
 
