@@ -31,6 +31,9 @@ class Account:
         ledger: where charges are kept, or None where nothing is charged.
         by_client: a client is charged for the steps in which it takes part, not everybody for every step.
         replicates: R.
+
+    Attributes:
+        participations: (R, n) int64, up to the current step; only counted where they are charged or capped.
     """
 
     def __init__(
@@ -54,9 +57,9 @@ class Account:
         self._fitting = 0  # uses that are known to fit the budget
         self._base, self._made = ledger.charged if ledger is not None else 0, 0
         self._next = 0
-        self._uses = np.zeros((replicates, clients), dtype=np.int64)
+        self.participations = np.zeros((replicates, clients), dtype=np.int64)
         if ledger is not None and by_client:
-            self._uses[0] = ledger.uses()
+            self.participations[0] = ledger.uses()
 
     # What has been charged
 
@@ -66,11 +69,6 @@ class Account:
         return None if self.prices is None else self.prices.delta
 
     @property
-    def participations(self) -> np.ndarray:
-        """Return (R, n) int64 participations up to the current step; only kept where they are charged or capped."""
-        return self._uses
-
-    @property
     def steps_charged(self) -> int:
         """Return steps charged up to the current one; in secure mode with everything earlier sessions charged."""
         return self._base + self._made
@@ -78,7 +76,7 @@ class Account:
     @property
     def uses(self) -> np.ndarray:
         """Return (R, m) int64 uses of every account up to the current step."""
-        return self._uses if self.by_client else np.full((len(self._uses), 1), self.steps_charged)
+        return self.participations if self.by_client else np.full((len(self.participations), 1), self.steps_charged)
 
     @property
     def spent(self) -> np.ndarray:
@@ -88,10 +86,10 @@ class Account:
             return self.uses
         if self.by_client:
             if self.remaining_charged and self.caps is not None:
-                return np.broadcast_to(self.caps, self._uses.shape)
-            return np.maximum(self._uses, self.ledger.uses())
+                return np.broadcast_to(self.caps, self.participations.shape)
+            return np.maximum(self.participations, self.ledger.uses())
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
-        return np.full((len(self._uses), 1), spent)
+        return np.full((len(self.participations), 1), spent)
 
     # What that costs
 
@@ -138,7 +136,7 @@ class Account:
             drawn = range(step) if self.caps is not None and draw is not None else ()
             for earlier in drawn:  # no ledger remembers who took part: draw again
                 assert draw is not None
-                self._uses[:, draw(earlier).numpy()] += 1
+                self.participations[:, draw(earlier).numpy()] += 1
         elif self.ledger.reached < step:
             raise ResumeError(
                 f"The run continues at step {step}, and in its ledger step {self.ledger.reached} is not charged."
@@ -146,7 +144,7 @@ class Account:
         elif self.ledger.replays_free:
             self._base = step
             if self.by_client:
-                self._uses[0] = self.ledger.uses(before=step)
+                self.participations[0] = self.ledger.uses(before=step)
         self._started = True
 
     def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
@@ -179,7 +177,7 @@ class Account:
                 cohorts = [sorted(client for client in step if client >= 0) for step in members[0].tolist()]
             self.ledger.charge(first, end, cohorts)
         if before is not None:
-            self._uses[acting] = totals
+            self.participations[acting] = totals
         self._made += end - first
         self._next = end
         return before
@@ -219,16 +217,16 @@ class Account:
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep: the charges of repetitions, which no file holds."""
-        if self.ledger is not None and len(self._uses) == 1:
+        if self.ledger is not None and len(self.participations) == 1:
             return {}
         if self.by_client:
-            return {"uses": torch.from_numpy(self._uses.copy())}
-        return {"charged": torch.tensor(self.steps_charged)} if len(self._uses) > 1 else {}
+            return {"uses": torch.from_numpy(self.participations.copy())}
+        return {"charged": torch.tensor(self.steps_charged)} if len(self.participations) > 1 else {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
         if "uses" in state:
-            self._uses[:] = state["uses"].numpy()
+            self.participations[:] = state["uses"].numpy()
         if "charged" in state and self.ledger is not None and int(state["charged"]):
             self.ledger.charge(0, int(state["charged"]))
 
@@ -250,7 +248,7 @@ class Account:
     def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take
         part, and their participations after all of it."""
-        n = self._uses.shape[1]
+        n = self.participations.shape[1]
         flat = members.reshape(len(members), -1)
         keys = np.where(flat >= 0, flat + n * np.arange(len(flat))[:, None], -1).ravel()
         order = np.argsort(keys, kind="stable")
@@ -261,7 +259,7 @@ class Account:
         acting = sorted_keys[starts] >= 0
         pairs = np.divmod(sorted_keys[starts][acting], n)
         earlier = np.zeros(starts.size, dtype=np.int64)
-        earlier[acting] = self._uses[pairs]
+        earlier[acting] = self.participations[pairs]
         before = np.empty(keys.size, dtype=np.int64)
         before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
         return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]

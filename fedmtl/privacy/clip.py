@@ -188,21 +188,18 @@ def clipped_sum(
     rows = rows.detach().cpu() if rows.device.type == "mps" else rows.detach()  # which has no float64
     limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
-        return whole_cells(rows, limit, order, width, _block_rows(rows)).cpu().mul_(width)
+        return whole_cells(rows, limit, order, width).cpu().mul_(width)
     program = whole_cells_by_row if are_long(rows.shape[1]) else whole_cells
-
-    def cells(part: Tensor) -> Tensor:
-        return program(part, limit, order, width, _block_rows(part))
-
     if threads is None or rows.numel() < _WORTH_THREADS:
-        return cells(rows).mul_(width)
-    total, *others = threads.map(cells, rows.tensor_split(threads.count))
+        return program(rows, limit, order, width).mul_(width)
+    parts = rows.tensor_split(threads.count)
+    total, *others = threads.map(lambda part: program(part, limit, order, width), parts)
     for part in others:
         total.add_(part)
     return total.mul_(width)
 
 
-def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: int) -> Tensor:
+def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
     """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated toward zero: float64
     (D,).
 
@@ -211,8 +208,8 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
         limit: on a row's norm; infinity for none.
         order: 1 or 2, of the norm.
         width: of the grid.
-        block: rows that are copied to float64 at once.
     """
+    block = _block_rows(rows)  # rows that are copied to float64 at once
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
     buffer = torch.empty([min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device)
     for first in range(0, rows.shape[0], block):
@@ -228,7 +225,7 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
     return cells
 
 
-def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float, block: int) -> Tensor:
+def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
     """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays in the cache."""
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
     for row in rows.unbind(0):

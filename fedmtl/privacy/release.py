@@ -148,7 +148,7 @@ class Release:
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
         """
         if self.form == "vector":
-            return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
+            return self.contribution_bound * (2.0 if self.law.relation == "replace" else 1.0)
         norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
         return outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
 

@@ -207,7 +207,8 @@ class Rounds(Channel):
         if self.tap is not None:
             for one in self._each(rows):
                 self.tap(step, name, clients, one)
-        value = self.replayed(step, name) if self.gradients is None else None  # else it is post-processing
+        forced = self._replay is not None and self.gradients is None  # elsewhere it is post-processing
+        value = self.replayed(step, name) if forced else None
         if value is None:
             if name in self.rows:
                 rows = self._hidden(self.rows[name], rows, clients, step)

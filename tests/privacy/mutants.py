@@ -1099,11 +1099,11 @@ def _past_the_cap(self, *block):
 
 
 def _charged_when_refused(self, first, members):
-    before = self._uses.copy()
+    before = self.participations.copy()
     try:
         return _charge(self, first, members)
     except Exception:
-        self._uses = np.minimum(before + 1, self.caps)
+        self.participations = np.minimum(before + 1, self.caps)
         raise
 
 
@@ -1124,9 +1124,9 @@ def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _charged_once_a_block(self, first, members):
-    before = self._uses.copy()
+    before = self.participations.copy()
     found = _charge(self, first, members)
-    self._uses = before + (self._uses > before)
+    self.participations = before + (self.participations > before)
     return found
 
 
@@ -1631,7 +1631,7 @@ def _silent_along_raw_gradients(self, problem, public, answers):
 
 
 def _caps_before_the_block(self, members):
-    return np.where(self._uses[0][members] < self.caps[members], members, -1)
+    return np.where(self.participations[0][members] < self.caps[members], members, -1)
 
 
 def _step_size_from_data(self: MPMTL, problem: Any) -> float:
