@@ -152,10 +152,10 @@ class Account:
 
         Args:
             first: number of the first step; no step is charged twice in a session.
-            members: (R, S, k) int64, who takes part in each step; -1 is nobody.
+            members: (R, S, k) int64, who takes part in each step; -1 is no client.
 
         Returns:
-            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; None where that is not kept.
+            (R, S, k) int64: in how many steps that client took part before, 0 where -1; None where that is not counted.
 
         Raises:
             BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is charged.
@@ -192,9 +192,10 @@ class Account:
             )
 
     def charge_remaining(self, done: int) -> None:
-        """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
+        """Charge everything that was planned. Called on early stopping after ``done`` steps, which depends on what was
+        released.
 
-        Stopping is then post-processing of a run that goes on; the epsilon of the steps made would be wrong, since
+        Stopping is then post-processing of the whole run; the epsilon of the steps made would be wrong, since
         whether it is read at all depends on the data.
         """
         if self.ledger is None:
@@ -207,7 +208,7 @@ class Account:
 
     @property
     def remaining_charged(self) -> bool:
-        """Whether the run stopped because of what it showed, and is charged as if it had gone on."""
+        """Whether the run stopped early and is charged for all its planned steps."""
         return self.ledger is not None and self.ledger.remaining is not None
 
     def close(self) -> None:
@@ -233,7 +234,7 @@ class Account:
     # Inside
 
     def within_caps(self, members: np.ndarray) -> np.ndarray:
-        """Return ``members`` (R, S, k), as for :meth:`charge`, with nobody (-1) in place of clients at their caps."""
+        """Return ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at their caps."""
         if self.caps is None:
             return members
         before, _, _ = self._counted(members)

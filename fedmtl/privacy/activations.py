@@ -35,11 +35,11 @@ class _Window:
 
     Attributes:
         first: number of the first activation.
-        clients: (S, R) int64 who releases something; -1 is nobody, also a client without records, or at its cap where
+        clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
             it is silent.
         uses: (S, R) int64 how often it acted before.
         divisors: (S, R) what sums are divided by.
-        scales: (S, R) scale of the noise on a sum; 0 of nobody's.
+        scales: (S, R) scale of the noise on a sum; 0 where no client acts.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         widths: of the grids of that noise in secure mode, (s,).
         drawn: see ``noise``.

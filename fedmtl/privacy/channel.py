@@ -47,7 +47,7 @@ from .settings import Privacy, RecordPrivacy
 Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
 """(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
-before clip and noise, also where a replay forces the released value. It is private: for audits and tests alone."""
+before clip and noise, also where a replay forces the released value. The rows are private; audits and tests use it."""
 GRADIENT = "gradient"
 """The name of releases whose unit is one record."""
 

@@ -181,7 +181,7 @@ class GradientPlan:
 
     @property
     def public_digest(self) -> str:
-        """Return a digest of public numbers that the noise depends on: a run goes on with the same ones."""
+        """Return a digest of public numbers that the noise depends on: a resumed run must have the same ones."""
         counts = np.ascontiguousarray(self.counts)
         digest = hashlib.blake2b(f"{counts.dtype} {counts.shape} ".encode() + counts.tobytes(), digest_size=16)
         return digest.hexdigest()
@@ -240,7 +240,7 @@ def record_prices(
         plan: the releases.
         caps: (n,) int64, most uses of each client.
         delta: of every epsilon.
-        header: of the ledger that the run goes on with: its noise and caps are taken, and the ledger refuses it if the
+        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses it if the
             rest differs.
 
     Returns:

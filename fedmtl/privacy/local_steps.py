@@ -1,4 +1,4 @@
-"""The local steps of DP-SGD that a round has charged: who may make them, on which records, and the way out of each.
+"""The local steps of DP-SGD that a round has charged: who may make them, on which records, and how each is released.
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. A client with n_i public records draws a Poisson
 subset of rate q_i = B / n_i for every local step (all records, where B is at least n_i or not given), and releases
@@ -29,7 +29,8 @@ class LocalSteps:
 
     Step t of training j has the number ``j * stride + t``, so that the steps which clients make together have one
     number; the stride is the length of the longest training. In a client's own participation it is step
-    ``j * length + t`` with its own length, which addresses its noise and its subset of records whoever is there.
+    ``j * length + t`` with its own length, which addresses its noise and its subset of records, so that neither depends
+    on who else takes part.
 
     Args:
         channel: of the run.

@@ -320,7 +320,7 @@ def _bands(
 
 
 def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
-    """Return what the accounting takes from the sampler, for whoever reads the ledger."""
+    """Return what the accounting takes from the sampler, for readers of the ledger."""
     return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
 
 

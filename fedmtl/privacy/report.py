@@ -58,7 +58,7 @@ class PrivacyReport:
         ledger: where the charges are kept.
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
-        remaining_charged: whether the run stopped because of what it showed, and is charged as if it had gone on.
+        remaining_charged: whether the run stopped early and is charged for all its planned steps.
         elsewhere: who keeps the accounts, where this is the report of a server that keeps none; None elsewhere.
         outside: what the epsilon does not cover.
     """

@@ -221,9 +221,9 @@ class Rounds(Channel):
         return value
 
     def total(self, name: str) -> RowTotal | None:
-        """Return where clients of the round that has begun may add their rows as they make them, for :meth:`release`;
-        None where it needs the rows: short ones, those of several repetitions, matrices, and where a clip follows the
-        norms, clients add noise themselves, or somebody listens.
+        """Return an accumulator for the rows of the round that has begun, for :meth:`release`. Returns None if the
+        release needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip, noise that
+        clients add, an attached tap or a replay.
 
         Args:
             name: a declared release.

@@ -1,7 +1,7 @@
 """Noise that every client adds to its own row before it leaves: protection from the server that adds the rows up.
 
 A clipped row has norm C at most, so any two of them are within 2 C. L2-Laplace noise of that sensitivity on each row
-hides which data the client has, all of them and so every single record, from whoever receives the rows (Liang et al.
+hides which data the client has, all of them and so every single record, from the receiver of the rows (Liang et al.
 2020, Algorithm 5). It is an account of its own, beside that of the released sums: another protected unit (a record, or
 all records, of one client: replace-one), and another observer (the server).
 """

@@ -240,7 +240,7 @@ class BoundFull(BoundSampler):
 class BoundAsked(BoundSampler):
     """One client in a process of its own, which takes part when a server asks it, and is charged each time.
 
-    How the server draws is its own affair: no client can check it, so it amplifies nothing.
+    No client can check how the server draws, so sampling amplifies nothing.
 
     Args:
         n: 1.

@@ -1,4 +1,4 @@
-"""Sums of rows that are made where the rows are, so that nobody keeps the rows of a cohort."""
+"""Sums of rows that are made where the rows are, so that the rows of a cohort are never in memory at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RowTotal:
 
     @contextmanager
     def part(self) -> Iterator[Tensor]:
-        """Borrow a part of the sum, float64 (D,), to which nobody else adds meanwhile."""
+        """Borrow a part of the sum, float64 (D,), to which no other thread adds meanwhile."""
         try:
             cells = self._free.get_nowait()
         except Empty:

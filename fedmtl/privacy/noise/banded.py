@@ -26,7 +26,7 @@ training", NeurIPS 2024). They are positive and fall with j, so their polynomial
 (Enestroem, Kakeya) and w does not grow.
 
 In secure mode z_t / c_0 is discrete Gaussian noise on a public grid, the other terms of w_t, -c_j w_{t-j} / c_0, are
-rounded to it together, and so is x_t. The means of y_t then differ by sqrt(D) widths more, in units of s / c_0: as
+rounded to it as one sum, and so is x_t. The means of y_t then differ by sqrt(D) widths more, in units of s / c_0: as
 c_0 (c_0 + ... + c_{b-1}) <= b, the margin of the clip covers it for a grid of a clip norm 2 b times smaller.
 
 The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew where it is resumed. In secure

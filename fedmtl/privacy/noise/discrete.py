@@ -35,7 +35,7 @@ How it is drawn: by rejection from blocks of 2**b integers under a staircase (af
 staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
 uniform number, whose bits are drawn as they are needed, is below a probability. Doubles with a margin of 2**-40 decide
 nearly all trials; the others are decided by whole numbers of any length. How many trials there are, and so the time,
-depends on the noise: whoever can time single releases to a microsecond is not kept from learning a little of it.
+depends on the noise: an observer who can time single releases to a microsecond may learn a little of it.
 """
 
 from __future__ import annotations
