@@ -34,7 +34,7 @@ from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, read_first
 
-VERSION = 5
+VERSION = 6
 
 
 class Ledger:

@@ -22,6 +22,7 @@ from .channel import Recording
 from .gradients import GradientPlan, prices_header, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
+from .noise.grid import check_drawable
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .price import Price, Prices
@@ -240,7 +241,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     named_rows = any(plan.rows is not None for plan in plans)
     # no use beyond those that the noise on rows, or the noise of each repetition, is calibrated to
     most = steps if not law.per_participation and (named_rows or replicates > 1) else None
-    price = step_price(plans, sampler, law, privacy, delta=delta, most=most)
+    price = step_price(plans, sampler, law, privacy, delta=delta, most=most, bands=bands)
     if law.per_participation:
         if price.weights is not None:
             raise PrivacyError(
@@ -259,6 +260,11 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     if replicates == 1:
         _check_first_step(privacy, multipliers[0], price)
     releases = bind_releases(plans, sampler, law, privacy, max(multipliers), bands)
+    for release in releases.values():
+        if release.noise is not None:
+            sensitivity, bound = release.independent
+            largest = replace(release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,)))
+            check_drawable(largest, run.sources[0], release.size, sensitivity=sensitivity, bound=bound)
     rows = bind_rows(plans, releases, delta, run.prior)
     header: dict[str, Any] = {
         "account": "everybody" if not law.per_participation else "client",
@@ -408,6 +414,11 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
     prices, caps = record_prices(records, plan, caps, delta, header=run.header)
+    if max(prices.multipliers) > 0:
+        least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
+        moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
+        loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
+        check_drawable(loudest, run.sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
     about = {"account": "client", "privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
     about |= {"clients": len(plan.ids), **facts}
     header = about | {"refuted": prices.refuted} | prices_header(prices, caps) | {"public": plan.public_digest}

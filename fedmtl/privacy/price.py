@@ -43,6 +43,7 @@ class Price:
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
         most: the largest number of uses; None without a limit. With weights it is their number.
+        bands: rounds whose noise one use meets, where it is correlated over rounds; 1 elsewhere.
 
     Raises:
         PrivacyError: several releases of other than Gaussian noise under one sampled cohort.
@@ -56,6 +57,7 @@ class Price:
     sums: int = 1
     weights: tuple[float, ...] | None = None
     most: int | None = None
+    bands: int = 1
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -85,7 +87,8 @@ class Price:
     def slack(self, uses: int, epsilon: float) -> float:
         """Return what ``epsilon`` after ``uses`` uses leaves out, since Gaussian noise is drawn in whole numbers in
         secure mode; see :mod:`.noise.discrete`. 0 of other noise."""
-        return slack(2 * sum(self.sizes) * uses * self.sums, epsilon) if LAWS[self.mechanism].joint else 0.0
+        numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands  # at least, with a count and a score beside it
+        return slack(numbers, epsilon) if LAWS[self.mechanism].joint else 0.0
 
     def after(self, uses: int, multiplier: float) -> Any:
         """Return the event of the first ``uses`` uses together.

@@ -218,6 +218,7 @@ def step_price(
     *,
     delta: float,
     most: int | None = None,
+    bands: Bands | None = None,
 ) -> Price:
     """Return what the steps cost, each with all its releases.
 
@@ -227,6 +228,7 @@ def step_price(
         privacy: settings with noise.
         delta: of every epsilon.
         most: the largest number of steps; None without a limit.
+        bands: how the noise is correlated over rounds, or None.
 
     Raises:
         ConfigError: an allocation beside a clip norm that follows a quantile.
@@ -248,6 +250,7 @@ def step_price(
         sampled=sampler.probability if law.amplified else 1.0,
         weights=allocation,
         most=most,
+        bands=1 if bands is None else len(bands),
     )
 
 

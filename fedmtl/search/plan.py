@@ -36,6 +36,7 @@ from ..privacy import (
 )
 from ..privacy.accounting.selection import most_repetitions
 from ..privacy.events import dp_event
+from ..privacy.noise.discrete import slack
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_law, step_price
 from ..trainer.problem import describe, fingerprint
@@ -181,17 +182,23 @@ def plan_search(
             sampler = sampler.capped(first.rounds)
         uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
         score = score_release(n, law, score_noise=score_noise)
-        price = step_price(plans[first_name], sampler, law, privacy, delta=delta)
+        largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
+        price = step_price(largest, sampler, law, privacy, delta=delta)  # of Gaussian noise the sizes may differ
 
         def candidate(multiplier: float) -> Any:
             assert score.noise is not None
             return dp_event.ComposedDpEvent([price.after(uses, multiplier), score.noise.event(1)])
 
-        all_uses, z = uses * most_repetitions(mean, shape), noise_multiplier
-        within_delta = delta / (1 + price.slack(all_uses, 0.0))  # what noise in whole numbers leaves
+        runs, z = most_repetitions(mean, shape), noise_multiplier
+
+        def rounded(value: float) -> float:
+            """Return what noise in whole numbers, of all the runs and their scores, adds to an epsilon."""
+            return price.slack(uses * runs, value) + slack(runs, value)
+
+        within_delta = delta / (1 + rounded(0.0))
         if z is None:
             try:
-                within = privacy.epsilon - price.slack(all_uses, privacy.epsilon)
+                within = privacy.epsilon - rounded(privacy.epsilon)
                 z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
             except ConfigError as error:
                 raise ConfigError(
@@ -217,7 +224,7 @@ def plan_search(
         score=score,
         event=candidate(z),
         noise_multiplier=z,
-        epsilon=reached + price.slack(all_uses, reached),
+        epsilon=reached + rounded(reached),
         delta=delta,
         budget=budget,
     )

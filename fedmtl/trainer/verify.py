@@ -356,10 +356,10 @@ def _made(header: Mapping[str, Any]) -> tuple[Price, dict[str, Release]]:
         ReleasePlan(name=name, form=form, dimension=dimension, uses=uses, allocation=price.weights)
         for name, form, dimension in header["releases"]
     )
-    law, bands = step_law(plans, sampler, privacy), header.get("bands")
-    made = step_price(plans, sampler, law, privacy, delta=header["delta"], most=price.most)
-    multiplier = header["noise_multiplier"] or None
-    return made, bind_releases(plans, sampler, law, privacy, multiplier, Bands(tuple(bands)) if bands else None)
+    law, multiplier = step_law(plans, sampler, privacy), header["noise_multiplier"] or None
+    bands = Bands(tuple(header["bands"])) if header.get("bands") else None
+    made = step_price(plans, sampler, law, privacy, delta=header["delta"], most=price.most, bands=bands)
+    return made, bind_releases(plans, sampler, law, privacy, multiplier, bands)
 
 
 def _price_of_records(header: Mapping[str, Any], values: Mapping[str, Any]) -> Price:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import time
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -598,7 +599,11 @@ def test_the_size_of_a_release_matters_under_k_norm_noise_only():
         same = candidates(**with_privacy(mechanism=mechanism))
         larger = same | {"odd": replace(same["lam=1"], model=models.mlp(hidden=5))}
         if mechanism == "gaussian":
-            assert searching(candidates=larger).plan().noise_multiplier == searching().plan().noise_multiplier
+            plan = searching(candidates=larger).plan()
+            assert plan.noise_multiplier == pytest.approx(searching().plan().noise_multiplier, rel=1e-12)
+            for one in plan.trainers.values():  # the runs of all sizes fit the budget, to the last step
+                with closing(one.open(one.problem(), "")[0]) as channel:
+                    assert channel.epsilon_at(one.rounds) <= plan.budget
             continue
         with pytest.raises(ConfigError, match="candidate 'odd': the size of a release is"):
             searching(candidates=larger).plan()

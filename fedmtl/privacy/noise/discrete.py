@@ -29,7 +29,9 @@ beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1
 
     slack = N 2**-80 (epsilon + 1100) / 3 >= N (1 / 24 + (R^2 + 1) / 8) / s^2.
 
-That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a thousand rounds.
+That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a thousand rounds. A
+release in which a client takes no part has one law under both neighbours, whatever that law is: let M' have the noise Q
+in the client's own releases alone. So the account of a client counts the numbers of its own releases.
 
 How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of the paper, with a
 staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
@@ -154,9 +156,7 @@ class _Stairs:
 def _stairs(deviation: Fraction) -> _Stairs:
     if not 0 < deviation < LARGEST:
         raise PrivacyError(
-            f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be in (0, 2**47). Noise "
-            f"that is more than some 10 million times the clip norm over the square root of the dimension cannot be "
-            f"drawn exactly: ask for a larger epsilon."
+            f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be in (0, 2**47)."
         )
     bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
     square = (deviation / (1 << bits)) ** 2

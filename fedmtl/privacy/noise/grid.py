@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...errors import PrivacyError
+from .discrete import LARGEST
 from .laws import NoiseLaw
 from .sources import NoiseSource
 
@@ -65,6 +67,22 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
     """
     spread = float(dimension) if law.norm == "l1" else math.sqrt(dimension)
     return math.ldexp(1.0, math.frexp(min(bound * 2.0**-21 / spread, scale * law.cell))[1] - 1)
+
+
+def check_drawable(law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity: float, bound: float) -> None:
+    """Refuse noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
+
+    Raises:
+        PrivacyError: it is.
+    """
+    if source.name == "seeded" or not law.joint:
+        return
+    scale = law.std(sensitivity, size)
+    if scale / grid_width(law, bound, size, scale) >= LARGEST - 1:
+        raise PrivacyError(
+            f"Gaussian noise of {scale:g} on each of {size:,} numbers, to which one client contributes {bound:g}, is "
+            f"too large to be drawn exactly in secure mode. Ask for a larger epsilon, fewer bands or a smaller model."
+        )
 
 
 def release_noise(

@@ -141,9 +141,10 @@ class NoiseLaw(ABC):
         Returns:
             float64 of that shape, whole numbers.
         """
-        rows = math.prod(shape[:-1])
-        sign, tail = source.tails(purpose, step, rows * self._coins(shape[-1]))
-        noise = self._invert(sign.reshape(rows, -1), tail.reshape(rows, -1)).reshape(shape) * cells
+        if len(shape) == 1:
+            noise = self.draw(source, purpose, step, shape[0]) * cells
+        else:
+            noise = self.draw_rows(source, purpose, step, torch.arange(shape[0]), shape[1]) * cells
         down = np.floor(noise)
         dither = source.coins(f"{purpose}/dither", step).uniform(noise.size).reshape(shape)
         return down + (dither < noise - down)
