@@ -72,16 +72,20 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
 def check_drawable(law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity: float, bound: float) -> None:
     """Refuse noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
 
+    Args:
+        law, source, size, sensitivity, bound: as for :func:`release_noise`.
+
     Raises:
-        PrivacyError: it is.
+        PrivacyError: its standard deviation is more than 2**47 - 1 widths of the grid.
     """
     if source.name == "seeded" or not law.joint:
         return
     scale = law.std(sensitivity, size)
     if scale / grid_width(law, bound, size, scale) >= LARGEST - 1:
         raise PrivacyError(
-            f"Gaussian noise of {scale:g} on each of {size:,} numbers, to which one client contributes {bound:g}, is "
-            f"too large to be drawn exactly in secure mode. Ask for a larger epsilon, fewer bands or a smaller model."
+            f"Gaussian noise of standard deviation {scale:g} on each of {size:,} numbers is too large to be drawn "
+            f"exactly in secure mode, on the grid that the clip norm sets. Ask for a larger epsilon, fewer bands or a "
+            f"smaller model."
         )
 
 
