@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker for each core, one t
 # what `pytest -m quick` runs: every layer once, with the recorded numbers of every method, in less than a minute
 QUICK = {
     "test_settings.py", "golden", "graphs", "data/test_dataset.py", "models/test_models.py", "local/test_batches.py",
-    "local/test_local.py", "local/test_optimizers.py", "stacked/test_products.py", "schedules/test_rounds.py",
+    "local/test_local.py", "local/test_optimizers.py", "local/test_products.py", "schedules/test_rounds.py",
     "privacy/test_clip.py", "privacy/test_samplers.py", "privacy/test_channel.py", "privacy/test_ledger.py",
     "privacy/test_records.py", "algorithms/test_fedavg.py", "algorithms/test_ditto.py", "algorithms/test_linear.py",
     "algorithms/test_client_half.py", "trainer/test_checkpoint.py", "trainer/test_evaluation.py",

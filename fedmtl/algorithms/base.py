@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
-from ..local import Executor, LocalSolver
+from ..local import Executor, Layout, LocalSolver
+from ..local.losses import Loss
 from ..privacy import GradientPlan, ReleasePlan, Rounds
 from ..privacy.rounds import Message
 from ..ranks import ALONE, Ranks
 from ..report._names import METHODS, Method
 from ..schedules import Block
-from ..stacked import Layout
-from ..stacked.losses import Loss
 from .cohort import Cohort, Own
 from .store import ClientStore, Fields
 

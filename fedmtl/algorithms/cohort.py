@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
-from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, plan_batches
+from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, StackedModule, plan_batches
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
+from ..local.losses import Loss
 from ..local.optimizers import Strength, rows_of
+from ..local.per_example import piece_width
 from ..local.places import LANES, grain_of, places
 from ..privacy import LocalSteps
 from ..privacy.clip import not_finite
 from ..privacy.totals import RowTotal
-from ..stacked import StackedModule
-from ..stacked.losses import Loss
-from ..stacked.per_example import piece_width
 from .store import Fields
 
 if TYPE_CHECKING:

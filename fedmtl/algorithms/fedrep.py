@@ -35,7 +35,7 @@ class FedRep(SharedModel):
 
     Args:
         head: names of the modules or parameters that stay with the client, ``*`` allowed, see
-            :meth:`fedmtl.stacked.Layout.places`; ``"auto"`` is the network's last layer. All others are shared. An
+            :meth:`fedmtl.local.Layout.places`; ``"auto"`` is the network's last layer. All others are shared. An
             empty sequence shares everything, which is federated averaging.
         local: the clients' local solver of the representation.
         head_local: that of the head; None: ``local``. Where single records are protected, both make the steps of

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from .._check import non_negative, one_of
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
+from ..local import LocalSGD, LocalSolver, StackedModule
 from ..local.batches import batch_widths
+from ..local.losses import divergence_of
+from ..local.per_example import example_gradients
 from ..local.train import address_of
-from ..stacked import StackedModule
-from ..stacked.losses import divergence_of
-from ..stacked.per_example import example_gradients
 from .base import Problem
 from .cohort import AFTER, Cohort
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..stacked import StackedModule
-from ..stacked.losses import example_losses
+from ..local import StackedModule
+from ..local.losses import example_losses
 from .base import Problem
 
 

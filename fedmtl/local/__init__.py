@@ -1,9 +1,14 @@
-"""Local training: solvers over stacked parameters, plain and by DP-SGD, and how client work is executed."""
+"""Local training: K copies of one module as one batch, solvers over their stacked parameters, plain and by DP-SGD, and
+how client work is executed."""
 
 from .batches import BatchPlan
+from .checks import check_stackable, prepare_module
 from .executor import Execution, Executor, operation_threads
+from .losses import resolve_loss
 from .mixture import Mixture
+from .module import Layout, StackedModule, belongs, place_module, set_trainable
 from .optimizers import StackedOptimizer
+from .per_example import example_gradients
 from .proximal import PENALTIES, Penalty, prox_nuclear
 from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches
 from .train import LocalTraining
@@ -13,14 +18,23 @@ __all__ = [
     "BatchPlan",
     "Execution",
     "Executor",
+    "Layout",
     "LocalOptimizer",
     "LocalSGD",
     "LocalSolver",
     "LocalTraining",
     "Mixture",
     "Penalty",
+    "StackedModule",
     "StackedOptimizer",
+    "belongs",
+    "check_stackable",
+    "example_gradients",
     "operation_threads",
+    "place_module",
     "plan_batches",
+    "prepare_module",
     "prox_nuclear",
+    "resolve_loss",
+    "set_trainable",
 ]

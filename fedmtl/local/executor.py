@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from .._check import given, positive_int, whole
 from .._threads import Threads
-from ..stacked import Layout, StackedModule, place_module
-from ..stacked.products import Perceptron
 from .batches import max_clients
+from .module import Layout, StackedModule, place_module
 from .places import LANES
+from .products import Perceptron
 
 _SMALL = 1 << 20
 _A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache

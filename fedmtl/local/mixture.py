@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..stacked.products import descend
 from .optimizers import Gradient
+from .products import descend
 
 if TYPE_CHECKING:
     from .solver import LocalSolver

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..stacked.losses import Loss, Pull, example_losses
-from ..stacked.per_example import example_gradients
-from ..stacked.products import descend, output_gradient
 from .batches import BatchPlan
+from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
 from .optimizers import Gradient, Strength, rows_of
+from .per_example import example_gradients
+from .products import descend, output_gradient
 from .solver import LocalSolver
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
     from ..privacy import LocalSteps
-    from ..stacked import StackedModule
+    from .module import StackedModule
 
 GradientChunks = Iterator[tuple[Tensor, Tensor]]
 """Gradients of examples (N, D) and the numbers of their copies, int64 (N,), a chunk at a time."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from .._check import positive, positive_int
 from ..errors import ConfigError
-from ..stacked import belongs
+from ..local import belongs
 from .factory import ModelFactory, transformed
 
 

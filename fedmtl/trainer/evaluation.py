@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
 from ..data.rows import take
+from ..local import StackedModule
 from ..local.batches import batch_widths, max_clients
+from ..local.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
 from ..local.places import LANES, grain_of, places
 from ..random import derive_key, keyed_bits
-from ..stacked import StackedModule
-from ..stacked.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
 from .metrics import (
     RECALL_AT,
     Metric,

@@ -24,14 +24,13 @@ from .._imports import uncollected
 from ..algorithms.base import Problem
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
-from ..local import Execution
+from ..local import Execution, Layout, prepare_module
 from ..models import BoundedInputs, ModelFactory
 from ..models.factory import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
 from ..privacy.noise.grid import GridValue
 from ..report._names import METHODS
-from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
 from .inputs import as_model
 from .metrics import REGISTRY, Metric

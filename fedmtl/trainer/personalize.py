@@ -20,8 +20,8 @@ from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..local import Execution, operation_threads
+from ..local.losses import Loss
 from ..privacy import Privacy, RecordPrivacy
-from ..stacked.losses import Loss
 from .evaluation import Metrics, evaluate_each, evaluate_shared, metric_name, try_metrics
 from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
@@ -295,7 +295,7 @@ def personalize(
 
     Raises:
         ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
-        ModelError: see :func:`fedmtl.stacked.prepare_module`.
+        ModelError: see :func:`fedmtl.local.prepare_module`.
     """
     data = as_data(data)
     if not isinstance(model, nn.Module):

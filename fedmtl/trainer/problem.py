@@ -26,14 +26,13 @@ from ..data import DataSpec, FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, MappedImages, Packed
 from ..errors import ConfigError, ModelError
-from ..local import Execution, Executor
+from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
+from ..local.losses import Loss, binary_cross_entropy
 from ..models import ModelFactory, NamedInputs
 from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
 from ..ranks import ALONE, Ranks
-from ..stacked import Layout, check_stackable, prepare_module, resolve_loss
-from ..stacked.losses import Loss, binary_cross_entropy
 
 SIDES: tuple[Side, ...] = ("train", "test")
 _ROWS = 1 << 16
@@ -57,11 +56,11 @@ def build_problem(
     """Build the model, check it against the data's public shape, and place everything on the device.
 
     With ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
-    :func:`fedmtl.stacked.set_trainable`. Over several ``ranks`` every client belongs to one of them.
+    :func:`fedmtl.local.set_trainable`. Over several ``ranks`` every client belongs to one of them.
 
     Raises:
         ConfigError: an unknown device, a loss that does not fit the targets, or names that the model does not have.
-        ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
+        ModelError: see :func:`fedmtl.local.prepare_module` and :func:`fedmtl.local.check_stackable`.
     """
     place = resolve_device(device, ranks)
     kind = getattr(torch, dtype)

@@ -19,8 +19,8 @@ from .._rounding import number_text, rounded_up
 from ..algorithms.finetune import Finetune
 from ..data import RowBound
 from ..errors import ConfigError
+from ..local import Layout
 from ..models import BoundedInputs
-from ..stacked import Layout
 from .metrics import REGISTRY, Metric, distribution, shares
 
 ByClient = Mapping[str, Mapping[str, float]]

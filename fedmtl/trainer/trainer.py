@@ -17,12 +17,12 @@ from ..algorithms.local import Local
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
+from ..local.losses import Loss
 from ..models import ModelFactory
 from ..privacy import BoundSampler, ClientPrivacy, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import BoundSchedule
-from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine

@@ -13,7 +13,7 @@ from fedmtl import Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND, fisher_diagonals
 from fedmtl.errors import ConfigError
-from fedmtl.stacked.losses import bernoulli_divergence, gaussian_divergence, softmax_divergence
+from fedmtl.local.losses import bernoulli_divergence, gaussian_divergence, softmax_divergence
 from fedmtl.trainer.audit.others import replaced_client
 from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of

@@ -37,7 +37,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import LocalFit
 from fedmtl.graphs import Complete
-from fedmtl.stacked.losses import LOSSES
+from fedmtl.local.losses import LOSSES
 
 Array = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "objectives.md"

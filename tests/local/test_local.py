@@ -7,10 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from fedmtl import models
-from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD, LocalTraining, plan_batches
+from fedmtl.local import (
+    Execution,
+    Executor,
+    Layout,
+    LocalOptimizer,
+    LocalSGD,
+    LocalTraining,
+    StackedModule,
+    plan_batches,
+    prepare_module,
+)
 from fedmtl.local.batches import BatchPlan
-from fedmtl.stacked import Layout, StackedModule, prepare_module
-from fedmtl.stacked.losses import cross_entropy
+from fedmtl.local.losses import cross_entropy
 from tests.helpers import ragged_classification
 
 SOLVERS = {

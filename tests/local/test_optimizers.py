@@ -7,7 +7,7 @@ import torch
 
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD, StackedOptimizer
-from fedmtl.stacked.products import descend
+from fedmtl.local.products import descend
 
 K, D, STEPS = 5, 7, 12
 ACTIVE = [5, 5, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1]  # how many leading rows move

@@ -12,10 +12,18 @@ from torch import nn
 
 from fedmtl import models
 from fedmtl.data import FederatedDataset
-from fedmtl.local import LocalOptimizer, LocalSGD, LocalSolver, LocalTraining, plan_batches
+from fedmtl.local import (
+    Layout,
+    LocalOptimizer,
+    LocalSGD,
+    LocalSolver,
+    LocalTraining,
+    StackedModule,
+    plan_batches,
+    prepare_module,
+)
+from fedmtl.local.losses import cross_entropy
 from fedmtl.privacy import FullParticipation, GradientPlan, LocalSteps, RecordPrivacy, open_channel
-from fedmtl.stacked import Layout, StackedModule, prepare_module
-from fedmtl.stacked.losses import cross_entropy
 from tests.helpers import ragged_classification
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedmtl import FedAvg, LocalSGD, models
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.errors import ConfigError
+from fedmtl.local import Layout, StackedModule, check_stackable, example_gradients, prepare_module
+from fedmtl.local.losses import cross_entropy
 from fedmtl.models import lora, merge_lora
-from fedmtl.stacked import Layout, StackedModule, check_stackable, example_gradients, prepare_module
-from fedmtl.stacked.losses import cross_entropy
 from tests import small
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torchvision
 from fedmtl import FedAvg, LocalSGD, Trainer, models
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
+from fedmtl.local import prepare_module
 from fedmtl.privacy import ClientPrivacy, FullParticipation
-from fedmtl.stacked import prepare_module
 
 
 def parameters(module) -> int:

@@ -47,7 +47,7 @@ from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
-from fedmtl.local import LocalSGD
+from fedmtl.local import Layout, LocalSGD
 from fedmtl.local.optimizers import rows_of
 from fedmtl.privacy import (
     Activations,
@@ -93,7 +93,6 @@ from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
-from fedmtl.stacked import Layout
 from fedmtl.trainer import folder
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.run import Run

@@ -13,7 +13,7 @@ import fedmtl.trainer.engine as engine
 import fedmtl.trainer.evaluation as evaluation
 from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
-from fedmtl.stacked import Layout
+from fedmtl.local import Layout
 from fedmtl.trainer.evaluation import evaluate_personal, evaluate_rows, evaluate_shared, summarize
 from fedmtl.trainer.problem import build_problem
 from tests.helpers import ragged_classification, regression

@@ -25,10 +25,9 @@ from fedmtl import (
 )
 from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
-from fedmtl.local import Execution
+from fedmtl.local import Execution, Layout
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, RecordPrivacy
-from fedmtl.stacked import Layout
 from tests import small
 from tests.helpers import ragged_classification
 from tests.test_cli import command

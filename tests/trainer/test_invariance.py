@@ -19,7 +19,7 @@ from fedmtl import (
     LocalSGD,
     models,
 )
-from fedmtl.stacked import Layout
+from fedmtl.local import Layout
 from tests.helpers import regression
 
 from .settings import CLIENTS, DATA, SOLVER, trainer

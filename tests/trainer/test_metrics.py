@@ -21,7 +21,7 @@ from sklearn.metrics import (
 from fedmtl import Execution, FedAvg, Finetune, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.stacked import Layout
+from fedmtl.local import Layout
 from fedmtl.trainer.evaluation import evaluate_personal
 from fedmtl.trainer.metrics import (
     REGISTRY,

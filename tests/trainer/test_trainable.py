@@ -40,8 +40,8 @@ from fedmtl import (
 )
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError, ResumeError
+from fedmtl.local import Layout, StackedModule, set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
-from fedmtl.stacked import Layout, StackedModule, set_trainable
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.folder import RunFolder

@@ -25,8 +25,8 @@ from ..._check import one_of, positive
 from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
+from ...local import Layout
 from ...privacy import ScaledRows
-from ...stacked import Layout
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from ...local import StackedModule
+from ...local.losses import example_losses
+from ...local.per_example import example_gradients
 from ...privacy import RecordGradients
-from ...stacked import StackedModule
-from ...stacked.losses import example_losses
-from ...stacked.per_example import example_gradients
 from ..base import Problem
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmtl.stacked import Layout, StackedModule, prepare_module
-from fedmtl.stacked.losses import cross_entropy, example_losses
+from fedmtl.local import Layout, StackedModule, prepare_module
+from fedmtl.local.losses import cross_entropy, example_losses
 
 
 class TiedFrozen(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedmtl.stacked import resolve_loss
+from fedmtl.local import resolve_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(5, 3, generator=GENERATOR, dtype=torch.float64)

@@ -13,13 +13,12 @@ from torch.func import functional_call
 
 from fedmtl.algorithms import PMTL, FedAvg
 from fedmtl.data import DataSpec, FederatedDataset
-from fedmtl.local import Execution, LocalOptimizer, LocalSGD
+from fedmtl.local import Execution, Layout, LocalOptimizer, LocalSGD, StackedModule, set_trainable
+from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork, Toom
+from fedmtl.local.losses import LOSSES
+from fedmtl.local.products import output_gradient
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation
-from fedmtl.stacked import Layout, StackedModule, set_trainable
-from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Toom
-from fedmtl.stacked.losses import LOSSES
-from fedmtl.stacked.products import output_gradient
 from tests.algorithms.harness import problem_of, run
 
 CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]

@@ -7,8 +7,8 @@ from torch import nn
 
 from fedmtl import models
 from fedmtl.errors import ConfigError, ModelError
-from fedmtl.stacked import prepare_module, resolve_loss
-from fedmtl.stacked.losses import example_losses
+from fedmtl.local import prepare_module, resolve_loss
+from fedmtl.local.losses import example_losses
 
 
 class FunctionalDropout(nn.Module):

@@ -9,8 +9,8 @@ from opacus import GradSampleModule
 from torch import nn
 
 from fedmtl.errors import ConfigError
-from fedmtl.stacked import Layout, StackedModule, example_gradients, prepare_module
-from fedmtl.stacked.losses import cross_entropy, example_losses, mse
+from fedmtl.local import Layout, StackedModule, example_gradients, prepare_module
+from fedmtl.local.losses import cross_entropy, example_losses, mse
 
 CPU = torch.device("cpu")
 

@@ -236,7 +236,7 @@ class Convolution:
 class ConvolutionalNetwork:
     """Convolutions, pools and increasing functions, and a perceptron of what they leave.
 
-    Its interface is that of :class:`~fedmtl.stacked.products.Perceptron`, of one copy on a CPU.
+    Its interface is that of :class:`~fedmtl.local.products.Perceptron`, of one copy on a CPU.
 
     Attributes:
         stages: the convolutions, in the order of computation.

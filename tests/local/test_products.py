@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmtl.stacked import Layout, StackedModule, set_trainable
-from fedmtl.stacked.losses import LOSSES, Pull, example_losses, softmax_divergence
-from fedmtl.stacked.products import Perceptron, output_gradient
+from fedmtl.local import Layout, StackedModule, set_trainable
+from fedmtl.local.losses import LOSSES, Pull, example_losses, softmax_divergence
+from fedmtl.local.products import Perceptron, output_gradient
 
 K, B, SHAPE = 5, 6, (2, 3)
 TARGETS = {
