@@ -1,7 +1,5 @@
 """Small problems shared by the tests."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """A short run with a few settings, and one that is interrupted and resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

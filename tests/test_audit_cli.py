@@ -1,7 +1,5 @@
 """``fedmtl audit``: one table, and an exit code that says whether a claim fell."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedmtl.cli.main import help_text, main

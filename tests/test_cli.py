@@ -1,7 +1,5 @@
 """The command line: what it accepts, how it refuses, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
@@ -21,15 +19,7 @@ import yaml
 
 from fedmtl import cli
 from fedmtl._files import write_bytes
-from fedmtl.cli.config import (
-    build,
-    check,
-    choices,
-    combinations,
-    compose,
-    resolve,
-    settings,
-)
+from fedmtl.cli.config import build, check, choices, combinations, compose, resolve, settings
 from fedmtl.cli.main import _begin
 from fedmtl.cli.names import config_folder, nearest
 from fedmtl.cli.options import make_paths_absolute

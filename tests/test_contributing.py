@@ -1,7 +1,5 @@
 """The program in CONTRIBUTING.md does what the text says of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

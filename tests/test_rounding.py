@@ -1,7 +1,5 @@
 """Figures of privacy are rounded up wherever they are shown."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

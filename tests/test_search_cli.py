@@ -1,7 +1,5 @@
 """``fedmtl search``: one budget for every combination, and an end that says what the epsilon covers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every field of every settings class refuses what is out of its range or of another type, and names itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import math

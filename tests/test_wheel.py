@@ -1,7 +1,5 @@
 """The wheel runs elsewhere: built, installed into a fresh environment, started from another folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

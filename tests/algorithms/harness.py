@@ -1,7 +1,5 @@
 """Runs an algorithm block by block, without the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Small peer-to-peer problems, runs without the trainer, and the update written out as a slow loop."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The asynchronous learner against a scalar loop of the printed equations, and against the exact optimum."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

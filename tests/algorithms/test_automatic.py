@@ -1,7 +1,5 @@
 """Settings chosen from public rows and bounds: what they are, and that private records do not enter."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The client half of a round, one client in a process of its own: it sends the rows of the stacked run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Clusters of clients: one is the method without clusters, several are runs of their own; what a client sends."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

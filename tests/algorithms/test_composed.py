@@ -1,7 +1,5 @@
 """The composition theorems of Kairouz, Oh and Viswanath against brute force and published figures."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

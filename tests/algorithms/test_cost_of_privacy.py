@@ -1,7 +1,5 @@
 """The forecast of the cost of privacy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

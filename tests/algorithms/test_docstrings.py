@@ -1,7 +1,5 @@
 """The program in the docstring of every paper runs."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from textwrap import dedent

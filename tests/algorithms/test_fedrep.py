@@ -1,7 +1,5 @@
 """FedRep and FedPer against plain loops, at the ends of what is shared, and what their release holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Finetuning against steps written out by hand, at the ends of lambda, and client by client."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear models: rows, losses, domain bounds."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

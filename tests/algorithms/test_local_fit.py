@@ -1,7 +1,5 @@
 """What every client has alone, exactly; as the baseline of the linear methods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

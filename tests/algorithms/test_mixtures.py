@@ -1,7 +1,5 @@
 """pFedMe, APFL and PP-SGD against rounds written out by hand, and at the ends of their settings."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """MP-MTL against certificates of optimality, plain NumPy loops and closed forms."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

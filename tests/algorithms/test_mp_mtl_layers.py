@@ -1,7 +1,5 @@
 """Sharing chosen layers of a network: against local training and a singular value decomposition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

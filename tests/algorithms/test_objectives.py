@@ -1,7 +1,5 @@
 """What the page on objectives says, line by line: closed forms and slow sums of its formulas, on three tiny clients."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

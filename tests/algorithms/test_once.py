@@ -1,7 +1,5 @@
 """A public start and noised moments, against generic Gaussian conditioning, loops over records, and limits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

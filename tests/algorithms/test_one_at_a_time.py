@@ -1,7 +1,5 @@
 """Activations one client at a time: the parts of client and server give the numbers of the fast loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Peer-to-peer learning: the printed update as a slow loop, optima of independent solvers, blocks and replicates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A few releases of each agent, and free averaging after them: the fixed point, what is charged, what is read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Privacy of peer-to-peer learning: noise, clips, allocation, the published variant."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

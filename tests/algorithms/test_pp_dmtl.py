@@ -1,7 +1,5 @@
 """PP-DMTL: slow loops of Algorithm 1 and of its sound variant, the convex optimum, the refinement, privacy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

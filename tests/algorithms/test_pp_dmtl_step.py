@@ -1,7 +1,5 @@
 """PP-DMTL's simulated step size, public and better than that of the worst delays; its refinement, against SciPy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The private prior of layers against NumPy, automatic differentiation, Monte Carlo, and the limits of its settings."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

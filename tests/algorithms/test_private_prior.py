@@ -1,7 +1,5 @@
 """The private prior against plain NumPy, SciPy's densities, Monte Carlo, and the limits of its parameters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """SCAFFOLD against a slow loop in NumPy, one client and one batch at a time; and what its two releases cost."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

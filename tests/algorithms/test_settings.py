@@ -1,7 +1,5 @@
 """Every setting of every method has an effect, or is refused by name where it would have none."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

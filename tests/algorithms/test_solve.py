@@ -1,7 +1,5 @@
 """The solver of regularized linear models against scikit-learn, SciPy, quadrature and optimality conditions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

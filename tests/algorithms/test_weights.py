@@ -1,7 +1,5 @@
 """Clients that count by their numbers of examples: means by hand, the clip after the weight, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

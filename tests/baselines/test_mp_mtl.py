@@ -1,7 +1,5 @@
 """STL against scikit-learn, MTL against optimality conditions and another solver."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

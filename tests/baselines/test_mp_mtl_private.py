@@ -1,7 +1,5 @@
 """DP-AGGR and DP-MTRL: sensitivities against real neighbours, noise against its law, and what they minimize."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The exact optimum, local models, gossip ADMM and local privacy, against SciPy and by enumeration of sensitivities."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adult from small files of the original format, coded by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,20 +1,11 @@
 """What the study of the cost of privacy computes: psi, its forecast, slopes, and weights of owners."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from collaboration import (
-    Collaboration,
-    Fitness,
-    fit_forecast,
-    log_log_slope,
-    spread,
-    triangle,
-)
+from collaboration import Collaboration, Fitness, fit_forecast, log_log_slope, spread, triangle
 from hinge import Hinges, minimize_hinge
 from scipy import optimize
 from simulate import simulate

@@ -1,7 +1,5 @@
 """The study's experiments by command, with its own configuration files and readers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

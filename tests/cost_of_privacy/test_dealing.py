@@ -1,7 +1,5 @@
 """The deal of rows to clients, against plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Hospital stays from small files of the original formats, coded by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

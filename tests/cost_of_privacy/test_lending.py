@@ -1,7 +1,5 @@
 """LendingClub loans from small files with the original's columns, against scikit-learn."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

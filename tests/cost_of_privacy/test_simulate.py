@@ -1,7 +1,5 @@
 """Runs that the study simulates without a trainer."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

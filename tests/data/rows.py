@@ -1,7 +1,5 @@
 """What the tests of readers look at: a client's rows, rows in which datasets differ, and tables with a wrong value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Item features by alternating least squares, against plain loops and the gradient of the objective."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array

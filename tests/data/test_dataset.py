@@ -1,7 +1,5 @@
 """The dataset type against slow loops, and its errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """The embedded digits: pools, classes, styles, order and population independence."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Folders of images and tables of them, and pools of any kind that a partition deals to clients."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """LEAF JSON: all layouts give the same data, and every malformed file its own error."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fedmtl.data import FederatedDataset, load_data, load_digits_clients, loaders, reader

@@ -1,7 +1,5 @@
 """MovieLens from small files of the original formats; centring, features and splits computed by hand."""
 
-from __future__ import annotations
-
 import gzip
 import zipfile
 
@@ -11,13 +9,7 @@ import torch
 
 from fedmtl.data import RatingsGraph, load_data
 from fedmtl.data.readers.als import als_features
-from fedmtl.data.readers.movielens import (
-    LEARNED_FEATURES,
-    USER_CENTRE,
-    movielens_users,
-    read_movielens,
-    read_ratings,
-)
+from fedmtl.data.readers.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens, read_ratings
 from fedmtl.errors import ConfigError, DataError
 
 SMALL = {"features": 2, "sweeps": 5}

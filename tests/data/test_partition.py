@@ -1,7 +1,5 @@
 """Partitioners: every example once, the stated distributions, keyed by the seed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -1,7 +1,5 @@
 """ILEA School from small .mat files of the same format, against plain NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.io

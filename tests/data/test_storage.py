@@ -1,7 +1,5 @@
 """Saved data: in memory == memory-mapped, damaged folders refused, nothing half-written."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

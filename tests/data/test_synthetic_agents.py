@@ -1,7 +1,5 @@
 """Agents on a circle: the stated model holds, exactly where it is exact and by its law where it is random."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

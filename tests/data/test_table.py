@@ -1,7 +1,5 @@
 """Tables against pandas, and their errors."""
 
-from __future__ import annotations
-
 import gzip
 import math
 

@@ -6,8 +6,6 @@ with small sizes appended. Before a block a comment ``<!-- small: ... -->`` may 
 what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``; ``<!-- exit: 1 -->`` is the exit code expected.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

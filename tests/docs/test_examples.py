@@ -1,7 +1,5 @@
 """The programs of docs/examples run, at small sizes, and print lines as those that the documentation shows."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

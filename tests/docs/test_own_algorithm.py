@@ -1,7 +1,5 @@
 """The algorithm of the documentation is FedDyn: rounds by hand, its fixed point; its page has it audited."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Every command and every program of the documentation runs, at small sizes; every page is in its place."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A stand-in for Flower's Grid in one process: it calls the handlers of ClientApps directly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A node's own account: records that it protects itself, noise against the server, and servers that ask too often."""
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Flower apps on a grid of one process: the numbers of ``Trainer.fit``, whatever does not answer as it should."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -15,15 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl import (
-    MPMTL,
-    PMTL,
-    FullParticipation,
-    PeerToPeer,
-    PoissonClocks,
-    Trainer,
-    models,
-)
+from fedmtl import MPMTL, PMTL, FullParticipation, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.algorithms import Algorithm, Cohort, Released
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset, load_synthetic_tasks

@@ -1,7 +1,5 @@
 """Flower apps on Flower's own simulation engine: virtual nodes in processes of Ray."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

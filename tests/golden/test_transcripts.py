@@ -1,7 +1,5 @@
 """Every method goes on giving the numbers it gave: see transcripts.py."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -7,8 +7,6 @@ numbers, after a change that is meant to alter them, with
     python -m tests.golden.transcripts
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Graphs: dense definitions, a file of edges, and errors that name the agents."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np
@@ -11,17 +9,7 @@ from scipy.sparse import csr_array
 
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.graphs import (
-    Clusters,
-    Complete,
-    EdgesFile,
-    Graph,
-    GraphSettings,
-    KNNCosine,
-    Ring,
-    exp_angle,
-    knn_cosine,
-)
+from fedmtl.graphs import Clusters, Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, exp_angle, knn_cosine
 
 TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
 

@@ -1,7 +1,5 @@
 """Convolutional networks by matrix products against automatic differentiation of the module."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The pull of a prior's precision matrix against dense matrices and slow loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Perceptrons by batched products against automatic differentiation of one module at a time."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

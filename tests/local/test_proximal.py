@@ -1,7 +1,5 @@
 """Proximal operators against closed forms, optimality conditions, the Moreau decomposition and a general minimizer."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

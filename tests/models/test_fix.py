@@ -1,7 +1,5 @@
 """Layers with a batching rule in the place of those without: the same outputs, and trained with both units."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Low-rank adapters: against written-out weights W + s B A, a loop over clients, the closed form of a full fit."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -10,8 +10,6 @@ a claim below it is wrong. Where the accounting of a run is an upper bound that 
 is refuted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

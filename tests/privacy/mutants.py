@@ -4,8 +4,6 @@ Every patch point is in this file. A mutant is applied in each of its configurat
 configuration is run with; ``caught_by`` names the checks of which at least one must refute it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace

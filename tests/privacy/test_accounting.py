@@ -1,7 +1,5 @@
 """Composition against the libraries' own figures, closed forms and exact integrals."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting
@@ -12,12 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import optimize, stats
 
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy import (
-    FixedCohort,
-    FullParticipation,
-    PoissonSampling,
-    epsilon,
-)
+from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, epsilon
 from fedmtl.privacy.accounting.composition import renyi_curve
 from tests.helpers import price_of
 

@@ -1,7 +1,5 @@
 """Clients' answers of unequal weight, gradients of any model, and clients without records."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Releases of clients who act one at a time: clip, noise, caps, charges, repetitions."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

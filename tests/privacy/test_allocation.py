@@ -1,7 +1,5 @@
 """Budgets that differ from step to step, and repetitions of a run: against the libraries and closed forms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit's own parts: statistics against SciPy, and setups it must read rightly."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

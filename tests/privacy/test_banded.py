@@ -1,7 +1,5 @@
 """Noise that is correlated over rounds: its matrix, what it costs against slow oracles, and runs that have it."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

@@ -1,7 +1,5 @@
 """From epsilon to noise and back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import dp_accounting

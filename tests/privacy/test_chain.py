@@ -1,7 +1,5 @@
 """The chain of a ledger: what was taken out, altered, rolled back or copied is refused by name."""
 
-from __future__ import annotations
-
 import builtins
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The channel's manners: what it refuses, what it reports, and what comes out without privacy."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

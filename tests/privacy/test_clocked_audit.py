@@ -1,7 +1,5 @@
 """The audit of clients that act one at a time: false alarms, published accountings, odd caps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """At most one false alarm in 1,000 seeds, and p-values that are small exactly as often as they should be."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context

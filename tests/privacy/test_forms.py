@@ -1,7 +1,5 @@
 """Releases other than a Gaussian vector of fixed clip: matrices, Laplace laws, a clip norm that adapts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loss of L2-Laplace noise against simulated noise vectors, the Laplace mechanism and integrals."""
 
-from __future__ import annotations
-
 import math
 
 import attr

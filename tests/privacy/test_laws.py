@@ -1,19 +1,11 @@
 """Loss laws of the mechanisms against the library's and against simulated mixtures."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import (
-    ComposedDpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import PrivacyError

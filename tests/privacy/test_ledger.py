@@ -1,7 +1,5 @@
 """The ledger through crashes: what was charged stays charged."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 ``pytest -s`` prints which checks caught each mutant; ``python scripts/mutants.py`` makes a table with all checks.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fedmtl.trainer.audit.suite import setup_of

@@ -1,7 +1,5 @@
 """The audit of peer-to-peer learning: what its own settings release passes, what would leak beside them is caught."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Loss laws on a grid against direct sums, and against the library at the same grid."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

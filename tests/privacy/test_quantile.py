@@ -7,12 +7,7 @@ from dp_accounting import dp_event, rdp
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy.clip import L2Clip
-from fedmtl.privacy.quantile import (
-    QuantileClip,
-    count_rows,
-    count_sensitivity,
-    split_multiplier,
-)
+from fedmtl.privacy.quantile import QuantileClip, count_rows, count_sensitivity, split_multiplier
 
 COHORT = 100
 

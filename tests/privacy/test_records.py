@@ -1,7 +1,5 @@
 """Record-level releases: the law of the records drawn, clip and noise by client, accounts of their own."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Laws of the cohorts, against exact enumerations and scipy."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Epsilon against two other accountants: an oracle from below, itself tested against closed forms, simulations and
 published numbers, and dp-accounting."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

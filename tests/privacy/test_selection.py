@@ -1,7 +1,5 @@
 """Private hyper-parameter search against the paper's formulas, the library and SciPy's laws."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

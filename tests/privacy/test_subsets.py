@@ -1,7 +1,5 @@
 """Secret Poisson subsamples of a client's records: their law, what they are charged, and by which noise."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Sums of rows that are made where the rows are: the same numbers as of rows that are handed over, to the last bit."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 

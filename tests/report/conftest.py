@@ -1,7 +1,5 @@
 """Figures are read back: what was saved stays in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

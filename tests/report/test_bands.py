@@ -1,7 +1,5 @@
 """The bands are read back from the figure and compared with the percentiles they stand for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

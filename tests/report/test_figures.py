@@ -1,7 +1,5 @@
 """The figures are read back: the curves that were drawn are compared with the data they stand for."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a run or a sweep has the numbers of the text report, needs no other file, and escapes all texts."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """A folder of small hand-written runs, whose averages are known, becomes one table and one plot."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Laws, caps, order, windows and replicates of asynchronous schedules, against simulations one event at a time."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right
 
@@ -13,14 +11,7 @@ from scipy.special import ndtri
 
 from fedmtl.errors import ConfigError
 from fedmtl.random import derive_key, id_key, keyed_uniform
-from fedmtl.schedules import (
-    Dropouts,
-    Latencies,
-    PoissonClocks,
-    RandomLatency,
-    Synchronous,
-    TraceLatency,
-)
+from fedmtl.schedules import Dropouts, Latencies, PoissonClocks, RandomLatency, Synchronous, TraceLatency
 
 ALPHA = 1e-6
 

@@ -1,18 +1,11 @@
 """Laws of latencies, traces from files, and absences: what is refused, and how it is said."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
 
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.schedules import (
-    Dropouts,
-    Latencies,
-    RandomLatency,
-    TraceLatency,
-)
+from fedmtl.schedules import Dropouts, Latencies, RandomLatency, TraceLatency
 
 
 def times(source, names, activations):

@@ -3,8 +3,6 @@
 A mutant patches the production search; ``caught_by`` names the check that must refute it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

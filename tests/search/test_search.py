@@ -1,7 +1,5 @@
 """Private search against dp_accounting, the laws of its coins, and searches that nobody disturbed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

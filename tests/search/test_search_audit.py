@@ -1,7 +1,5 @@
 """The audit of a search: the production search passes, and every broken version is caught by the check meant for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

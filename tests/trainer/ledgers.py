@@ -1,7 +1,5 @@
 """An independent reading of a ledger's file: what it says has been charged."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -4,8 +4,6 @@ The processes find one another by RANK, WORLD_SIZE and MASTER_PORT, as under tor
 ``FOLDER/SIZE-RANK.json``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A small run, and what dp_accounting says about it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

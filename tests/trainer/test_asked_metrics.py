@@ -1,7 +1,5 @@
 """Metrics that a run is asked for: the same numbers wherever they are shown, and no run that they end."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The same trainer for clients that act one at a time: blocks, charges, exact resume, refusals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The transcript: the public state is a function of the releases; and the audit of whole configurations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks that run a configuration: early stops; and public grids."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files are replaced whole or not at all; a checkpoint holds every bit, without pickle."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

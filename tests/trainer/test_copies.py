@@ -1,7 +1,5 @@
 """A run folder that was copied, rolled back or mixed with another one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

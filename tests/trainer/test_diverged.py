@@ -1,7 +1,5 @@
 """Training that is not finite: it is said while it runs, and stays with the client to whom it happens."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """Evaluation against one client at a time in float64, and summaries against NumPy."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

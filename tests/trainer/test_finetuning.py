@@ -1,7 +1,5 @@
 """Finetuning after a run: what it leaves as it is, what each client chooses, and what is said of it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

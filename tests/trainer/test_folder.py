@@ -1,7 +1,5 @@
 """The run folder: what is in it, and that nothing private is in its public part."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """A run leaves the process in which it is made as it was."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import warnings

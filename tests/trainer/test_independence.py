@@ -1,7 +1,5 @@
 """No client's numbers depend on another client's data except through a release, numbers of records included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

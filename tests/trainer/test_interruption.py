@@ -1,7 +1,5 @@
 """An interruption from the keyboard: after the event, with a checkpoint, and nothing is paid for twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

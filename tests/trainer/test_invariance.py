@@ -1,7 +1,5 @@
 """What results must not depend on, and what a result's models are."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

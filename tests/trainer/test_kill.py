@@ -1,7 +1,5 @@
 """A process killed at any moment resumes to the same bits, and the ledger never goes back."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What is loaded from a run folder is what the run returned: to the bit, with its baselines."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Every metric against scikit-learn, and against plain loops with real models."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -23,15 +21,7 @@ from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout
 from fedmtl.trainer.evaluation import evaluate_personal
-from fedmtl.trainer.metrics import (
-    REGISTRY,
-    distribution,
-    invented_rows,
-    kind_of,
-    normalized,
-    resolve_metrics,
-    shares,
-)
+from fedmtl.trainer.metrics import REGISTRY, distribution, invented_rows, kind_of, normalized, resolve_metrics, shares
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import columns_of
 

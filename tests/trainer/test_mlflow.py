@@ -1,7 +1,5 @@
 """The MLflow callback: what is logged, and that nothing is written beside the run's private folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Clients that join a finished run, from Python and by ``fedmtl adapt``."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

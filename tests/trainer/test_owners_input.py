@@ -1,7 +1,5 @@
 """Owners with little or nothing to say, and settings that do not fit the owners, through the trainer."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Several processes give what one gives, to the last bit."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

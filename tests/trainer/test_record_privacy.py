@@ -1,7 +1,5 @@
 """Training under record-level privacy: DP-SGD in every client, one account each, the same trainer."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Several runs as one batched program: equal to runs of their own, bands, exact resume, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

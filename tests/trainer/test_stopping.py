@@ -1,7 +1,5 @@
 """Early stopping saves time, not budget."""
 
-from __future__ import annotations
-
 import copy
 import math
 

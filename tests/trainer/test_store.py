@@ -1,7 +1,5 @@
 """Client stores against a dictionary of rows, and crashes at every point of a save, of one process and of several."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What files may name: settings, readers, networks and loggers of the package, modules of torch.nn, trusted modules."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Frozen parameters: chosen by name, public, bit-identical after a run, and in no release, norm or store."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

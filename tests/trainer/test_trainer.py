@@ -1,7 +1,5 @@
 """The loop: history, epsilon, budgets, resuming, baselines, callbacks."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """``fedmtl verify``: good runs of every method fit, and each alteration fails with the line that is meant for it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
