@@ -29,7 +29,7 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.rounds import Message
 from ..trainer import Trainer
 from ..trainer.checkpoint import read_tensors, write_json, write_tensors
-from ..trainer.evaluation import evaluate_rows, metric_name
+from ..trainer.evaluation import evaluate_each, metric_name
 from ..trainer.folder import RunFolder, model_state
 from ..trainer.personalize import finetuned, held_out
 from ..trainer.problem import coded_for, fingerprint
@@ -241,11 +241,11 @@ class Node:
     def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
         """Return the client's model (1, D), finetuned where the settings say so, with its scores."""
         trainer, problem, metrics = self.trainer, self.problem, self.trainer.further_metrics
-        of_shared = None if shared is None else evaluate_rows(problem, shared[None], ONE, "test", metrics)
+        of_shared = None if shared is None else evaluate_each(problem, lambda own: shared[None], ONE, metrics)
         scored = Scored(
             ids=problem.data.ids,
             personal=row,
-            by_client=evaluate_rows(problem, row, ONE, "test", metrics).by_client(problem),
+            by_client=evaluate_each(problem, lambda own: row, ONE, metrics).by_client(problem),
             metric=metric_name(problem),
             shared=shared,
             shared_by_client=None if of_shared is None else of_shared.by_client(problem),

@@ -1,7 +1,7 @@
 """The one loop: events in, a result and a run folder out."""
 
 from .callbacks import Callback, ProgressBar
-from .evaluation import evaluate_rows
+from .evaluation import evaluate_each
 from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
@@ -20,7 +20,7 @@ __all__ = [
     "Trainer",
     "bind_schedule",
     "build_problem",
-    "evaluate_rows",
+    "evaluate_each",
     "open_run",
     "personalize",
 ]

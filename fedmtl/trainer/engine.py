@@ -13,8 +13,8 @@ from ..algorithms.base import Algorithm, State
 from ..errors import ConfigError
 from ..privacy import NoiseSource, PrivacyReport
 from ..schedules import Block
-from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
-from .replicates import bands, each_run, measure_all, numbers_of
+from .evaluation import Metrics, evaluate_each, evaluate_shared, summarize
+from .replicates import bands, columns_of, each_run, evaluate_models, numbers_of
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -96,9 +96,11 @@ class LocalEngine:
             return _measured_replicates(run, state)
         problem, algorithm, panel = run.problem, run.algorithm, run.panel
         metrics, model = run.settings.further_metrics, algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(panel.problem, model, metrics=metrics)
+        shared = None if model is None else evaluate_shared(panel.problem, model, metrics)
         personal = shared if _is_everyones(run, model, state) else None
-        personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics, clients=panel.clients)
+        personal = personal or evaluate_each(
+            problem, lambda own: algorithm.personalize(problem, state, own), panel.clients, metrics
+        )
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
 
@@ -108,8 +110,7 @@ class LocalEngine:
             values |= {} if objective is None else {"objective": float(objective)}
             values |= distance(run, model)
             if shared is not None:
-                values |= summarize(shared.score, shared.weight, metric=metric_name(problem), prefix="global_")
-                values |= means(shared, "global_")
+                values |= summarize(panel.problem, shared, "global_")
             return values
 
         return Measured([problem.ranks.share(row)], personal, shared)
@@ -148,12 +149,14 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
 
 def _measured_replicates(run: Run, state: State) -> Measured:
     """Evaluate all replicates: a row for each budget."""
-    settings = run.settings
+    settings, problem, algorithm = run.settings, run.problem, run.algorithm
     groups = settings.repeated.groups(settings.privacy)
-    columns, first = measure_all(run.problem, run.algorithm, state, settings.further_metrics)
+    each = evaluate_models(problem, algorithm.models(problem, state), settings.further_metrics)
+    objective = algorithm.objective(problem, state)
+    columns = columns_of(problem, each) | ({} if objective is None else {"objective": objective})
     spent = np.broadcast_to(run.channel.epsilons, settings.repeated.count)  # of each run, the largest of its owners
     rows = [
         {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
         for row, (_, members) in zip(bands(columns, groups), groups, strict=True)
     ]
-    return Measured(rows, first, None, each_run(columns, groups))
+    return Measured(rows, each[0], None, each_run(columns, groups))

@@ -8,15 +8,15 @@ the score is recall, has no score. Losses and scores are sums over examples that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import Problem
 from ..data.rows import take
 from ..local import StackedModule
 from ..local.batches import batch_widths, max_clients
@@ -35,11 +35,11 @@ from .metrics import (
     normalized,
 )
 
-Side = Literal["train", "test"]
 METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "mse")
 """The names of main metrics, the most special first."""
 _EXAMPLES = 256  # columns of one stacked evaluation batch
 _FLAT = 4096  # examples of one batch of the shared model
+_ELEMENTS = 1 << 22  # of one batch of several models
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Metrics:
     """Per-client numbers.
 
     Attributes:
-        loss: float64 (..., k), mean loss over a client's own examples; NaN without any.
-        score: float64 (..., k), the main metric of a client's own examples; NaN where ``weight`` is 0.
+        loss: float64 (k,), mean loss over a client's own examples; NaN without any.
+        score: float64 (k,), the main metric of a client's own examples; NaN where ``weight`` is 0.
         weight: float64 (k,), what is behind each score: a number of examples, or for recall of labels that are there.
-        others: float64 (..., k) by name, the metrics that were asked for; NaN where they are not defined.
+        others: float64 (k,) by name, the metrics that were asked for; NaN where they are not defined.
     """
 
     loss: Tensor
@@ -59,14 +59,10 @@ class Metrics:
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sums: Tensor | Sequence[Tensor], counts: Tensor, others: Mapping[str, Tensor] | None = None) -> Metrics:
-        """From sums of losses (..., k), of scores (..., k) and of weights (k,) over clients' examples (k,)."""
-        return cls(sums[0] / counts, sums[1] / sums[2], sums[2], others or {})
-
-    @property
-    def columns(self) -> list[Tensor]:
-        """Return the losses, the scores, the weights, and the others: float64 (k,) each."""
-        return [self.loss, self.score, self.weight, *self.others.values()]
+    def of(cls, table: Tensor, metrics: Sequence[Metric]) -> Metrics:
+        """Return the columns of a table (k, 3 + m): losses, scores, weights, and ``metrics``."""
+        loss, score, weight, *others = table.unbind(1)
+        return cls(loss, score, weight, {metric.name: column for metric, column in zip(metrics, others, strict=True)})
 
     def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
         """Return every metric of every client of the problem for which it is defined, by name and id: the loss, the
@@ -151,70 +147,32 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
         metric.try_out(*invented_rows(problem.data.spec, shape))
 
 
-def evaluate_personal(
-    problem: Problem,
-    algorithm: Algorithm,
-    state: State,
-    side: Side = "test",
-    metrics: Sequence[Metric] = (),
-    clients: Tensor | None = None,
-) -> Metrics:
-    """Clients' personal models on their own examples, a block of clients at a time.
-
-    Args:
-        problem, algorithm, state: of the run.
-        side: which examples.
-        metrics: to measure beside the loss and the score.
-        clients: int64 (k,); None for all.
-    """
-    everyone = torch.arange(problem.clients) if clients is None else clients
-    return evaluate_each(problem, lambda own: algorithm.personalize(problem, state, own), everyone, side, metrics)
-
-
 def evaluate_each(
-    problem: Problem,
-    models: Callable[[Tensor], Tensor],
-    clients: Tensor,
-    side: Side = "test",
-    metrics: Sequence[Metric] = (),
+    problem: Problem, models: Callable[[Tensor], Tensor], clients: Tensor, metrics: Sequence[Metric] = ()
 ) -> Metrics:
-    """The model of each of ``clients``, int64 (k,), on its own examples, a block of clients at a time; of several ranks
-    each computes its own clients.
+    """The model of each of ``clients``, int64 (k,), on its own test examples, a block of clients at a time; of several
+    ranks each computes its own clients.
 
     Args:
         problem: data, loss and executor.
         models: int64 (m,) clients -> (m, D).
         clients: who is evaluated.
-        side: which examples.
         metrics: to measure beside the loss and the score.
     """
-    place = problem.own(clients)
-    each = [
-        evaluate_rows(problem, models(some), some, side, metrics)
-        for some in clients[place].split(max_clients(problem.dimension))
-    ]
-    columns = [torch.cat(parts) for parts in zip(*(scores.columns for scores in each), strict=True)]
-    loss, score, weight, *others = problem.ranks.join(torch.stack(columns, 1), place, len(clients)).unbind(1)
-    return Metrics(loss, score, weight, {metric.name: column for metric, column in zip(metrics, others, strict=True)})
+
+    def table(own: Tensor) -> Tensor:
+        blocks = own.split(max_clients(problem.dimension))
+        return torch.cat([_each_on_its_own(problem, models(some), some, metrics) for some in blocks])
+
+    return Metrics.of(problem.spread(table, clients), metrics)
 
 
-def evaluate_rows(
-    problem: Problem, rows: Tensor, clients: Tensor, side: Side, metrics: Sequence[Metric] = ()
-) -> Metrics:
-    """Model ``rows[i]`` on the examples of client ``clients[i]``.
-
-    Args:
-        problem: data, loss and executor.
-        rows: (k, D).
-        clients: int64 (k,).
-        side: which examples.
-        metrics: to measure beside the loss and the score.
-    """
-    examples = problem.data.side(side)
-    counts, first = examples.counts[clients], examples.offsets[clients]
+def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
+    """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
+    counts, first = problem.data.test.counts[clients], problem.data.test.offsets[clients]
     widths = batch_widths(counts, None) * (counts > 0)
     sums = torch.zeros(3, len(clients), dtype=torch.float64)
-    others = _undefined(metrics, len(clients))
+    others = torch.full((len(metrics), len(clients)), torch.nan, dtype=torch.float64)
     for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
         alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
@@ -234,7 +192,7 @@ def evaluate_rows(
                 column = torch.arange(begin, min(begin + _EXAMPLES, width))
                 mask = column < n[:, None]
                 index = first[members][:, None] + torch.where(mask, column, 0)
-                x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
+                x, y = problem.data.gather("test", index, dtype=rows.dtype, device=rows.device)
                 outputs = stack.predict(parameters, x)
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
@@ -243,78 +201,81 @@ def evaluate_rows(
             if outcomes:
                 whole, true = (torch.cat(parts, 1)[own] for parts in zip(*outcomes, strict=True))
                 for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
-                    _measure(metrics, others, member, whole[row, :count], true[row, :count])
+                    others[:, member] = _measured(metrics, whole[row, :count], true[row, :count])
 
         problem.executor.map(work, len(chosen), grain=grain)
-    return Metrics.of(sums, counts, others)
+    return _table(sums, counts, others)
 
 
-def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test", metrics: Sequence[Metric] = ()) -> Metrics:
-    """One model (D,) on every client's examples: those of several clients together, which a rank takes in turn."""
-    examples, ranks = problem.data.side(side), problem.ranks
-    counts = examples.counts
-    owner = torch.repeat_interleave(torch.arange(problem.clients), counts)
-    first = torch.div(examples.offsets[: problem.clients], _FLAT, rounding_mode="floor")  # where clients begin
-    groups = torch.unique_consecutive(first, return_counts=True)[1].tolist()
-    groups = torch.arange(problem.clients).split(groups)[ranks.rank :: ranks.size]
-    sums = torch.zeros(3, problem.clients, dtype=torch.float64)
-    others = _undefined(metrics, problem.clients)
+def evaluate_shared(problem: Problem, row: Tensor, metrics: Sequence[Metric] = ()) -> Metrics:
+    """One model (D,) on every client's test examples: those of several clients together, which a rank takes in turn."""
+    begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
+    together = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
+    ranks, everyone = problem.ranks, torch.arange(problem.clients)
+    groups = everyone.split(together)[ranks.rank :: ranks.size]
+    tables = [evaluate_common(problem, row[None], clients, metrics)[0] for clients in groups]
+    table = torch.cat([torch.zeros(0, 3 + len(metrics), dtype=torch.float64), *tables])
+    return Metrics.of(ranks.join(table, torch.cat([everyone[:0], *groups]), problem.clients), metrics)
+
+
+def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric] = ()) -> Tensor:
+    """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
+    common, on the test examples of each."""
+    counts, offsets = problem.data.test.counts[clients], problem.data.test.offsets
+    begin, end, count = int(offsets[clients[0]]), int(offsets[clients[-1] + 1]), len(models)
+    owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
+    sums = torch.zeros(3, count, len(clients), dtype=torch.float64)
+    others = torch.full((len(metrics), count, len(clients)), torch.nan, dtype=torch.float64)
+    outcomes: list[tuple[Tensor, Tensor]] = []
+    size = _FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))
     with problem.executor.stack() as stack:
-        for clients in groups:
-            begin, end = int(examples.offsets[clients[0]]), int(examples.offsets[clients[-1]] + counts[clients[-1]])
-            outcomes: list[tuple[Tensor, Tensor]] = []
-            for index in torch.arange(begin, end).split(_FLAT):
-                x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
-                outputs = stack.predict(row[None], x)
-                for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
-                    total.index_add_(0, owner[index], values[0].cpu())
-                if metrics:
-                    outcomes.append((outputs[0].detach().cpu(), y[0].cpu()))
-            if outcomes:
-                parts = counts[clients].tolist()
-                pieces = (torch.cat(tensors).split(parts) for tensors in zip(*outcomes, strict=True))
-                for client, own, labels in zip(clients.tolist(), *pieces, strict=True):
-                    _measure(metrics, others, client, own, labels)
-    mine = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64)
-    table = torch.stack([*sums, *others.values()], 1)
-    columns = ranks.join(table[mine], mine, problem.clients).unbind(1)
-    return Metrics.of(columns[:3], counts, dict(zip(others, columns[3:], strict=True)))
+        for index in torch.arange(begin, end).split(size) if end > begin else ():
+            x, y = problem.data.gather("test", index, dtype=models.dtype, device=models.device)
+            outputs, y = stack.predict(models, x.expand(count, *x.shape)), y.expand(count, *y.shape)
+            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
+                total.index_add_(1, owner[index - begin], values.cpu())
+            if metrics:
+                outcomes.append((outputs.detach().cpu(), y.cpu()))
+    if outcomes:
+        whole, true = (torch.cat(parts, 1).split(counts.tolist(), 1) for parts in zip(*outcomes, strict=True))
+        for place, (own, labels) in enumerate(zip(whole, true, strict=True)):
+            for model in range(count):
+                others[:, model, place] = _measured(metrics, own[model], labels[model])
+    return _table(sums, counts, others)
 
 
-def _undefined(metrics: Sequence[Metric], clients: int) -> dict[str, Tensor]:
-    return {metric.name: torch.full((clients,), torch.nan, dtype=torch.float64) for metric in metrics}
+def _table(sums: Tensor, counts: Tensor, others: Tensor) -> Tensor:
+    """Return the means of losses and scores, the weights, and other metrics (m, ..., k) of clients by their sums
+    (3, ..., k) over examples (k,): (..., k, 3 + m)."""
+    return torch.stack([sums[0] / counts, sums[1] / sums[2], sums[2], *others], -1)
 
 
-def _measure(
-    metrics: Sequence[Metric], others: Mapping[str, Tensor], place: int, outputs: Tensor, targets: Tensor
-) -> None:
-    """Write what one client's rows give into its place of ``others``; nothing without rows."""
-    for metric in metrics if len(targets) else ():
-        others[metric.name][place] = metric.value(outputs, targets)
+def _measured(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the metrics of one client's rows, float64 (m,); NaN without rows."""
+    values = [metric.value(outputs, targets) if len(targets) else math.nan for metric in metrics]
+    return torch.tensor(values, dtype=torch.float64)
 
 
-def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") -> dict[str, float]:
-    """Mean over clients, over examples, of the worst tenth of clients, and the standard deviation over clients.
+def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
+    """Return the main metric's mean over clients, over examples and of the worst tenth of clients, its standard
+    deviation over clients, and the mean of every further metric over the clients for which it is defined.
 
     Args:
-        scores: float64 (n,).
-        counts: (n,), examples behind each score; a client with 0 is left out.
-        metric: its name; of ``"mse"`` the largest tenth is the worst.
+        problem: whose clients are scored.
+        scores: of one model a client; clients whose weight is 0 are left out.
         prefix: put before every key.
     """
-    scores, counts = scores[counts > 0], counts[counts > 0]
-    spread = distribution(scores, higher_is_better=metric != "mse")
-    return {
-        f"{prefix}{metric}": spread["mean"],
-        f"{prefix}weighted_{metric}": float((scores * counts).sum() / counts.sum()),
-        f"{prefix}worst_tenth": spread["worst_tenth"],
-        f"{prefix}spread": spread["spread"],
+    main, counted = main_metric(problem.data.spec), scores.weight > 0
+    values, weights = scores.score[counted], scores.weight[counted]
+    spread = distribution(values, higher_is_better=main.higher_is_better)
+    numbers = {
+        main.name: spread["mean"],
+        f"weighted_{main.name}": float((values * weights).sum() / weights.sum()),
+        "worst_tenth": spread["worst_tenth"],
+        "spread": spread["spread"],
     }
-
-
-def means(metrics: Metrics, prefix: str = "") -> dict[str, float]:
-    """Return the mean of every metric that was asked for, over the clients for which it is defined."""
-    return {f"{prefix}{name}": float(values.nanmean()) for name, values in metrics.others.items()}
+    numbers |= {name: float(column.nanmean()) for name, column in scores.others.items()}
+    return {f"{prefix}{name}": value for name, value in numbers.items()}
 
 
 def constant_loss(problem: Problem) -> float | None:

@@ -44,7 +44,7 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
     """Return normalized mean squared errors of tasks, and of all their examples taken as one task.
 
     Args:
-        mse: float64 (..., n), each task's mean squared error, such as ``evaluate_personal(...).score``.
+        mse: float64 (..., n), each task's mean squared error, such as ``evaluate_each(...).score``.
         targets: (N,), of examples in the order of the tasks.
         offsets: int64 (n + 1,); task t has the examples ``offsets[t]:offsets[t + 1]``.
 

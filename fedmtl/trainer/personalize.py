@@ -133,7 +133,7 @@ def rows_at(models: Tensor, clients: Tensor) -> Tensor:
 
 
 def _measured(problem: Problem, models: Tensor, metrics: Sequence[Metric]) -> Metrics:
-    return evaluate_each(problem, lambda own: rows_at(models, own), torch.arange(problem.clients), "test", metrics)
+    return evaluate_each(problem, lambda own: rows_at(models, own), torch.arange(problem.clients), metrics)
 
 
 def _chosen(
@@ -312,7 +312,7 @@ def personalize(
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         finetune.check(problem)
         try_metrics(problem, further)
-        scores = evaluate_shared(problem, problem.initial, "test", further).by_client(problem)
+        scores = evaluate_shared(problem, problem.initial, further).by_client(problem)
         released = Scored(
             ids=data.ids,
             personal=problem.initial.expand(problem.clients, -1),

@@ -19,16 +19,15 @@ from torch import Tensor
 from .. import algorithms
 from .._check import positive_int
 from .._rounding import rounded_up
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import Algorithm, Problem
 from ..errors import ConfigError
 from ..privacy import Privacy
-from .evaluation import Metrics, evaluate_rows, means, metric_name, per_example, summarize
+from .evaluation import Metrics, evaluate_common, summarize
 from .metrics import Metric, kind_of, normalized
 from .problem import describe
 from .stopping import EarlyStopping
 
 PERCENTILES = (5, 25, 50, 75, 95)
-_ELEMENTS = 1 << 22  # of one stacked evaluation batch
 OUTSIDE = (
     "the {count} runs behind a band: an epsilon covers one run, and figures of several show more (what is said here of "
     "epsilon, budget and noise is the largest of any run)"
@@ -143,11 +142,8 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 
 def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     """As :func:`numbers_of` for M runs: float64 (M,) by name."""
-    name, tested = metric_name(problem), problem.data.test.counts > 0
-    rows = [
-        {"loss": float(run.loss[tested].mean())} | summarize(run.score, run.weight, metric=name) | means(run)
-        for run in each
-    ]
+    tested = problem.data.test.counts > 0
+    rows = [{"loss": float(run.loss[tested].mean())} | summarize(problem, run) for run in each]
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
@@ -156,62 +152,14 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     return columns
 
 
-def measure_all(
-    problem: Problem, algorithm: Algorithm, state: State, metrics: Sequence[Metric] = ()
-) -> tuple[dict[str, Tensor], Metrics]:
-    """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
-    models = algorithm.models(problem, state)
-    if metrics:
-        each = [evaluate_rows(problem, own, torch.arange(problem.clients), "test", metrics) for own in models]
-    else:
-        scores = evaluate_models(problem, models)
-        each = [Metrics(loss, score, scores.weight) for loss, score in zip(scores.loss, scores.score, strict=True)]
-    objective = algorithm.objective(problem, state)
-    columns = columns_of(problem, each) | ({} if objective is None else {"objective": objective})
-    return columns, each[0]
-
-
-def evaluate_models(problem: Problem, models: Tensor) -> Metrics:
-    """The test scores of several models of every client, float64 (M, n) each.
-
-    Args:
-        problem: data, loss and executor.
-        models: (M, n, D); expanded along the clients where they have the same model.
-    """
-    count, clients, _ = models.shape
-    test = problem.data.test
-    every = torch.arange(clients)
-    if clients > 1 and models.stride(1) == 0:
-        return _on_the_same(
-            problem, models[:, 0], every.repeat_interleave(test.counts), torch.arange(len(test)), clients
-        )
-    if count <= clients:  # the fewer calls
-        each = [evaluate_rows(problem, own, every, "test") for own in models]
-    else:
-        blocks = torch.arange(len(test)).split(test.counts.tolist())
-        each = [
-            _on_the_same(problem, models[:, client], torch.zeros_like(block), block, 1)
-            for client, block in enumerate(blocks)
-        ]
-        loss, score = (torch.cat([getattr(scores, name) for scores in each], 1) for name in ("loss", "score"))
-        return Metrics(loss, score, torch.cat([scores.weight for scores in each]))
-    return Metrics(torch.stack([m.loss for m in each]), torch.stack([m.score for m in each]), each[0].weight)
-
-
-def _on_the_same(problem: Problem, models: Tensor, owner: Tensor, index: Tensor, clients: int) -> Metrics:
-    """Models (M, D) on the test examples ``index`` (N,), averaged over those of each ``owner`` (N,): (M, clients)."""
-    count = len(models)
-    sums = torch.zeros(3, count, clients, dtype=torch.float64)
-    block = max(1, _ELEMENTS // (count * problem.dimension))
-    with problem.executor.stack() as stack:
-        for part, who in zip(index.split(block), owner.split(block), strict=True):
-            if not len(part):
-                continue
-            x, y = problem.data.gather("test", part, dtype=models.dtype, device=models.device)
-            outputs = stack.predict(models, x.expand(count, *x.shape))
-            for total, values in zip(sums, per_example(problem, outputs, y.expand(count, *y.shape)), strict=True):
-                total.index_add_(1, who, values.cpu())
-    return Metrics.of([*sums[:2], sums[2, 0]], torch.bincount(owner, minlength=clients))
+def evaluate_models(problem: Problem, models: Tensor, metrics: Sequence[Metric] = ()) -> list[Metrics]:
+    """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
+    same model."""
+    clients = torch.arange(problem.clients)
+    common = len(clients) > 1 and models.stride(1) == 0
+    groups = [clients] if common else clients.split(1)
+    tables = torch.cat([evaluate_common(problem, models[:, own[0]], own, metrics) for own in groups], 1)
+    return [Metrics.of(table, metrics) for table in tables]
 
 
 def bands(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:

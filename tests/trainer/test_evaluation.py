@@ -12,7 +12,7 @@ import fedmtl.trainer.evaluation as evaluation
 from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.local import Layout
-from fedmtl.trainer.evaluation import evaluate_personal, evaluate_rows, evaluate_shared, summarize
+from fedmtl.trainer.evaluation import Metrics, evaluate_each, evaluate_shared, summarize
 from fedmtl.trainer.problem import build_problem
 from tests.helpers import ragged_classification, regression
 
@@ -32,9 +32,9 @@ def problem_of(data, execution="stacked", **options):
     return build_problem(data, model, loss, EXECUTIONS[execution], **settings)
 
 
-def plain_loop(data, module, row, client, side):
+def plain_loop(data, module, row, client):
     """One client: its own model, its own rows, torch's losses."""
-    part = getattr(data, side)
+    part = data.test
     rows = slice(int(part.offsets[client]), int(part.offsets[client + 1]))
     x, y = part.x[rows].double(), part.y[rows]
     outputs = Layout.of(module).load(copy.deepcopy(module), row).eval()(x)
@@ -49,32 +49,30 @@ def random_rows(problem, k):
     return torch.randn(k, problem.dimension, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("side", ["train", "test"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("make", [ragged_classification, regression])
-def test_each_model_on_its_own_client(monkeypatch, make, execution, side):
+def test_each_model_on_its_own_client(monkeypatch, make, execution):
     monkeypatch.setattr(evaluation, "_EXAMPLES", 4)  # several batches a client
     data = make(7)
     problem = problem_of(data, execution)
     clients = torch.tensor([5, 0, 3, 6, 2])
     rows = random_rows(problem, len(clients))
-    found = evaluate_rows(problem, rows, clients, side)
-    expected = [plain_loop(data, problem.module, row, int(c), side) for row, c in zip(rows, clients, strict=True)]
+    found = evaluate_each(problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients)
+    expected = [plain_loop(data, problem.module, row, int(c)) for row, c in zip(rows, clients, strict=True)]
     problem.executor.close()
     assert found.loss.dtype == found.score.dtype == torch.float64
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
 
 
-@pytest.mark.parametrize("side", ["train", "test"])
 @pytest.mark.parametrize("make", [ragged_classification, regression])
-def test_one_model_on_every_client(monkeypatch, make, side):
+def test_one_model_on_every_client(monkeypatch, make):
     monkeypatch.setattr(evaluation, "_FLAT", 7)  # batches that cut clients apart
     data = make(7)
     problem = problem_of(data)
     row = random_rows(problem, 1)[0]
-    found = evaluate_shared(problem, row, side)
-    expected = [plain_loop(data, problem.module, row, client, side) for client in range(7)]
+    found = evaluate_shared(problem, row)
+    expected = [plain_loop(data, problem.module, row, client) for client in range(7)]
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
 
@@ -87,18 +85,20 @@ def test_personal_models_a_block_at_a_time(monkeypatch):
     state.private.scatter("model", torch.arange(7), rows)
     state.private.scatter("seen", torch.arange(7), torch.ones(7, dtype=torch.bool))
     monkeypatch.setattr(evaluation, "max_clients", lambda dimension: 3)
-    found = evaluate_personal(problem, algorithm, state)
-    expected = [plain_loop(data, problem.module, rows[client], client, "test") for client in range(7)]
+    found = evaluate_each(problem, lambda own: algorithm.personalize(problem, state, own), torch.arange(7))
+    expected = [plain_loop(data, problem.module, rows[client], client) for client in range(7)]
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])
 def test_summary_against_numpy(metric):
+    problem = problem_of(ragged_classification(7) if metric == "accuracy" else regression(7))
     for n in (1, 9, 10, 11, 37):
         generator = np.random.default_rng(n)
         scores, counts = generator.random(n), generator.integers(1, 50, n)
-        found = summarize(torch.from_numpy(scores), torch.from_numpy(counts), metric=metric, prefix="global_")
+        columns = (torch.from_numpy(values) for values in (scores, scores, counts))
+        found = summarize(problem, Metrics(*columns), "global_")
         worst = np.sort(scores)[::-1] if metric == "mse" else np.sort(scores)
         expected = {
             f"global_{metric}": np.mean(scores),
@@ -124,7 +124,7 @@ def test_the_models_that_are_returned_are_those_that_are_scored(evaluate):
     ids = result.evaluated or DATA.ids
     for row, client in zip(result.personal, ids, strict=True):
         assert torch.equal(row, 2 * result.shared)
-        loss, score = plain_loop(DATA, result.module, row, DATA.ids.index(client), "test")
+        loss, score = plain_loop(DATA, result.module, row, DATA.ids.index(client))
         assert result.by_client["loss"][client] == pytest.approx(loss)
         assert result.personal_accuracy[client] == pytest.approx(score)
     losses = list(result.by_client["loss"].values())
@@ -133,7 +133,7 @@ def test_the_models_that_are_returned_are_those_that_are_scored(evaluate):
 
 
 def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
-    monkeypatch.setattr(engine, "evaluate_personal", None)
+    monkeypatch.setattr(engine, "evaluate_each", None)
     result = trainer(algorithm=FedAvg(local=SOLVER), rounds=1).fit()
     assert result.by_client == result.shared_by_client
 

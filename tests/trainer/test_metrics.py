@@ -20,26 +20,22 @@ from fedmtl import Execution, FedAvg, Finetune, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout
-from fedmtl.trainer.evaluation import evaluate_personal
-from fedmtl.trainer.metrics import REGISTRY, distribution, invented_rows, kind_of, normalized, resolve_metrics, shares
+from fedmtl.trainer.evaluation import evaluate_each
+from fedmtl.trainer.metrics import (
+    REGISTRY,
+    distribution,
+    invented_rows,
+    kind_of,
+    normalized,
+    resolve_metrics,
+    shares,
+)
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import columns_of
 
 from .settings import SOLVER, trainer
 
 OFFSETS = torch.tensor([0, 5, 6, 18, 25])
-
-
-class Given:
-    """An algorithm whose personal models are given."""
-
-    name = "given"
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def personalize(self, problem, state, clients):
-        return self.rows[clients]
 
 
 def draws(*shape, seed=0):
@@ -120,7 +116,7 @@ def test_any_model_of_any_algorithm(outputs):
     problem = build_problem(data, model, loss, Execution(), rounds=1, seed=0, device="cpu", dtype="float64")
     rows = draws(4, problem.dimension, seed=3)
     metrics = resolve_metrics(["auc"], data.spec)
-    found = evaluate_personal(problem, Given(rows), None, metrics=metrics).others["auc"]
+    found = evaluate_each(problem, rows.__getitem__, torch.arange(4), metrics).others["auc"]
     for t, (a, b) in enumerate(tasks()):
         module = Layout.of(problem.module).load(copy.deepcopy(problem.module), rows[t]).eval()
         raw = module(data.test.x[a:b].double()).detach().reshape(b - a, -1)
@@ -130,7 +126,7 @@ def test_any_model_of_any_algorithm(outputs):
             assert float(found[t]) == pytest.approx(roc_auc_score(y, scores), rel=1e-12)
         else:
             assert found[t].isnan()
-    assert "nmse" not in columns_of(problem, [evaluate_personal(problem, Given(rows), None)])
+    assert "nmse" not in columns_of(problem, [evaluate_each(problem, rows.__getitem__, torch.arange(4))])
     with pytest.raises(ConfigError, match="which is not for data"):
         resolve_metrics(["nmse"], data.spec)
 
@@ -141,7 +137,7 @@ def test_nmse_of_any_model():
         data, models.mlp(hidden=4), "mse", Execution(), rounds=1, seed=0, device="cpu", dtype="float64"
     )
     rows = draws(4, problem.dimension, seed=3)
-    tested = evaluate_personal(problem, Given(rows), None)
+    tested = evaluate_each(problem, rows.__getitem__, torch.arange(4))
     by_client, means = tested.by_client(problem)["nmse"], columns_of(problem, [tested])
     assert set(by_client) == {"a", "c", "d"}  # a single target does not vary
     for t, (a, b) in enumerate(tasks()):

@@ -30,7 +30,7 @@ from tables import write_tables  # noqa: E402
 
 from benchmarks.baselines.concatenated import ConcatenatedModels  # noqa: E402
 from fedmtl import Execution, FederatedDataset, Finetune, LocalSGD, Result, models  # noqa: E402
-from fedmtl.trainer.evaluation import evaluate_rows  # noqa: E402
+from fedmtl.trainer.evaluation import evaluate_each  # noqa: E402
 from fedmtl.trainer.problem import build_problem  # noqa: E402
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0, math.inf)
@@ -66,7 +66,7 @@ def score(result: Result, data: FederatedDataset, way: Finetune, seed: int) -> f
     problem = build_problem(data, models.softmax_regression(), "auto", Execution(), 1, seed, "cpu", "float32")
     everyone = torch.arange(problem.clients)
     tuned = way.train(problem, result.personal, everyone)
-    scores = evaluate_rows(problem, tuned, everyone, "test").by_client(problem)["accuracy"]
+    scores = evaluate_each(problem, lambda own: tuned[own], everyone).by_client(problem)["accuracy"]
     problem.executor.close()
     return sum(scores.values()) / len(scores)
 
