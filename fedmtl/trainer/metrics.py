@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ from ..data import DataSpec
 from ..errors import ConfigError
 
 RECALL_AT = 5
+CUSTOM = "custom_"
+"""How the names of metrics begin that are functions of the caller's: no other column has such a name."""
 Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
 """What is predicted: one class, up to 5 labels, more labels, several real targets, or one."""
 MetricFunction = Callable[[Tensor, Tensor], float]
@@ -269,17 +270,13 @@ class Metric:
 
 
 def _as_number(name: str, value: Any) -> float:
-    if isinstance(value, (Tensor, np.ndarray)):
-        size = value.numel() if isinstance(value, Tensor) else value.size
-        if size != 1:
-            raise ConfigError(
-                f"metric {name!r} returns shape {tuple(value.shape)}; it must return one number for all rows of a "
-                "client, such as the mean."
-            )
+    size = math.prod(value.shape) if isinstance(value, (Tensor, np.ndarray)) else 1
+    if size == 1 and isinstance(value, (Tensor, np.ndarray, numbers.Real, np.bool_)):
         return float(value)
-    if isinstance(value, (numbers.Real, np.bool_)):
-        return float(value)
-    raise ConfigError(f"metric {name!r} returns {value!r}; it must return a number.")
+    what = repr(value) if size == 1 else f"shape {tuple(value.shape)}"
+    raise ConfigError(
+        f"metric {name!r} returns {what}; it must return one number for all rows of a client, such as the mean."
+    )
 
 
 _ALL: tuple[Kind, ...] = ("classes", "labels", "many labels", "numbers", "number")
@@ -302,18 +299,6 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("nmse", _nmse_of_client, False, ("number",), "mean squared error over the variance of the targets"),
     )
 }
-_TAKEN = (  # other columns of the history, of result.json and of the tables
-    *("accountant", "algorithm", "as_local", "baselines", "better", "budget", "by_client", "chosen", "claimed"),
-    *("client", "clients", "clip_norm", "clipping", "configuration", "data", "data_fingerprint", "delta", "distance"),
-    *("epsilon", "resolution", "methods", "title", "colour"),
-    *("equal", "finetune", "finetuned_from", "global", "headline", "ledger", "ledger_head"),
-    *("ledger_lines", "local", "mechanism", "median", "metric", "metrics", "names", "noise_multiplier"),
-    *("noise_std", "numerics", "objective", "observer", "outside", "personal", "pooled_nmse", "records"),
-    *("refuted", "relation", "releases", "remaining_charged", "repetition", "round", "rounds", "run", "sampler"),
-    *("scored_clients", "seed", "server", "server_lr", "source", "spread", "step", "stopped", "test_examples"),
-    *("time", "train_examples", "unit", "worse", "worst_tenth"),
-)
-_DERIVED = re.compile(r"(better|diverged|finetuning|global|planned|trained|weighted|worse)_.*|.*_p\d+")
 
 
 def kind_of(spec: DataSpec) -> Kind:
@@ -340,7 +325,7 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
     """Refuse what is no metric, whatever the data.
 
     Raises:
-        ConfigError: an unknown name, a function without a name or with one that is taken, or a name twice.
+        ConfigError: an unknown name, a function without a name, or a name twice.
     """
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(f"metrics is {metrics!r}; give a list, such as ['auc', 'f1'].")
@@ -357,8 +342,6 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
                 f"metrics has {metric!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
                 "(def) that takes outputs and targets and returns a number."
             )
-        if name in REGISTRY or name in _TAKEN or _DERIVED.fullmatch(name):
-            raise ConfigError(f"metrics has a function named {name!r}, a name that is taken; give it another.")
         names.append(name)
     for name in names:
         if names.count(name) > 1:
@@ -380,8 +363,8 @@ def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, nam
     kind, resolved = kind_of(spec), []
     for asked in metrics:
         if not isinstance(asked, str):
-            better = bool(getattr(asked, "higher_is_better", True))
-            resolved.append(Metric(asked.__name__, asked, better, _ALL, "your own", own=True))  # type: ignore[attr-defined]
+            better, column = bool(getattr(asked, "higher_is_better", True)), f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
+            resolved.append(Metric(column, asked, better, _ALL, "a function of the caller's", own=True))
         elif kind not in REGISTRY[asked].kinds:
             accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
             raise ConfigError(f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")

@@ -89,9 +89,9 @@ class Trainer:
             more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``, ``"f1"``, ``"balanced_accuracy"``,
             ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``, ``"mae"``, ``"nmse"``, ..., see
             :mod:`fedmtl.trainer.metrics`; or a function ``metric(outputs, targets) -> float`` of the outputs and
-            targets (N, ...) of one client's test rows, on the CPU, whose name is its column. Where less is better it
-            has an attribute ``higher_is_better = False``. NaN, or an error at a client, leaves the client out of the
-            mean.
+            targets (N, ...) of one client's test rows, on the CPU, with the column ``custom_NAME``. Where less is
+            better it has an attribute ``higher_is_better = False``. NaN, or an error at a client, leaves the client out
+            of the mean.
         callbacks: called around the loop.
         progress: show a progress bar.
 

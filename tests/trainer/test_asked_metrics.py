@@ -58,22 +58,26 @@ def test_one_number_in_every_place(finished) -> None:
     assert result.by_client["auc"] == pytest.approx(known, rel=1e-12)
     mean = sum(known.values()) / len(known)
     assert result.metrics["auc"] == pytest.approx(mean, rel=1e-12)
-    assert result.metrics["margin"] == pytest.approx(np.mean(list(result.by_client["margin"].values())), rel=1e-12)
+    assert result.metrics["custom_margin"] == pytest.approx(
+        np.mean(list(result.by_client["custom_margin"].values())), rel=1e-12
+    )
     told = json.loads((folder / "private/result.json").read_text())
     assert told["auc"] == result.metrics["auc"]
     assert told["auc_clients"] == len(known)
-    assert told["metrics"] == ["accuracy", "auc", "margin", "loss"]
+    assert told["metrics"] == ["accuracy", "auc", "custom_margin", "loss"]
     with open(folder / "private/clients.csv", newline="") as file:
         rows = {row["client"]: row for row in csv.DictReader(file)}
     for client in DATA.ids:
         cell = rows[client]["personal auc"]
         assert (float(cell) == result.by_client["auc"][client]) if client in known else cell == ""
-        assert float(rows[client]["local margin"]) == result.baselines["local"].by_client["margin"][client]
+        assert (
+            float(rows[client]["local custom_margin"]) == result.baselines["local"].by_client["custom_margin"][client]
+        )
     lines = list(csv.DictReader(csv_text(frame([folder])).splitlines()))
     assert float(lines[0]["auc"]) == result.metrics["auc"]
     assert [line["algorithm"] for line in lines] == ["fedavg + finetuning", "local", "pmtl + finetuning"]
     history = list(csv.DictReader((folder / "private/metrics.csv").read_text().splitlines()))
-    assert {"auc", "margin", "global_auc", "global_margin"} <= history[-1].keys()
+    assert {"auc", "custom_margin", "global_auc", "global_custom_margin"} <= history[-1].keys()
     assert float(history[-1]["auc"]) == result.final["trained_auc"]
 
 
@@ -113,7 +117,12 @@ def test_the_summary_fits_a_terminal(finished) -> None:
     _, result = finished
     block = result.summary().split("\n\n")[1].splitlines()
     assert [line for line in block if len(line) > 80] == []
-    assert [line.split()[0] for line in block if " mean  median " in line] == ["accuracy", "auc", "margin", "loss"]
+    assert [line.split()[0] for line in block if " mean  median " in line] == [
+        "accuracy",
+        "auc",
+        "custom_margin",
+        "loss",
+    ]
     known = len(result.by_client["auc"])
     assert any(f"(auc: defined for {known} of 12 clients" in line for line in block)
     assert "tenth: mean over the" in result.summary()
@@ -147,7 +156,7 @@ def test_the_shared_model_is_measured_in_pieces(monkeypatch, rows) -> None:
     assert list(result.by_client["f1"]) == ["b", "d"]
     assert list(result.shared_by_client["auc"]) == ["b"]
     x, y = data.test.x[:9], data.test.y[:9]
-    assert result.shared_by_client["margin"]["b"] == pytest.approx(margin(result.shared_model()(x).detach(), y))
+    assert result.shared_by_client["custom_margin"]["b"] == pytest.approx(margin(result.shared_model()(x).detach(), y))
 
 
 def test_personal_and_shared_evaluation_agree() -> None:
@@ -166,13 +175,13 @@ def test_a_metric_that_fails_at_a_client_ends_no_run() -> None:
             raise ValueError("only one class")
         return math.inf if len(targets) == 3 else 0.5
 
-    with pytest.warns(UserWarning, match="metric 'picky': ValueError: only one class"):
+    with pytest.warns(UserWarning, match="metric 'custom_picky': ValueError: only one class"):
         result = trainer(metrics=[picky], rounds=2).fit()
     both = [name for name in DATA.ids if len(DATA.subset([name]).test.y.unique()) > 1]
     expected = [name for name in both if len(DATA.subset([name]).test) != 3]
-    assert list(result.by_client["picky"]) == expected
+    assert list(result.by_client["custom_picky"]) == expected
     assert 0 < len(expected) < len(DATA)
-    assert result.metrics["picky"] == 0.5
+    assert result.metrics["custom_picky"] == 0.5
 
 
 def test_a_metric_that_writes_into_what_it_is_given_changes_no_other() -> None:
@@ -189,14 +198,14 @@ def test_a_metric_that_never_works_is_refused_before_anything_is_charged(tmp_pat
     def broken(outputs, targets):
         return outputs[0, 99]
 
-    with pytest.raises(ConfigError, match=r"metric 'broken' raises IndexError on outputs \(16, 3\)"):
+    with pytest.raises(ConfigError, match=r"metric 'custom_broken' raises IndexError on outputs \(16, 3\)"):
         trainer(metrics=[broken], folder=tmp_path / "run").fit()
     assert not (tmp_path / "run").exists()
 
     def whole(outputs, targets):
         return (outputs.argmax(1) == targets).double()
 
-    with pytest.raises(ConfigError, match=r"metric 'whole' returns shape \(16,\); it must return one number"):
+    with pytest.raises(ConfigError, match=r"metric 'custom_whole' returns shape \(16,\); it must return one number"):
         trainer(metrics=[whole], folder=tmp_path / "run").fit()
     with pytest.raises(ConfigError, match=r"metrics has 'rmse', which is not for ragged"):
         trainer(metrics=["rmse"])
@@ -214,10 +223,12 @@ def test_errors_count_less_as_better() -> None:
         progress=False,
     ).fit()  # fmt: skip
     told = result.numbers()
-    values = np.sort(list(result.by_client["worst"].values()))
-    assert told["worst_worst_tenth"] == pytest.approx(values[-2:].mean())
-    alone = result.baselines["local"].by_client["worst"]
-    assert told["worst_better_than_local"] == np.mean([v < alone[c] for c, v in result.by_client["worst"].items()])
+    values = np.sort(list(result.by_client["custom_worst"].values()))
+    assert told["custom_worst_worst_tenth"] == pytest.approx(values[-2:].mean())
+    alone = result.baselines["local"].by_client["custom_worst"]
+    assert told["custom_worst_better_than_local"] == np.mean(
+        [v < alone[c] for c, v in result.by_client["custom_worst"].items()]
+    )
     roots = {name: value**0.5 for name, value in result.by_client["mse"].items()}
     assert result.by_client["rmse"] == pytest.approx(roots, rel=1e-12)
     assert result.metrics["nmse"] == pytest.approx(np.mean(list(result.by_client["nmse"].values())), rel=1e-12)
@@ -257,7 +268,7 @@ def test_outputs_that_are_not_finite_end_no_run_before_its_last_round(tmp_path, 
 def test_metrics_change_no_number_of_the_run() -> None:
     plain, asked = (trainer(metrics=metrics).fit() for metrics in ((), ("auc", margin)))
     assert torch.equal(plain.personal, asked.personal)
-    drop = ("time", "auc", "margin", "global_auc", "global_margin")
+    drop = ("time", "auc", "custom_margin", "global_auc", "global_custom_margin")
     for one, other in zip(plain.history, asked.history, strict=True):
         assert {k: v for k, v in one.items() if k != "time"} == {k: v for k, v in other.items() if k not in drop}
     assert ragged_classification(12).fingerprint() == DATA.fingerprint()
