@@ -1,5 +1,8 @@
 """Shared argument checks for the settings dataclasses.
 
+A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or ``kind: Literal["a", "b"]``, is
+checked by :func:`check_fields`; the functions check values by name.
+
 A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can hold.
 """
 
@@ -7,51 +10,110 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from .errors import ConfigError
 
 
+class Range(NamedTuple):
+    """Numbers that a setting accepts: what holds for them, and in words."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+_POSITIVE = Range(lambda v: v > 0 and math.isfinite(v), "a finite number above 0")
+_NON_NEGATIVE = Range(lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")
+_SHARE = Range(lambda v: 0 <= v <= 1, "a number from 0 to 1")
+_RATE = Range(lambda v: 0 < v <= 1, "a number above 0 and at most 1")
+_FINITE = Range(math.isfinite, "a finite number")
+_WHOLE = Range(lambda v: v >= 0 and isinstance(v, numbers.Integral), "a whole number of at least 0")
+_COUNT = Range(lambda v: v >= 1 and isinstance(v, numbers.Integral), "a whole number of at least 1")
+
+Positive = Annotated[float, _POSITIVE]
+NonNegative = Annotated[float, _NON_NEGATIVE]
+Share = Annotated[float, _SHARE]
+Rate = Annotated[float, _RATE]
+Finite = Annotated[float, _FINITE]
+Count = Annotated[int, _COUNT]
+
+
+def check_fields(settings: Any) -> None:
+    """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation accepts: a word of a
+    ``Literal``, a number in a :class:`Range`, True or False, or None. Fields of other types are not checked."""
+    kind: Any = type(settings)
+    for name, accepted in _accepted(kind).items():
+        value, words = getattr(settings, name), tuple(word for word in accepted if not isinstance(word, Range))
+        if any(type(value) is type(word) and value == word for word in words):
+            continue
+        ranges = [word for word in accepted if isinstance(word, Range)]
+        if ranges:
+            text = ", or ".join([ranges[0].text, *(repr(word) for word in words if word is not None)])
+            _bounded(settings, {name: value}, Range(ranges[0].holds, text))
+        else:
+            raise _refused(settings, name, value, words)
+
+
+@cache
+def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the words and the :class:`Range` that each checked field of a class accepts."""
+    hints, accepted = get_type_hints(kind, include_extras=True), {}
+    for name in [field.name for field in fields(kind) if field.init]:
+        arms = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
+        each = [_options(arm) for arm in arms]
+        if all(each):
+            accepted[name] = tuple(option for options in each for option in options)
+    return accepted
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    options: tuple[Any, ...] = {NoneType: (None,), bool: (True, False)}.get(annotation, ())
+    return getattr(annotation, "__metadata__", options)
+
+
 def positive(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number above 0."""
-    _bounded(settings, values, lambda v: v > 0 and math.isfinite(v), "a finite number above 0")
+    _bounded(settings, values, _POSITIVE)
 
 
 def positive_or(settings: object, *words: str, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is one of ``words`` or a finite number above 0."""
     others = {name: value for name, value in values.items() if not (isinstance(value, str) and value in words)}
     also = "".join(f", or {word!r}" for word in words)
-    _bounded(settings, others, lambda v: v > 0 and math.isfinite(v), f"a finite number above 0{also}")
+    _bounded(settings, others, Range(_POSITIVE.holds, _POSITIVE.text + also))
 
 
 def finite(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number."""
-    _bounded(settings, values, math.isfinite, "a finite number")
+    _bounded(settings, values, _FINITE)
 
 
 def share(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a number from 0 to 1."""
-    _bounded(settings, values, lambda v: 0 <= v <= 1, "a number from 0 to 1")
+    _bounded(settings, values, _SHARE)
 
 
 def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
-    _bounded(settings, values, lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")
+    _bounded(settings, values, _NON_NEGATIVE)
 
 
 def positive_int(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be a whole number of at least 1.")
-        _become_plain(settings, name, value)
+    _bounded(settings, values, _COUNT)
 
 
 def whole(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 0."""
-    _bounded(settings, values, lambda v: v >= 0 and isinstance(v, numbers.Integral), "a whole number of at least 0")
+    _bounded(settings, values, _WHOLE)
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -63,8 +125,7 @@ def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is one of ``accepted``."""
     for name, value in values.items():
         if value not in accepted:
-            names = ", ".join(map(repr, accepted))
-            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {names}.")
+            raise _refused(settings, name, value, accepted)
 
 
 def boolean(settings: object, **values: Any) -> None:
@@ -74,11 +135,15 @@ def boolean(settings: object, **values: Any) -> None:
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be true or false.")
 
 
-def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str) -> None:
+def _bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(value):
-            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted}.")
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not accepted.holds(value):
+            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}.")
         _become_plain(settings, name, value)
+
+
+def _refused(settings: object, name: str, value: Any, accepted: tuple[Any, ...]) -> ConfigError:
+    return ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {', '.join(map(repr, accepted))}.")
 
 
 def _become_plain(settings: object, name: str, value: Any) -> None:

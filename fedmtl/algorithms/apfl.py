@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._check import boolean, share
+from .._check import Share
 from ..local import Mixture
 from .base import Problem
 from .cohort import Cohort, Own, Rows, personal_fields
@@ -45,16 +45,11 @@ class APFL(SharedModel):
         ConfigError: a value outside these ranges.
     """
 
-    alpha: float = 0.5
+    alpha: Share = 0.5
     adaptive: bool = False
 
     name, title, colour = "apfl", "APFL", "#b8860b"
     keeps = True
-
-    def __post_init__(self) -> None:
-        share(self, alpha=self.alpha)
-        boolean(self, adaptive=self.adaptive)
-        super().__post_init__()
 
     def fields(self, problem: Problem) -> Fields:
         return {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}

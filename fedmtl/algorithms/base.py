@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from .._check import check_fields
 from ..data import FederatedDataset, RowBound
 from ..local import Executor, Layout, LocalSolver
 from ..local.losses import Loss
@@ -207,6 +208,11 @@ class Algorithm:
             METHODS[name] = Method(vars(cls).get("title", name), vars(cls).get("colour", ""))
             if cls.baseline:
                 BASELINES[name] = cls
+
+    def __post_init__(self) -> None:
+        """Refuse settings that their annotations do not accept, such as ``lam: NonNegative``."""
+        if is_dataclass(self):
+            check_fields(self)
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse data that the method has no use for whatever the model, before one is built; none by default.

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._check import non_negative, positive, positive_int
+from .._check import Count, NonNegative, Positive, Rate
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
@@ -57,19 +57,16 @@ class ClusteredPMTL(Algorithm):
     """
 
     clusters: Mapping[str, Any] | str | Path
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
+    server_lr: Rate = 1.0
 
     name, title, colour = "clustered_pmtl", "Clustered PMTL", "#4a8fd0"
 
     def __post_init__(self) -> None:
         if not isinstance(self.clusters, Mapping):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))
-        non_negative(self, lam=self.lam)
-        positive(self, server_lr=self.server_lr)
-        if self.server_lr > 1.0:
-            raise ConfigError(f"ClusteredPMTL.server_lr is {self.server_lr}; it must be in (0, 1].")
+        super().__post_init__()
         LocalSolver.check_given(self, self.local, self.lam)
 
     def cluster_of(self, problem: Problem) -> Tensor:
@@ -149,17 +146,15 @@ class IFCA(Algorithm):
         ConfigError: a value outside these ranges.
     """
 
-    clusters: int = 3
-    spread: float = 0.1
+    clusters: Count = 3
+    spread: NonNegative = 0.1
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     name, title, colour = "ifca", "IFCA", "#5d4037"
 
     def __post_init__(self) -> None:
-        positive_int(self, clusters=self.clusters)
-        non_negative(self, spread=self.spread)
-        positive(self, server_lr=self.server_lr)
+        super().__post_init__()
         LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._check import non_negative
+from .._check import NonNegative
 from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
@@ -33,14 +33,10 @@ class Ditto(SharedModel):
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
 
     name, title, colour = "ditto", "Ditto", "#7a4fa3"
     keeps, trainings = True, 2
-
-    def __post_init__(self) -> None:
-        non_negative(self, lam=self.lam)
-        super().__post_init__()
 
     @property
     def pull(self) -> float:

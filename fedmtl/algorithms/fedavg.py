@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._check import non_negative
+from .._check import NonNegative
 from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
@@ -37,13 +37,9 @@ class FedProx(FedAvg):
         local, server_lr, server_optimizer: see :class:`SharedModel`.
     """
 
-    mu: float = 0.1
+    mu: NonNegative = 0.1
 
     name, title, colour = "fedprox", "FedProx", "#009E73"
-
-    def __post_init__(self) -> None:
-        non_negative(self, mu=self.mu)
-        super().__post_init__()
 
     @property
     def pull(self) -> float:

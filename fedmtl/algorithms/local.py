@@ -24,6 +24,9 @@ class Local(Algorithm):
     name, title, colour = "local", "Local", "#6b6f76"
     baseline = True
 
+    def __post_init__(self) -> None:
+        LocalSolver.check_given(self, self.local)
+
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({}, problem.client_store(personal_fields(problem)))
 

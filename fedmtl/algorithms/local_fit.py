@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._check import boolean, one_of, positive
+from .._check import Positive, positive
 from ..privacy import BoundSampler, ReleasePlan, Rounds
 from ..schedules import Block
 from .base import Problem, State
@@ -36,24 +36,20 @@ class LocalFit(LinearAlgorithm):
     """
 
     loss: Literal["squared", "logistic"] = "logistic"
-    ridge: float = 0.01
+    ridge: Positive = 0.01
     own_ridge: bool = False
-    row_norm: float | Literal["auto"] | None = None
-    target: float | Literal["auto"] | None = None
-    norm: Literal["l1", "l2"] = "l2"
+    row_norm: Positive | Literal["auto"] | None = None
+    target: Positive | Literal["auto"] | None = None
+    norm: Literal["l1", "l2"] = "l2"  # type: ignore[misc]
     theta_max: float = math.inf
 
     name, title, colour = "local", "Local", "#6b6f76"
     needs_row_bound = False
 
     def __post_init__(self) -> None:
-        one_of(self, ("squared", "logistic"), loss=self.loss)
-        one_of(self, ("l1", "l2"), norm=self.norm)
-        positive(self, ridge=self.ridge)
-        boolean(self, own_ridge=self.own_ridge)
+        super().__post_init__()
         if self.theta_max != math.inf:
             positive(self, theta_max=self.theta_max)
-        self.check_bounds()
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .._check import positive, positive_int
+from .._check import Count, Positive
 from ..errors import ConfigError
 from .cohort import Cohort, Own
 from .shared_model import SharedModel
@@ -40,16 +40,14 @@ class PFedMe(SharedModel):
         ConfigError: a value outside these ranges, ``eta * lam >= 2``, or ``lr * lam >= 2`` without the proximal step.
     """
 
-    lam: float = 1.0
-    eta: float = 0.5
-    local_rounds: int = 2
+    lam: Positive = 1.0
+    eta: Positive = 0.5
+    local_rounds: Count = 2
 
     name, title, colour = "pfedme", "pFedMe", "#8c564b"
     keeps = True
 
     def __post_init__(self) -> None:
-        positive(self, lam=self.lam, eta=self.eta)
-        positive_int(self, local_rounds=self.local_rounds)
         super().__post_init__()
         if self.eta * self.lam >= 2.0:
             raise ConfigError(

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._check import non_negative, one_of, positive
+from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
@@ -50,23 +50,20 @@ class PMTL(Algorithm):
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     delta: Literal["global", "local"] = "global"
-    server_lr: float | None = None
+    server_lr: Positive | None = None
     server_optimizer: ServerOptimizer | None = None
 
     name, title, colour = "pmtl", "PMTL", "#0072B2"
     baseline = True
 
     def __post_init__(self) -> None:
-        non_negative(self, lam=self.lam)
-        one_of(self, ("global", "local"), delta=self.delta)
+        super().__post_init__()
         LocalSolver.check_given(self, self.local, self.lam)
-        if self.server_lr is not None:
-            positive(self, server_lr=self.server_lr)
-            if self.delta == "global" and self.server_lr > 1.0:
-                raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
+        if self.server_lr is not None and self.delta == "global" and self.server_lr > 1.0:
+            raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
         if self.delta == "local" and self.server_optimizer is not None:
             raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 

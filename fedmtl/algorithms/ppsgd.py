@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .._check import non_negative
+from .._check import NonNegative
 from ..errors import ConfigError
 from ..local import LocalSGD
 from .cohort import Cohort, Own
@@ -37,13 +37,12 @@ class PPSGD(SharedModel):
         ConfigError: a value outside these ranges, or another solver.
     """
 
-    ratio: float = 1.0
+    ratio: NonNegative = 1.0
 
     name, title, colour = "ppsgd", "PP-SGD", "#17808c"
     keeps = True
 
     def __post_init__(self) -> None:
-        non_negative(self, ratio=self.ratio)
         super().__post_init__()
         if not isinstance(self.local, LocalSGD) or self.local.weight_decay:
             raise ConfigError(

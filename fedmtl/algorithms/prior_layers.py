@@ -39,7 +39,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive, positive_or, share
+from .._check import Positive, Share
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.precision import Precision, PrecisionBlock
@@ -49,7 +49,7 @@ from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
 from .finetune import visit_gradients
 from .linear.solve import solve_regularized
-from .private_prior import LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal
+from .private_prior import EDGE, FLOOR, LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal
 
 Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23
@@ -104,24 +104,20 @@ class PriorLayers(Algorithm):
         side: of the matrices, whose covariance is learned: ``"input"``, which inputs of a layer clients weigh
             differently; ``"output"``, in which of its outputs they differ; ``"auto"``: the shorter one. At most 512
             rows, and none at all of a vector.
-        edge: how far beyond the spectrum of the noise a value must lie to count, as a factor; at least 1.
-        floor: least variance of a direction under the prior in units of that of local training, in (0, 1].
         scale: length of what a client hands to its release, before the clip, if all of its change were along one
             direction; most are shorter. ``"auto"``: twice the clip norm of the run.
         local: the clients' local solver, before and after the release; with ``proximal`` it takes the pull exactly, and
             any ``ridge`` is stable.
 
     Raises:
-        ConfigError: a value outside these ranges, or a step size too large for ridge / floor without the proximal step.
+        ConfigError: a value outside these ranges, or a step size too large for 20 ridge without the proximal step.
     """
 
     layers: tuple[str, ...] | None = None
-    ridge: float = 0.1
-    share: float = 0.0
+    ridge: Positive = 0.1
+    share: Share = 0.0
     side: Side = "input"
-    edge: float = 1.05
-    floor: float = 0.05
-    scale: float | Literal["auto"] = "auto"
+    scale: Positive | Literal["auto"] = "auto"
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
 
     name, title, colour = "prior_layers", "Private prior of layers", "#e91e90"
@@ -131,13 +127,8 @@ class PriorLayers(Algorithm):
             if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
                 raise ConfigError(f"PriorLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
             object.__setattr__(self, "layers", tuple(self.layers))
-        one_of(self, ("auto", "input", "output"), side=self.side)
-        positive(self, ridge=self.ridge, floor=self.floor, edge=self.edge)
-        if self.edge < 1:
-            raise ConfigError(f"PriorLayers.edge is {self.edge!r}; it must be a number of at least 1.")
-        positive_or(self, "auto", scale=self.scale)
-        share(self, share=self.share, floor=self.floor)
-        LocalSolver.check_given(self, self.local, self.ridge / self.floor)
+        super().__post_init__()
+        LocalSolver.check_given(self, self.local, self.ridge / FLOOR)
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PriorLayers:
         """Take twice the clip norm for ``scale``, 2 without privacy."""
@@ -295,7 +286,7 @@ class PriorLayers(Algorithm):
             spread = math.hypot(noise / math.sqrt(self.share), (len(mean) * clients) ** -0.5)
             centre = torch.zeros_like(public["centre"])
             for part, mean_of_part in zip(parts, mean.split([math.prod(part.shape) for part in parts]), strict=True):
-                shrunk = shrunk_matrix(mean_of_part.view(part.shape) / math.sqrt(self.share), spread, self.edge)
+                shrunk = shrunk_matrix(mean_of_part.view(part.shape) / math.sqrt(self.share), spread)
                 centre[part.places] = shrunk.flatten()
             new["centre"] = centre
         for part, second in zip(self._matrices(parts), seconds, strict=True):
@@ -303,9 +294,7 @@ class PriorLayers(Algorithm):
             rows, middle = math.prod(part.shape) // part.width, part.matrix(new["centre"])
             spread = math.hypot(noise / math.sqrt(1 - self.share), (2 / (rows * clients)) ** 0.5 / part.width)
             beyond = smat(second) / math.sqrt(1 - self.share) - middle.mT @ middle
-            new[f"excess/{part.name}"], new[f"directions/{part.name}"] = excess_of(
-                matrix_signal(beyond, spread, self.edge)
-            )
+            new[f"excess/{part.name}"], new[f"directions/{part.name}"] = excess_of(matrix_signal(beyond, spread))
         return new
 
     def receive(self, c: Cohort) -> Own:
@@ -332,7 +321,7 @@ class PriorLayers(Algorithm):
             levels = torch.cat([excess[along], excess.min()[None]]).to(own["known"].device)
             determined = own["known"][:, at, None]
             variances = 1 + torch.where(determined > 0, part.width * levels / determined.clamp_min(_LEAST_LENGTH), 0.0)
-            strengths = (self.ridge / variances.clamp(self.floor, part.width / self.floor)).to(like)
+            strengths = (self.ridge / variances.clamp(FLOOR, part.width / FLOOR)).to(like)
             directions = public[f"directions/{part.name}"][:, along].to(like)
             blocks.append(
                 PrecisionBlock(part.first, part.shape, part.columns, directions, strengths[:, :-1], strengths[:, -1])
@@ -355,21 +344,20 @@ class PriorLayers(Algorithm):
         return self.scale
 
 
-def shrunk_matrix(matrix: Tensor, noise: float, edge: float) -> Tensor:
+def shrunk_matrix(matrix: Tensor, noise: float) -> Tensor:
     """Return what stands out of the noise in a matrix (rows, columns), shrunk for the least squared error.
 
     Independent noise of standard deviation s has singular values up to s (sqrt(rows) + sqrt(columns)). One above
-    ``edge`` times that becomes sqrt((y^2 - s^2 (rows + columns))^2 - 4 s^4 rows columns) / y (Gavish and Donoho,
-    "Optimal shrinkage of singular values", IEEE Transactions on Information Theory 2017, eq. 7); the others become 0.
+    1.05 times that becomes sqrt((y^2 - s^2 (rows + columns))^2 - 4 s^4 rows columns) / y (Gavish and Donoho, "Optimal
+    shrinkage of singular values", IEEE Transactions on Information Theory 2017, eq. 7); the others become 0.
     So do all where the limit is 1 or more, since a mean of matrices of length 1 at most is no longer than that.
 
     Args:
         matrix: with noise.
         noise: s, at least 0.
-        edge: at least 1.
     """
     rows, columns = matrix.shape
-    limit = edge * noise * (math.sqrt(rows) + math.sqrt(columns))
+    limit = EDGE * noise * (math.sqrt(rows) + math.sqrt(columns))
     if limit >= 1:
         return torch.zeros_like(matrix)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive, positive_or, share
+from .._check import Positive, Share
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
@@ -51,6 +51,10 @@ from .local_fit import LocalFit
 RELEASE = "prior"
 LARGEST = 512
 """Most features where a whole matrix is released."""
+EDGE = 1.05
+"""How far beyond the spectrum of the noise a value must lie to count, as a factor."""
+FLOOR = 0.05
+"""Least variance of a direction under the prior, in units of that of local learning."""
 _LEAST_NORM = 1e-140
 
 
@@ -72,8 +76,6 @@ class PrivatePrior(TaskAlgorithm):
             suits tasks that differ along few directions; 1 suits tasks that are much alike, and costs less noise: d
             numbers and not d^2 / 2.
         form: of the covariance: ``"symmetric"``, any directions; ``"diagonal"``, single features, with less noise.
-        edge: how far beyond the spectrum of the noise an eigenvalue must lie to count, as a factor; at least 1.
-        floor: least variance of a direction under the prior in units of that of local learning, in (0, 1].
         scale: length of what a task hands to its release; ``"auto"``: the clip norm of the run.
         row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
             that the data state; None: they are not.
@@ -85,29 +87,14 @@ class PrivatePrior(TaskAlgorithm):
     """
 
     loss: TaskLoss = "squared"
-    ridge: float = 0.01
+    ridge: Positive = 0.01
     own_ridge: bool = True
-    share: float = 0.0
+    share: Share = 0.0
     form: Literal["symmetric", "diagonal"] = "symmetric"
-    edge: float = 1.05
-    floor: float = 0.05
-    scale: float | Literal["auto"] = "auto"
-    row_norm: float | Literal["auto"] | None = "auto"
-    target: float | Literal["auto"] | None = "auto"
+    scale: Positive | Literal["auto"] = "auto"
 
     name, title, colour = "private_prior", "Private prior", "#ad1457"
     needs_row_bound = False
-
-    def __post_init__(self) -> None:
-        one_of(self, ("squared", "logistic"), loss=self.loss)
-        one_of(self, ("symmetric", "diagonal"), form=self.form)
-        one_of(self, (True, False), own_ridge=self.own_ridge)
-        positive(self, ridge=self.ridge, floor=self.floor, edge=self.edge)
-        if self.edge < 1:
-            raise ConfigError(f"PrivatePrior.edge is {self.edge!r}; it must be a number of at least 1.")
-        positive_or(self, "auto", scale=self.scale)
-        share(self, share=self.share, floor=self.floor)
-        self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
         """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy."""
@@ -219,9 +206,9 @@ class PrivatePrior(TaskAlgorithm):
             moment = second / math.sqrt(1 - self.share)
             spread = math.hypot(noise / math.sqrt(1 - self.share), (2 / tasks) ** 0.5 / d)
             if self.form == "symmetric":
-                signal = signal + matrix_signal(smat(moment) - signal, spread, self.edge)
+                signal = signal + matrix_signal(smat(moment) - signal, spread)
             else:
-                signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread, self.edge))
+                signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread))
         return excess_of(signal)
 
     def receive(self, c: Cohort) -> Own:
@@ -233,7 +220,7 @@ class PrivatePrior(TaskAlgorithm):
             if bool(excess.any()):
                 variances = 1 + d * excess / determined[:, None].clamp_min(_LEAST_NORM)
                 scale = torch.eye(tasks.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
-                scale[:, :d, :d] = directions * variances.clamp(self.floor, d / self.floor).sqrt()[:, None, :]
+                scale[:, :d, :d] = directions * variances.clamp(FLOOR, d / FLOOR).sqrt()[:, None, :]
                 models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
         return {**c.own, "model": models}
 
@@ -312,31 +299,30 @@ def mean_signal(mean: Tensor, noise: float) -> Tensor:
     return min(own, 1.0) * own / square**2 * torch.outer(mean, mean)
 
 
-def matrix_signal(matrix: Tensor, noise: float, edge: float) -> Tensor:
+def matrix_signal(matrix: Tensor, noise: float) -> Tensor:
     """Return what stands out of the noise in a symmetric matrix (d, d), shrunk to what it says of the matrix below.
 
-    An eigenvalue above ``edge`` times s sqrt(2 d) becomes that of the matrix below it times the squared cosine of the
+    An eigenvalue above 1.05 times s sqrt(2 d) becomes that of the matrix below it times the squared cosine of the
     two eigenvectors; the others become 0. So do all where that limit is 1 or more, since the mean of M_i has no
     eigenvalue above 1.
 
     Args:
         matrix: symmetric, with noise.
         noise: s, its standard deviation on a diagonal entry, 1 / sqrt(2) of it elsewhere; at least 0.
-        edge: at least 1.
     """
     values, vectors = torch.linalg.eigh(matrix)
     quarter = noise**2 * len(matrix) / 2  # the square of half the end of the spectrum
     below = (values + (values.square() - 4 * quarter).clamp_min(0.0).sqrt()) / 2
-    limit = edge * 2 * math.sqrt(quarter)
+    limit = EDGE * 2 * math.sqrt(quarter)
     shrunk = torch.where(values > limit, below - quarter / below.clamp_min(1e-300), 0.0).clamp_max(1.0)
     return (vectors * shrunk) @ vectors.T if limit < 1 else torch.zeros_like(matrix)
 
 
-def entry_signal(values: Tensor, noise: float, edge: float) -> Tensor:
-    """Return what stands out of the noise among d numbers, (d,): y - c^2 / y of those above c, ``edge`` times
+def entry_signal(values: Tensor, noise: float) -> Tensor:
+    """Return what stands out of the noise among d numbers, (d,): y - c^2 / y of those above c, 1.05 times
     s sqrt(2 log 2d), where the largest of d draws of noise lies (the garrote of Breiman 1995); the others become 0, and
     all where c is 1 or more."""
-    limit = edge * noise * math.sqrt(2 * math.log(2 * len(values)))
+    limit = EDGE * noise * math.sqrt(2 * math.log(2 * len(values)))
     shrunk = torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
     return shrunk if limit < 1 else torch.zeros_like(values)
 

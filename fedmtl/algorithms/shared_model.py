@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from .._check import given, one_of, positive, positive_int
+from .._check import Count, Positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
@@ -47,18 +47,16 @@ class SharedModel(Algorithm):
     """
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     server_optimizer: ServerOptimizer | None = None
     weights: Literal["uniform", "examples"] = "uniform"
-    cap: int | None = None
+    cap: Count | None = None
 
     baseline = True
     keeps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        positive(self, server_lr=self.server_lr)
-        one_of(self, ("uniform", "examples"), weights=self.weights)
-        positive_int(self, **given(cap=self.cap))
+        super().__post_init__()
         name = type(self).__name__
         if self.cap is not None and self.weights == "uniform":
             raise ConfigError(f"{name}.cap is {self.cap}, which has no effect on uniform weights; leave it out.")

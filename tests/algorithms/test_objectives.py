@@ -145,10 +145,11 @@ def test_finetuning_to_a_quadratic_pull(kind: str) -> None:
 
 
 @covers("prior_layers")
-def test_layers_alone_are_pulled_to_the_public_start() -> None:
+def test_layers_alone_are_pulled_to_the_public_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmtl.algorithms.private_prior.EDGE", 99.0)  # nothing stands out of the noise
     start = fit(FedAvg(local=LocalSGD(lr=1e-12, steps=1)), loss="mse").shared
     local = LocalSGD(lr=0.8, steps=600, batch_size=None, proximal=True)
-    result = fit(PriorLayers(ridge=LAM, edge=99.0, local=local), loss="mse")  # nothing stands out so far
+    result = fit(PriorLayers(ridge=LAM, local=local), loss="mse")
     assert start is not None
     for name, found in zip(result.ids, result.personal.numpy(), strict=True):
         np.testing.assert_allclose(found, ridge(X[name], Y[name], 2.0, LAM, start.numpy()), rtol=1e-6, atol=1e-8)
@@ -176,11 +177,10 @@ def test_finetuning_to_a_divergence() -> None:
 
 
 @covers("exact local fit", "private_prior")
-@pytest.mark.parametrize(
-    "algorithm", [LocalFit(loss="squared", ridge=LAM), PrivatePrior(ridge=LAM, own_ridge=False, edge=99.0)]
-)
-def test_exact_fits_have_a_half(algorithm: Any) -> None:
+@pytest.mark.parametrize("algorithm", [LocalFit(loss="squared", ridge=LAM), PrivatePrior(ridge=LAM, own_ridge=False)])
+def test_exact_fits_have_a_half(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edge beyond the largest eigenvalue leaves nothing that stands out of the noise."""
+    monkeypatch.setattr("fedmtl.algorithms.private_prior.EDGE", 99.0)
     result = fit(algorithm, loss="half_mse")
     for name, found in zip(result.ids, result.personal.numpy(), strict=True):
         np.testing.assert_allclose(found, ridge(X[name], Y[name], 1.0, LAM), rtol=1e-8)

@@ -292,18 +292,18 @@ def test_a_mean_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
     for _ in range(40):
         matrix = hidden + noise * torch.randn(80, 150, generator=generator, dtype=torch.float64)
         u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-        kept.append(float(torch.linalg.svdvals(shrunk_matrix(matrix, noise, 1.05))[0]))
+        kept.append(float(torch.linalg.svdvals(shrunk_matrix(matrix, noise))[0]))
         true.append(float(u[:, 0] @ hidden @ v[0]))
     assert np.mean(kept) == pytest.approx(np.mean(true), rel=0.03)
-    torch.testing.assert_close(shrunk_matrix(hidden, 0.0, 1.05), hidden)
+    torch.testing.assert_close(shrunk_matrix(hidden, 0.0), hidden)
 
 
 def test_pure_noise_rarely_stands_out_of_a_mean() -> None:
     generator, found = torch.Generator().manual_seed(1), 0
     for _ in range(200):
-        found += bool(shrunk_matrix(0.02 * torch.randn(20, 30, generator=generator).double(), 0.02, 1.05).any())
+        found += bool(shrunk_matrix(0.02 * torch.randn(20, 30, generator=generator).double(), 0.02).any())
     assert found < 20
-    assert not bool(shrunk_matrix(torch.ones(20, 30, dtype=torch.float64), 0.2, 1.0).any())
+    assert not bool(shrunk_matrix(torch.ones(20, 30, dtype=torch.float64), 0.2).any())
 
 
 # A run of the trainer

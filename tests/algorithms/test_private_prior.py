@@ -178,8 +178,9 @@ def test_epsilon_of_the_joint_release() -> None:
 
 
 @pytest.mark.parametrize("size", [0.35, 0.5, 0.8])
-def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
+def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On average the kept eigenvalue is <v, A v> of the hidden matrix A along the eigenvector v that was released."""
+    monkeypatch.setattr("fedmtl.algorithms.private_prior.EDGE", 1.0)
     d, draws, noise = 120, 60, 0.03
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(d, d, dtype=torch.float64)
@@ -189,11 +190,11 @@ def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
         matrix = torch.randn(d, d, generator=generator, dtype=torch.float64) * noise
         matrix = (matrix + matrix.T) / 2 + hidden
         values, vectors = torch.linalg.eigh(matrix)
-        found = matrix_signal(matrix, noise, 1.0)
+        found = matrix_signal(matrix, noise)
         kept.append(float(torch.trace(found)))
         true.append(float(vectors[:, -1] @ hidden @ vectors[:, -1]))
     assert np.mean(kept) == pytest.approx(np.mean(true), rel=0.05)
-    quiet = matrix_signal(matrix, 0.0, 1.0)
+    quiet = matrix_signal(matrix, 0.0)
     values, vectors = torch.linalg.eigh(matrix)
     torch.testing.assert_close(quiet, (vectors * values.clamp_min(0.0)) @ vectors.T)
 
@@ -205,8 +206,8 @@ def test_pure_noise_rarely_stands_out() -> None:
         matrix = torch.randn(30, 30, generator=generator, dtype=torch.float64)
         vector = torch.randn(30, generator=generator, dtype=torch.float64)
         found += [
-            bool(matrix_signal(0.1 * (matrix + matrix.T) / 2, 0.1, 1.05).any()),
-            bool(entry_signal(0.1 * vector, 0.1, 1.05).any()),
+            bool(matrix_signal(0.1 * (matrix + matrix.T) / 2, 0.1).any()),
+            bool(entry_signal(0.1 * vector, 0.1).any()),
             bool(mean_signal(0.1 * vector, 0.1).any()),
         ]
     assert (found / 300 < [0.1, 0.1, 0.06]).all()

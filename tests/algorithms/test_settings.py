@@ -67,12 +67,11 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "confidence_power": 2.0,
     },
     "PriorLayers": {
-        "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "edge": 1e6, "floor": 0.5, "scale": 0.5,
+        "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "scale": 0.5,
         "local": SOLVER,
     },
     "PrivatePrior": BOUNDS | {
-        "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "edge": 1e6,
-        "floor": 1.0, "scale": 0.5,
+        "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "scale": 0.5,
     },
     "Scaffold": SHARED,
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1},
@@ -82,7 +81,7 @@ WITHOUT_EFFECT = {  # in this run, and why
     ("PeerToPeer", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
 } | {
     ("PriorLayers", field): "shapes the release, and of four clients' changes of a network nothing stands out"
-    for field in ("layers", "side", "edge", "floor", "scale")
+    for field in ("layers", "side", "scale")
 }
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import positive, positive_int, positive_or
+from ..._check import Count, Positive, Rate, positive_or
 from ...errors import ConfigError
 from ...privacy import GradientMessage, GradientPlan
 from ...schedules import BoundSchedule
@@ -73,10 +73,10 @@ class AsyncLearner(CentralLearner):
     """
 
     loss: LossName = "squared"
-    step_size: float | Literal["auto"] = "auto"
+    step_size: Positive | Literal["auto"] = "auto"
     kappa: float | tuple[float, ...] | Literal["auto"] | None = None
-    horizon: int | None = None
-    batch_rate: float = 1.0
+    horizon: Count | None = None
+    batch_rate: Rate = 1.0
 
     name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
 
@@ -87,20 +87,12 @@ class AsyncLearner(CentralLearner):
         for kappa in self.kappa if isinstance(self.kappa, tuple) else (self.kappa,):
             if kappa is not None:
                 positive_or(self, "auto", kappa=kappa)
-        positive_or(self, "auto", step_size=self.step_size)
-        if self.horizon is not None:
-            positive_int(self, horizon=self.horizon)
         for name, value in {"kappa": self.kappa, "horizon": self.horizon}.items():
             if value is not None and self.step_size != "auto":
                 raise ConfigError(
                     f"AsyncLearner.{name} is {value!r}, which chooses the automatic step size, but step_size is "
                     f"{self.step_size!r}; leave one of the two out."
                 )
-        positive(self, batch_rate=self.batch_rate)
-        if self.batch_rate > 1:
-            raise ConfigError(
-                f"AsyncLearner.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1]."
-            )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Start all models at 0: theta_L (R, p) and the theta_i (R, N, p), float64."""

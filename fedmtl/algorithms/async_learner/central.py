@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of, positive, positive_int
+from ..._check import Count, Positive
 from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
 from ..activations import OneAtATime
 from ..base import Problem, State
-from ..linear.data import LOSS_NAMES, LinearAlgorithm, LinearData
+from ..linear.data import LinearAlgorithm, LinearData
 from ..local_fit import LocalFit
 
 _BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
@@ -39,21 +39,14 @@ class CentralLearner(OneAtATime, LinearAlgorithm):
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off; likewise.
     """
 
-    reg: float = 1e-5
-    theta_max: float = 10.0
-    cap: int | None = None
-    row_norm: float | Literal["auto"] | None = None
-    target: float | Literal["auto"] | None = None
+    reg: Positive = 1e-5
+    theta_max: Positive = 10.0
+    cap: Count | None = None
+    row_norm: Positive | Literal["auto"] | None = None
+    target: Positive | Literal["auto"] | None = None
 
     norm = "l1"
     needs_row_bound = False
-
-    def __post_init__(self) -> None:
-        one_of(self, LOSS_NAMES, loss=self.loss)
-        positive(self, reg=self.reg, theta_max=self.theta_max)
-        self.check_bounds()
-        if self.cap is not None:
-            positive_int(self, cap=self.cap)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the rows.

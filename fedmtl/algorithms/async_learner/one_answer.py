@@ -35,7 +35,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of
 from ...errors import ConfigError
 from ...privacy import Activations, GradientMessage, GradientPlan, RecordGradients
 from ...privacy.clip import Clip, clip_rows
@@ -108,12 +107,8 @@ class PublicStart(OneAnswer):
         ConfigError: an impossible value.
     """
 
-    loss: Literal["squared", "logistic"] = "squared"
+    loss: Literal["squared", "logistic"] = "squared"  # the hinge has no second derivative
     name, title, colour = "public_start", "Public start", "#1b8a7a"
-
-    def __post_init__(self) -> None:
-        one_of(self, ("squared", "logistic"), loss=self.loss)  # the hinge has no second derivative
-        super().__post_init__()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         rows = sum(map(len, self.public_rows(problem).y))

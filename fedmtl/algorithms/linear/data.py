@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..._check import one_of, positive
+from ..._check import Positive, one_of
 from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
@@ -252,21 +252,33 @@ LARGEST_TARGET = 2.0**40
 """Bound on the targets of the squared loss where no smaller one is stated: within it nothing overflows."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class LinearAlgorithm(Algorithm):
     """A method for linear models whose records are within public bounds.
 
-    Attributes:
+    Args:
         row_norm: bound on the norm of a record's features; ``"auto"``: the one that the data state; None: no bound.
         target: bound on abs(y) of the squared loss; ``"auto"`` and None likewise.
+
+    Attributes:
         norm: of the features, ``"l2"`` or ``"l1"``.
         needs_row_bound: whether privacy needs a bound on rows, because the step sizes rest on one.
     """
 
+    row_norm: Positive | Literal["auto"] | None = "auto"
+    target: Positive | Literal["auto"] | None = "auto"
+
     on_host = True
-    norm: Literal["l1", "l2"] = "l2"
+    norm: ClassVar[Literal["l1", "l2"]] = "l2"
     needs_row_bound: ClassVar[bool] = True
-    row_norm: float | Literal["auto"] | None
-    target: float | Literal["auto"] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in (None, "auto") and self.loss in TWO_CLASS_LOSSES:
+            raise ConfigError(
+                f"{type(self).__name__}.target is {self.target}, which bounds targets of the squared loss, and loss "
+                f"is {self.loss!r}; leave it out."
+            )
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse more than two classes."""
@@ -276,18 +288,6 @@ class LinearAlgorithm(Algorithm):
     def linear_loss(self) -> LinearLoss:
         """Return the loss of a record."""
         return LinearLoss(self.loss)  # type: ignore[arg-type]
-
-    def check_bounds(self) -> None:
-        """Raise ConfigError unless the bounds are numbers above 0, ``"auto"`` or None, and bound what the loss has."""
-        for name in ("row_norm", "target"):
-            value = getattr(self, name)
-            if value is not None and value != "auto":
-                positive(self, **{name: value})
-                if name == "target" and self.loss in TWO_CLASS_LOSSES:  # type: ignore[attr-defined]
-                    raise ConfigError(
-                        f"{type(self).__name__}.target is {value}, which bounds targets of the squared loss, and loss "
-                        f"is {self.loss!r}; leave it out."  # type: ignore[attr-defined]
-                    )
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
         """Return these settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.

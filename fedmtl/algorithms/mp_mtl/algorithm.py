@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._check import finite, given, non_negative, one_of, positive
+from ..._check import Finite, NonNegative, Positive
 from ...errors import ConfigError
 from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
@@ -86,18 +86,16 @@ class MPMTL(TaskAlgorithm):
     """
 
     loss: TaskLoss = "squared"
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     penalty: SharedPenalty = "nuclear"
     own_penalty: OwnPenalty | None = None
-    own_lam: float | None = None
+    own_lam: NonNegative | None = None
     momentum: Momentum = "none"
-    ridge: float = 0.01
-    rho: float | None = None
-    alpha: float | None = None
-    q: float | None = None
-    start_ridge: float | None = None
-    row_norm: float | Literal["auto"] | None = "auto"
-    target: float | Literal["auto"] | None = "auto"
+    ridge: NonNegative = 0.01
+    rho: NonNegative | None = None
+    alpha: Finite | None = None
+    q: Positive | None = None
+    start_ridge: Positive | None = None
     curator_epsilon: float | None = None
     curator_delta: float | None = None
 
@@ -105,17 +103,9 @@ class MPMTL(TaskAlgorithm):
     usual_rho: ClassVar[float] = 1.5
 
     def __post_init__(self) -> None:
-        one_of(self, ("squared", "logistic"), loss=self.loss)
-        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
-        one_of(self, (None, "l1", "l2", "frobenius"), own_penalty=self.own_penalty)
-        one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
-        non_negative(self, lam=self.lam, ridge=self.ridge, **given(own_lam=self.own_lam))
-        self.check_bounds()
-        positive(self, **given(start_ridge=self.start_ridge, q=self.q))
-        non_negative(self, **given(rho=self.rho))
+        super().__post_init__()
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
-        finite(self, **given(alpha=self.alpha))
         budget_weights(1, alpha=self.alpha, q=self.q)
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..._check import finite, given, non_negative, one_of
+from ..._check import Finite, NonNegative
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
@@ -54,10 +54,10 @@ class MPMTLayers(Algorithm):
     """
 
     layers: tuple[str, ...]
-    threshold: float = 0.1
+    threshold: NonNegative = 0.1
     penalty: SharedPenalty = "nuclear"
-    rho: float | None = None
-    alpha: float = 0.0
+    rho: NonNegative | None = None
+    alpha: Finite = 0.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
 
     name, title, colour = "mp_mtl_layers", "MP-MTL of layers", "#e05a5f"
@@ -66,9 +66,7 @@ class MPMTLayers(Algorithm):
         if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
             raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
         object.__setattr__(self, "layers", tuple(self.layers))
-        non_negative(self, threshold=self.threshold, **given(rho=self.rho))
-        finite(self, alpha=self.alpha)
-        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        super().__post_init__()
         LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:

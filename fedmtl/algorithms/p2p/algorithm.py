@@ -48,7 +48,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
+from ..._check import Count, NonNegative, Positive
 from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
@@ -104,18 +104,16 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
     """
 
     graph: Graph | GraphSettings
-    mu: float = 1.0
+    mu: Positive = 1.0
     loss: Literal["logistic", "squared", "model"] = "logistic"
-    lam: float | Literal["inverse"] = "inverse"
-    row_norm: float | Literal["auto"] | None = "auto"
-    target: float | Literal["auto"] | None = "auto"
-    smoothness: float | None = None
+    lam: Positive | Literal["inverse"] = "inverse"
+    smoothness: Positive | None = None
     start: float | tuple[float, ...] | None = None
     allocation: Allocation = "uniform"
-    refine: float | None = None
+    refine: Positive | None = None
     refine_from: Literal["own", "neighbours"] = "own"
-    releases: int | None = None
-    confidence_power: float = 1.0
+    releases: Count | None = None
+    confidence_power: NonNegative = 1.0
 
     name, title, colour = "p2p", "Peer-to-peer", "#a0522d"
     accepts_empty_clients = True
@@ -123,18 +121,11 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
     def __post_init__(self) -> None:
         if not isinstance(self.graph, (Graph, GraphSettings)):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
-        one_of(self, ("logistic", "squared", "model"), loss=self.loss)
-        one_of(self, ("own", "neighbours"), refine_from=self.refine_from)
-        positive_int(self, **given(releases=self.releases))
-        non_negative(self, confidence_power=self.confidence_power)
-        self.check_bounds()
-        positive_or(self, "inverse", lam=self.lam)
-        positive(self, mu=self.mu, **given(smoothness=self.smoothness, refine=self.refine))
+        super().__post_init__()
         if self.start is not None and not isinstance(self.start, (int, float)):
             if isinstance(self.start, str):
                 raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
-        positive_or(self, "uniform", "optimal", "paper", allocation=self.allocation)
         if self.refine_from != "own" and self.refine is None:
             raise ConfigError(
                 f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "

@@ -22,11 +22,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._check import positive_int
+from ..._check import Positive, positive_int
 from ...errors import ConfigError
 
 Array = NDArray[np.float64]
-Allocation = float | Literal["uniform", "optimal", "paper"]
+Allocation = Positive | Literal["uniform", "optimal", "paper"]
 
 
 def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root: Literal[3, 4] = 4) -> Array:

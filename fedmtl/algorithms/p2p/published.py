@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import boolean, non_negative, positive, positive_int
+from ..._check import non_negative, positive, positive_int
 from ...errors import ConfigError, PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
 from ..base import Problem, State
@@ -46,7 +46,6 @@ class PublishedPeerToPeer(PeerToPeer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        boolean(self, local_start=self.local_start)
         if self.loss == "model":
             raise ConfigError("PublishedPeerToPeer.loss is 'model'; the paper's are 'logistic' and 'squared'.")
         if self.local_start and self.start is not None:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import boolean, given, non_negative, one_of, positive, positive_int, positive_or
+from ..._check import Count, NonNegative, Positive, Rate
 from ...errors import ConfigError
 from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
 from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
@@ -97,38 +97,24 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
     """
 
     loss: Literal["logistic", "squared"] = "logistic"
-    lam: float = 0.015
-    threshold: float | None = None
-    tau: float = 1e-3
-    a1: float = 0.0
-    a2: float | Literal["auto"] | None = None
-    delay: int | None = None
-    smoothness: float | None = None
-    row_norm: float | Literal["auto"] | None = "auto"
-    target: float | Literal["auto"] | None = "auto"
+    lam: NonNegative = 0.015
+    threshold: NonNegative | None = None
+    tau: NonNegative = 1e-3
+    a1: NonNegative = 0.0
+    a2: Positive | Literal["auto"] | None = None
+    delay: Count | None = None
+    smoothness: Positive | None = None
     penalty: SharedPenalty = "nuclear"
     own_penalty: OwnPenalty = "frobenius"
     refine: bool = True
-    refine_tau: float | None = None
-    refine_across: float | None = None
-    batch_rate: float = 1.0
+    refine_tau: Positive | None = None
+    refine_across: Positive | None = None
+    batch_rate: Rate = 1.0
 
     name, title, colour = "pp_dmtl", "PP-DMTL", "#3f51b5"
 
     def __post_init__(self) -> None:
-        one_of(self, ("logistic", "squared"), loss=self.loss)
-        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
-        one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
-        boolean(self, refine=self.refine)
-        non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
-        self.check_bounds()
-        others = given(smoothness=self.smoothness, refine_tau=self.refine_tau, refine_across=self.refine_across)
-        positive(self, batch_rate=self.batch_rate, **others)
-        positive_or(self, "auto", **given(a2=self.a2))
-        positive_int(self, **given(delay=self.delay))
-        non_negative(self, **given(threshold=self.threshold))
-        if self.batch_rate > 1:
-            raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
+        super().__post_init__()
         if self.refine_across is not None and self.own_penalty != "frobenius":
             raise ConfigError(
                 "PPDMTL.refine_across turns the axes of q_t, and only own_penalty='frobenius' allows that."

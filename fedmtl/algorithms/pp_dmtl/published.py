@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
 from ...schedules import Block, BoundSchedule
@@ -47,7 +46,6 @@ class PublishedPPDMTL(PPDMTL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, ("zero", "single_task"), start=self.start)
         if self.tau == 0 and self.start == "single_task":
             raise ConfigError("PublishedPPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g.")
 
