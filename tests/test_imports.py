@@ -145,26 +145,28 @@ def package() -> Modules:
 
 def misplaced(modules: Modules) -> Iterator[str]:
     """Yield ``"module: imported"`` for each import inside a function that could as well stand at the top."""
+    direct: dict[str, list[str]] = {}
     for name, (is_package, tree) in modules.items():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         for imported in {found for function in functions for found in imports(modules, name, is_package, function)}:
             if imported.startswith(OPTIONAL):
                 continue
-            if not slow_packages(modules, imported) - slow_packages(modules, name):
+            if not slow_packages(modules, imported, direct) - slow_packages(modules, name, direct):
                 yield f"{name}: {imported}"
 
 
-def slow_packages(modules: Modules, name: str) -> set[str]:
-    """Return the slow packages that are loaded when ``name`` is imported."""
-    reached, waiting = set(), [name]
+def slow_packages(modules: Modules, name: str, before: dict[str, list[str]] | None = None) -> set[str]:
+    """Return the slow packages that are loaded when ``name`` is imported; ``before`` has what modules import."""
+    reached, waiting, direct = set(), [name], {} if before is None else before
     while waiting:
         current = waiting.pop()
         if current in reached:
             continue
         reached.add(current)
         if current in modules:
-            is_package, tree = modules[current]
-            waiting += [*imports(modules, current, is_package, tree), *filter(None, [current.rpartition(".")[0]])]
+            if current not in direct:
+                direct[current] = [*imports(modules, current, *modules[current]), current.rpartition(".")[0]]
+            waiting += filter(None, direct[current])
     return {slow for found in reached for slow in SLOW if f"{found}.".startswith(f"{slow}.")}
 
 
