@@ -68,7 +68,7 @@ def test_layout(finished):
             path for path in expected - without - drawn if "baselines" not in path
         }  # the run's own tables have them
         expected |= {f"private/baselines/{name}/{path}" for path in kept}
-    own = {f"private/clients/{name}/2-0-of-1" for name in ("model", "seen", "trained")}
+    own = {"private/clients/2-0-of-1"}
     expected |= own | {f"private/baselines/local/{path}" for path in own}
     assert files(folder) == expected
     for path in folder.rglob("*.png"):

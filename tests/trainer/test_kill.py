@@ -103,8 +103,8 @@ def model_rows(folder: Path) -> tuple[int, int]:
     """How many rows of clients' models the checkpoint names, and how many bytes their files have."""
     with safe_open(folder / "private/checkpoint.safetensors", framework="pt") as file:
         named = json.loads(file.metadata()["clients"])
-    sizes = [path.stat().st_size for path in (folder / "private/clients/model").iterdir()]
-    return sum(length for name, length in named.items() if name.startswith("model/")), sum(sizes)
+    sizes = [path.stat().st_size for path in (folder / "private/clients").iterdir()]
+    return sum(named.values()), sum(sizes)
 
 
 class Watch:

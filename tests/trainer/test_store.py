@@ -152,9 +152,9 @@ def test_only_clients_that_were_written_take_memory_and_room(tmp_path: Path) -> 
         (length,) = checkpoint(tmp_path, [store], step).values()
         written += 100
         assert length == written  # what changed, and nothing else
-    (path,) = (tmp_path / "clients" / "model").iterdir()
+    (path,) = (tmp_path / "clients").iterdir()
     assert path.stat().st_size == 2000 * (8 + 50 * 8)  # numbers of clients and rows, and nothing else
-    held = store._rows["model"]._rows
+    held = store._rows["model"]
     assert len(held) == 0
     assert torch.equal(store.gather("model", torch.arange(many))[:, 7], reference)
 
@@ -167,9 +167,9 @@ def test_a_file_has_at_most_twice_as_many_rows_as_clients(tmp_path: Path) -> Non
         files = checkpoint(tmp_path, [store], step)
         assert list(files.values()) == [N * (1 + step % 2)]
         names |= files.keys()
-        assert [f"model/{path.name}" for path in (tmp_path / "clients" / "model").iterdir()] == list(files)
+        assert [path.name for path in (tmp_path / "clients").iterdir()] == list(files)
         assert torch.equal(resumed(tmp_path, 1)[1][0].whole("model"), rows)
-    assert names == {f"model/{step}-0-of-1" for step in (0, 2, 4, 6)}
+    assert names == {f"{step}-0-of-1" for step in (0, 2, 4, 6)}
 
 
 def test_rows_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +204,12 @@ def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> N
     stores = ranks_of(3)
     exercise(stores, {}, torch.Generator().manual_seed(7))
     checkpoint(tmp_path, stores, 2)
-    path = tmp_path / "clients" / "model" / "2-1-of-3"
+    path = tmp_path / "clients" / "2-1-of-3"
     os.truncate(path, path.stat().st_size - 1)
     for _ in range(2):
-        with pytest.raises(ResumeError, match=r"model/2-1-of-3 is missing, or has less .* all machines reach") as error:
+        with pytest.raises(
+            ResumeError, match=r"clients/2-1-of-3 is missing, or has less .* all machines reach"
+        ) as error:
             resumed(tmp_path, size)
         assert "\n" not in str(error.value)
         path.unlink(missing_ok=True)

@@ -158,7 +158,7 @@ def arm(point: str, step: int) -> Any:
 
     def open_half(path: Path, mode: str) -> Any:
         file = open(path, mode)  # noqa: SIM115 - closed by its user
-        here = path.parent.parent.name == "clients" if point == "appending" else path.name.startswith("checkpoint")
+        here = path.parent.name == "clients" if point == "appending" else path.name.startswith("checkpoint")
         return Half(file, die) if current >= step and here else file
 
     replace = os.replace
