@@ -55,7 +55,6 @@ class Checkpoint:
         channel: what the channel carries from one step to the next: public tensors.
         ledger: end of the ledger's chain when this was written; None without a ledger.
         tally: local trainings so far, and those that diverged.
-        evaluated: the same at the last evaluation.
     """
 
     step: int
@@ -66,14 +65,13 @@ class Checkpoint:
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
     tally: Tally = field(default_factory=Tally)
-    evaluated: Tally = field(default_factory=Tally)
 
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
         tensors = {f"public.{k}": v for k, v in self.public.items()}
         tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
         tensors["step"] = torch.tensor(self.step)
-        tensors["trainings"] = torch.tensor([astuple(self.tally), astuple(self.evaluated)])
+        tensors["trainings"] = torch.tensor(astuple(self.tally))
         metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
         metadata["clients"] = json.dumps(self.clients)
         if self.ledger is not None:
@@ -89,7 +87,6 @@ class Checkpoint:
         """
         try:
             tensors, metadata = read_tensors(path)
-            tally, evaluated = (Tally(*row) for row in tensors["trainings"].tolist())
             public, channel = (
                 {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
                 for part in ("public.", "channel.")
@@ -102,8 +99,7 @@ class Checkpoint:
                 fingerprint=metadata["fingerprint"],
                 channel=channel,
                 ledger=Head.parse(metadata.get("ledger", "")),
-                tally=tally,
-                evaluated=evaluated,
+                tally=Tally(*tensors["trainings"].tolist()),
             )
         except (OSError, SafetensorError, KeyError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error

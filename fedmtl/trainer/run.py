@@ -223,7 +223,6 @@ class Run:
 
     def __post_init__(self) -> None:
         self.callbacks: list[Callback] = []
-        self.evaluated = Tally()  # local trainings at the last evaluation
         self.warned = 0  # diverged local trainings at the last warning
         self.written = -math.inf  # when metrics.csv was
 
@@ -260,25 +259,32 @@ class Run:
             if self.engine.counts:
                 self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
                 self.warned = tally.diverged if first else 0
-            if first and self.engine.coins is None:
-                self._announce()
+            signal = self.channel.snr() if first and self.engine.coins is None else None
+            if signal is not None:
+                level = logging.WARNING if signal.warning else logging.INFO
+                logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
             self.callbacks = [*([ProgressBar()] if self.settings.progress else []), *self.settings.callbacks]
             self.callbacks *= int(first)
             self.began = time.monotonic() - (self.history[-1]["time"] if self.history else 0.0)
             self.saved = time.monotonic()
-            with self._notified(step) as end:
+            result: Result | None = None
+            try:
+                for callback in self.callbacks:
+                    callback.on_start(self.algorithm.name, self.source.stop, step)
                 with held_interruption() as interrupted:
                     state, step, stopped = self._advance(state, step, interrupted)
                 if ranks.share(interrupted):
                     raise KeyboardInterrupt
                 result = self._finish(state, step, stopped)
-                end.append(result)
+            finally:  # also after an interruption
+                for callback in self.callbacks:
+                    callback.on_end(result)
         ledger = self.channel.account.ledger  # has its last line
         return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
 
     def _restore(self, checkpoint: Checkpoint, state: State, folder: RunFolder) -> None:
         """Continue from a checkpoint."""
-        self.history, self.evaluated = checkpoint.history, checkpoint.evaluated
+        self.history = checkpoint.history
         device = self.problem.initial.device
         state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
         with self.ranks.agree():
@@ -291,22 +297,21 @@ class Run:
         An interruption from the keyboard ends the run after a block, with a checkpoint: a secure run continues without
         paying twice for what was released.
         """
-        if stopped := self._stopped(step):  # before the resume
+        if stopped := self.ends(step):  # before the resume
             return state, step, stopped
         try:
             for block in self.source.blocks(step):
                 self.source.begin(block)  # charged on the disk before any data are read
                 state, step = self.engine.step(self, state, block), block.step + 1
-                self._warn_first(step)
+                if self.problem.tally is not None and not self.warned:  # at once, not only at the next evaluation
+                    self._warn(step, self.problem.tally)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
-                hopeless = self.hopeless(step)
-                if not hopeless and step % self.source.every == 0 and step < self.source.stop:
+                if step % self.source.every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
-                if stopped := "diverged" if hopeless else self._stopped(step):
-                    break
-                ends, due = self.ranks.share(lambda at=step: (interrupted(), self._due(at)))  # type: ignore[misc]
-                if ends:
+                stopped = self.ends(step)
+                halt, due = self.ranks.share(lambda at=step: (interrupted(), self._due(at)))  # type: ignore[misc]
+                if stopped or halt:
                     break
                 if due:
                     self.checkpoint(state, step)
@@ -316,27 +321,22 @@ class Run:
         self.checkpoint(state, step)
         return state, step, stopped or "rounds"
 
-    def _stopped(self, step: int) -> str:
-        """Return why the run ends after ``step``, and charge the steps that it leaves out; empty where it does not."""
-        if self.stops(step):
+    def ends(self, step: int) -> str:
+        """Return why the run ends after ``step``; empty where it does not.
+
+        By the rule of early stopping, from the rows of the history up to this step; the steps that it leaves out are
+        charged. Or because nearly all local trainings of the first rounds diverged, in a run without noise: how long a
+        private one is says nothing about the data.
+        """
+        if not 0 < step < self.source.stop:
+            return ""
+        rule, rows = self.settings.early_stopping, self.history
+        if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):
             self.channel.charge_remaining(step)
             return "early"
-        return "diverged" if self.hopeless(step) else ""
-
-    def stops(self, step: int) -> bool:
-        """Return whether the rule of early stopping ends the run, by the rows of the history up to this step."""
-        rule = self.settings.early_stopping
-        if rule is None or not self.history or not self.history[-1]["round"] == step < self.source.stop:
-            return False
-        return rule.stops(self.history)
-
-    def hopeless(self, step: int) -> bool:
-        """Return whether nearly all local trainings of the first rounds diverged, of a run without noise that has
-        rounds left: how long a private one is says nothing about the data."""
-        if not (0 < step <= _FIRST_ROUNDS and step < self.source.stop and self.settings.noiseless):
-            return False
-        tally = self.tally()
-        return tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
+        tally = self.tally() if step <= _FIRST_ROUNDS and self.settings.noiseless else None
+        lost = tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
+        return "diverged" if lost else ""
 
     def _due(self, step: int) -> bool:
         """Return whether a checkpoint is due."""
@@ -346,11 +346,10 @@ class Run:
     def evaluate(self, state: State, step: int) -> Measured:
         """Append what was measured to the history: a row, or one for each budget where there are replicates."""
         measured = self.engine.measure(self, state)
-        before = 0
-        while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
-            before = self.history.pop().get("diverged_trainings", 0)
+        while self.history and self.history[-1]["round"] == step:  # the run ended at an evaluated round
+            self.history.pop()
         when = self.ranks.share(lambda: time.monotonic() - self.began)
-        counts = self._diverged(step, measured, before)
+        counts = self._diverged(step, measured)
         for row in measured.rows:
             self.history.append({"round": step, "time": when} | row | counts)
             for callback in self.callbacks:
@@ -368,38 +367,32 @@ class Run:
         each = self.ranks.gather((mine.trained, mine.diverged))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
-    def _warn_first(self, step: int) -> None:
-        """Warn at once when local training diverges for the first time, and not only at the next evaluation."""
-        tally = self.problem.tally
-        if tally is not None and tally.diverged and not self.warned and self.ranks.first:
-            self.warned = tally.diverged
+    def _warn(self, step: int, tally: Tally) -> None:
+        """Warn of local trainings that diverged since the last warning."""
+        if tally.diverged > self.warned and self.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
                 "sent, and are not kept; a smaller learning rate may help",
                 self.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
+        self.warned = tally.diverged
 
-    def _diverged(self, step: int, measured: Measured, before: int) -> dict[str, int]:
-        """Count, and warn of, the local trainings that diverged since the last evaluation (beside ``before`` of this
-        round), and the clients whose models have no finite loss; empty without any."""
+    def _diverged(self, step: int, measured: Measured) -> dict[str, int]:
+        """Count, and warn of, the local trainings that diverged since the last evaluation, and the clients whose models
+        have no finite loss; empty without any."""
         tally, counts = self.tally(), {}
         if tally is None or measured.personal is None:
             return {}
-        lost, trained = before + tally.diverged - self.evaluated.diverged, tally.trained - self.evaluated.trained
-        losses = measured.personal.loss[self.panel.problem.data.test.counts > 0]
-        diverged = int((~torch.isfinite(losses)).sum())
-        where = f"{self.algorithm.name}, {self.step_name} {step}"
-        if lost:
+        self._warn(step, tally)
+        before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
+        if lost := tally.diverged - sum(before.values()):
             counts["diverged_trainings"] = lost
-            if tally.diverged > self.warned and self.ranks.first:
-                logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
-            self.warned = tally.diverged
-        if diverged:
+        losses = measured.personal.loss[self.panel.problem.data.test.counts > 0]
+        if diverged := int((~torch.isfinite(losses)).sum()):
             counts["diverged_clients"] = diverged
             if self.ranks.first:
-                text = "%s: the loss of %d of %d clients' own models is not finite"
-                logger.warning(text, where, diverged, losses.shape[-1])
-        self.evaluated = tally
+                text = "%s, %s %d: the loss of %d of %d clients' own models is not finite"
+                logger.warning(text, self.algorithm.name, self.step_name, step, diverged, len(losses))
         return counts
 
     @property
@@ -426,7 +419,6 @@ class Run:
                 channel=self.channel.state(),
                 ledger=self.channel.sync(),
                 tally=tally,
-                evaluated=self.evaluated,
             ).write(folder.checkpoint)
 
         self.ranks.share(write)
@@ -482,24 +474,6 @@ class Run:
         lost = self.problem.spread(lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients)
         return tuple(self.problem.data.ids[client] for client in clients[lost.cpu()].tolist())
 
-    def _announce(self) -> None:
-        signal = self.channel.snr()
-        if signal is not None:
-            level = logging.WARNING if signal.warning else logging.INFO
-            logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
-
-    @contextmanager
-    def _notified(self, step: int) -> Iterator[list[Result]]:
-        """Call on_start now and on_end at the end, also after an interruption; the body appends its result."""
-        result: list[Result] = []
-        try:
-            for callback in self.callbacks:
-                callback.on_start(self.algorithm.name, self.source.stop, step)
-            yield result
-        finally:
-            for callback in self.callbacks:
-                callback.on_end(result[0] if result else None)
-
 
 @contextmanager
 def held_interruption() -> Iterator[Callable[[], bool]]:
@@ -532,13 +506,6 @@ def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any
     """Return what a table of runs shows of the settings, and what distinguishes its runs."""
     values: dict[str, Any] = {"seed": settings.seed, "planned_rounds": settings.rounds, "data": settings.data.name}
     values |= {"data_fingerprint": settings.data.fingerprint()}
-    if settings.privacy is not None:
-        values |= {"clip_norm": settings.privacy.initial_norm}
-    if settings.repeated.count > 1:
-        values |= {"repetitions": settings.replicates}
-    for name in ("lam", "mu", "delta", "server_lr"):
-        if name in vars(settings.algorithm):
-            values["update" if name == "delta" else name] = vars(settings.algorithm)[name]
     names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype", "early_stopping")
     configuration = {name: describe(getattr(settings, name)) for name in names}
     assert module is not None  # which only results that were loaded can lack
