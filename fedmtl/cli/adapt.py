@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .config import Config, compose, made, resolve, settings, updated
+from .names import TRUST
 from .options import add_config_dir, command_parser
 
 _KEYS = ("data", "finetune", "metrics", "device", "seed")
@@ -52,7 +54,7 @@ def adapt(words: list[str]) -> int:
 
     from ..trainer.folder import RunFolder
     from ..trainer.personalize import Terms
-    from ..trainer.personalize import adapt as make
+    from ..trainer.result import Result
 
     objects = settings(config)
     if objects["finetune"] is None and _given(options.overrides, "finetune"):
@@ -62,14 +64,15 @@ def adapt(words: list[str]) -> int:
         objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
         config["dtype"], objects["trainable"],
     )  # fmt: skip
-    model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
+    run = replace(Result.load(options.folder, objects["model"], trust=TRUST.get()), terms=terms)
+    run.shared_model()  # of a run that has none nothing can start
     if not _given(options.overrides, "data"):
         raise ConfigError(
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
     given = objects["finetune"] if _given(options.overrides, "finetune") else None
-    found = make(model, data, terms, given, config["device"])
+    found = run.adapt(data, finetune=given, device=config["device"])
     RunFolder(out).write_new_clients(found, data)
     files = "clients.csv, summary.txt, adapted.json, models.safetensors"
     print(f"{found.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")

@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from .._imports import uncollected
 from ..algorithms.base import Problem
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
-from ..local import Execution, Layout, prepare_module
-from ..models import BoundedInputs, ModelFactory
+from ..local import Layout, prepare_module
+from ..models import ModelFactory
 from ..models.factory import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
@@ -35,7 +35,7 @@ from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .personalize import NewClients, Terms
-from .problem import build_problem, describe, made
+from .problem import describe, made
 from .scored import Finetuned, Scored
 from .targets import named_model, restored
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths of one run, and how they are written.
 
@@ -67,28 +66,12 @@ class RunFolder:
         root: the folder.
     """
 
-    root: Path
-
-    @property
-    def public(self) -> Path:
-        return self.root / "public"
-
-    @property
-    def private(self) -> Path:
-        return self.root / "private"
-
-    @property
-    def ledger(self) -> Path:
-        return self.private / "ledger.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.private / "checkpoint.safetensors"
-
-    @property
-    def clients(self) -> Path:
-        """The files of the clients' own tensors, which the checkpoint names."""
-        return self.private / "clients"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.public, self.private = root / "public", root / "private"
+        self.ledger = self.private / "ledger.jsonl"
+        self.checkpoint = self.private / "checkpoint.safetensors"
+        self.clients = self.private / "clients"  # files of the clients' own tensors, which the checkpoint names
 
     @property
     def started(self) -> bool:
@@ -189,41 +172,6 @@ class RunFolder:
         summary["methods"] = {name: list(METHODS[name]) for name in names}
         write_json(self.private / "result.json", plain(summary))
 
-    def released_model(self, data: FederatedDataset, model: nn.Module | ModelFactory, terms: Terms) -> nn.Module:
-        """Return the shared model of a finished run, read from ``public/``.
-
-        Args:
-            data: that it shall take, coded for the loss of the run.
-            model: of the run, as of :class:`~fedmtl.Trainer`.
-            terms: of the run.
-
-        Raises:
-            ConfigError: a run that has no shared model.
-            ModelError: data that the model does not take.
-        """
-        path = self.public / "model.safetensors"
-        if not path.is_file():
-            raise ConfigError(
-                f"{self.root} has no shared model from which new clients could start ({path} is missing): "
-                f"{terms.algorithm.name} releases none, or several."
-            )
-        tensors, metadata = _tensors(path)
-        problem = build_problem(
-            data, model, terms.loss, Execution(), 1, terms.seed, "cpu", terms.dtype, trainable=terms.trainable
-        )
-        problem.executor.close()
-        expected = {name: tuple(value.shape) for name, value in problem.module.state_dict().items()}
-        for name in expected | tensors:
-            shape = tuple(tensors[name].shape) if name in tensors else "missing"
-            if shape != expected.get(name):
-                raise ModelError(
-                    f"the model in {path} does not fit {data.name}: {name} is {shape}, but for these data it would be "
-                    f"{expected.get(name, 'missing')}; features and classes must be those of the run."
-                )
-        module = problem.module
-        module.load_state_dict(tensors)
-        return BoundedInputs(module, RowBound(**json.loads(metadata["bound"]))) if "bound" in metadata else module
-
     def read_run(
         self, model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -261,7 +209,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
         network, terms, bound = (outcome.pop(name) for name in ("network", "terms", "bound"))
-        values = {name: _numbers(value) if isinstance(value, dict) else value for name, value in outcome.items()}
+        values = {name: _numbers(value) if isinstance(value, dict | list) else value for name, value in outcome.items()}
         values |= {name: tuple(outcome[name]) for name in ("ids", "untrained")}
         values["evaluated"] = None if outcome["evaluated"] is None else tuple(outcome["evaluated"])
         finetuned = values["finetuned"]
@@ -281,16 +229,14 @@ class RunFolder:
         except ConfigError:  # objects of the caller's own
             terms = None
         privacy = PrivacyReport.from_dict(read_json(self.public / "privacy.json"))
-        replicates, parts = self.private / "replicates.csv", self.private / "parts.safetensors"
+        parts = self.private / "parts.safetensors"
         return values | {
             "privacy": privacy,
             "epsilon": privacy.epsilon,
-            "history": csv_numbers(self.private / "metrics.csv"),
             "personal": personal,
             "shared": shared,
             "module": _module_of(network, model),
             "folder": self.root,
-            "replicates": csv_numbers(replicates) if replicates.is_file() else None,
             "released": self._released(),
             "bound": None if bound is None else RowBound(**bound),
             "finetuned": finetuned,
@@ -377,6 +323,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     names = (
         *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
         *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant"),
+        *("history", "replicates"),
     )
     terms, bound, finetuned = result.terms, result.bound, result.finetuned
     if terms is not None and not all(isinstance(value, str) for value in (terms.loss, *terms.metrics)):
@@ -506,24 +453,12 @@ def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     return columns_bytes({name: [row.get(name, "") for row in rows] for name in names})
 
 
-def csv_numbers(path: Path) -> list[dict[str, Any]]:
-    """Return the rows that :func:`csv_bytes` wrote of numbers, without empty cells; a budget that is empty is None."""
-    rows = []
-    with path.open(newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            cells: dict[str, Any] = {"budget": None} if row.get("budget") == "" else {}
-            rows.append(cells | {name: _number(text) for name, text in row.items() if text != ""})
-    return rows
-
-
-def _number(text: str) -> int | float:
-    return int(text) if text.lstrip("-").isdigit() else float(text)
-
-
 def _numbers(value: Any) -> Any:
-    """Return numbers that :func:`plain` wrote, those that are not finite too; lists are of names."""
+    """Return numbers that :func:`plain` wrote, those that are not finite too; lists are of names, or of mappings."""
     if isinstance(value, dict):
         return {name: _numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) if isinstance(item, dict) else item for item in value]
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 

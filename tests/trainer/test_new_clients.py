@@ -109,7 +109,7 @@ def test_the_command_does_what_python_does(finished, tmp_path) -> None:
         (["rounds=3"], "rounds=3 is not taken here; accepted: data=..., finetune=..."),
         (["data.foo=3"], "data.foo=3 is no setting of the run; accepted: data.seed, data.clients, "),
         (["data=table"], "is required; add data."),
-        (["data=synthetic_tasks"], "is (10, 64), but for these data it would be (2, 28)"),
+        (["data=synthetic_tasks"], "The model fails on a batch of shape (2, 28), the shape of this data"),
         (["finetune=none"], "finetune is none"),
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
         (["data.seed=5", "finetune.start=personal"], "new clients start from the given model"),
