@@ -43,7 +43,7 @@ def regression(
 
 def price_of(sampler: BoundSampler, delta: float, *, releases: int = 1, mechanism: str = "gaussian") -> Price:
     """The price of steps with releases of one number each, under the sampler's own law."""
-    sampled = sampler.probability if sampler.law().amplified else 1.0
+    sampled = sampler.probability if sampler.amplified else 1.0
     return Price(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
 
 

@@ -31,7 +31,6 @@ from .samplers import (
     FullParticipation,
     PoissonSampling,
     Sampler,
-    SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sums import GradientMessage, RecordGradients, ScaledRows
@@ -69,7 +68,6 @@ __all__ = [
     "ReleasePlan",
     "Rounds",
     "Sampler",
-    "SamplingLaw",
     "ScaledRows",
     "SecureSource",
     "SeededSource",

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from .._check import positive_int
-from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .noise.laws import Norm
 from .price import Price, Prices, normalized
@@ -253,7 +252,7 @@ def record_prices(
     weights = _weights(plan.allocation, caps)
     places: dict[tuple[Any, ...], int] = {}
     prices: list[Price] = []
-    asked: list[tuple[RecordPrivacy, float | None, int, str]] = []
+    asked: list[tuple[tuple[float | None, float | None, int], str]] = []
     kind = np.empty((len(privacy), len(plan.ids)), dtype=np.int64)
     for row, settings in enumerate(privacy):
         if len(privacy) > 1 and settings.epsilon is not None and settings.noise_multiplier is not None:
@@ -266,7 +265,7 @@ def record_prices(
             key = (budget, settings.noise_multiplier, cap, id(own), rate, sums)
             if key not in places:
                 places[key] = len(prices)
-                asked.append((settings, budget, cap, plan.ids[client]))
+                asked.append(((budget, settings.noise_multiplier, cap), f" of client {plan.ids[client]!r}"))
                 prices.append(
                     Price(
                         mechanism=settings.mechanism,
@@ -283,7 +282,7 @@ def record_prices(
     if len(known) == len(asked):
         noise = [(float(one["multiplier"]), int(one["cap"])) for one in known]
     else:
-        noise = [_calibrated(price, *one) for price, one in zip(prices, asked, strict=True)]
+        noise = [price.calibrated(*one, of=of) for price, (one, of) in zip(prices, asked, strict=True)]
     multipliers = tuple(z for z, _ in noise)
     found = Prices(tuple(prices), multipliers, kind, None if plan.published is None else plan.published.why_invalid)
     return found, np.array([cap for _, cap in noise], dtype=np.int64)[kind[0]]
@@ -318,22 +317,3 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
             made[key] = None if equal else normalized(array.tolist())
         by_client.append(made[key])
     return by_client
-
-
-def _calibrated(price: Price, privacy: RecordPrivacy, budget: float | None, cap: int, client: str) -> tuple[float, int]:
-    """Return the noise multiplier of a kind of client, 0 without noise, and its hard cap."""
-    if budget == math.inf:
-        return 0.0, cap
-    if privacy.noise_multiplier is None:
-        assert budget is not None
-        return replace(price, sums=max(1, price.sums)).multiplier(budget, max(1, cap)), cap
-    z = float(privacy.noise_multiplier)
-    if budget is None:
-        return z, cap
-    fitting = price.affordable(budget, z, cap)
-    if fitting < 1 and not price.replaced and cap > 0:
-        raise ConfigError(
-            f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {rounded_up(budget, 6)} of client "
-            f"{client!r} in one round at delta = {rounded_up(price.delta, 6)}. Raise noise_multiplier or epsilon."
-        )
-    return z, fitting

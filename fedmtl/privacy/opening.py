@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from .._check import positive_int
-from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
@@ -25,78 +24,42 @@ from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .price import Price, Prices
+from .price import Prices
 from .quantile import QuantileClip
-from .release import ReleasePlan, bind_releases, step_law, step_price
+from .release import ReleasePlan, bind_releases, step_price
 from .rounds import Rounds
 from .row_noise import bind_rows, refuse_rows, row_key
-from .samplers import BoundFull, BoundSampler, SamplingLaw
+from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 Plan = ReleasePlan | GradientPlan
+OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
+"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are public."""
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What a run asks for, before its noise is known."""
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    """What a channel is opened on: the noise, and what a ledger writes of it.
 
-    plans: tuple[ReleasePlan, ...]
-    gradients: GradientPlan | None
-    sampler: BoundSampler | None
-    schedule: str
-    sources: tuple[NoiseSource, ...]
-    steps: int
-    fingerprint: str
-    ledger_path: Path | None
-    resume: bool
-    replay: Recording | None
-    notes: tuple[str, ...]
-    ranks: Ranks
-    several: bool = False  # repetitions of a run, of which these may be one
-    order: Tensor | None = None
-    known: dict[str, Any] | None = None
+    Attributes:
+        settings: the privacy of all replicates, or of each.
+        clients: n, the number of accounts where clients have accounts of their own.
+        caps: int64 (n,), the most uses of each client, or None without caps.
+        prices: what uses cost; None where nothing is noised.
+        header: of the ledger; None where nothing is charged.
+        by_client: whether clients have accounts of their own.
+        budget: epsilon that ends the run, or None.
+        options: of :class:`Rounds` or :class:`Activations`.
+    """
 
-    @property
-    def seeded(self) -> bool:
-        return self.sources[0].name == "seeded"
-
-    def prior(self, key: str) -> Any:
-        """Return a field of the header of the ledger that is resumed, or None."""
-        return (self.header or {}).get(key)
-
-    @property
-    def header(self) -> dict[str, Any] | None:
-        """Return the header of the ledger that is resumed, or of the first rank's ledger; None without one."""
-        if self.known is not None:
-            return self.known
-        return read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
-
-    def ledger(self, header: dict[str, Any], *, clients: int | None) -> Ledger:
-        return Ledger(
-            self.ledger_path,
-            header,
-            fingerprint=self.fingerprint,
-            replays_free=self.seeded,
-            clients=clients,
-            resume=self.resume,
-        )
-
-    @property
-    def ledger_name(self) -> str:
-        if self.ledger_path is None:
-            return "in memory only: a crash forgets what was spent"
-        return self.ledger_path.name
-
-    def channel(self, settings: tuple[Privacy, ...], account: Account, **options: Any) -> Rounds | Activations:
-        ledger_name = self.ledger_name if account.ledger is not None else "none"
-        options |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks, "ledger_name": ledger_name}
-        if self.sampler is None:
-            assert self.gradients is not None
-            return Activations(
-                settings, account, self.sources, gradients=self.gradients, schedule=self.schedule, **options
-            )
-        options = {"sampler": self.sampler, "gradients": self.gradients} | options
-        return Rounds(settings, account, self.sources, plans=self.plans, order=self.order, **options)
+    settings: tuple[Privacy, ...]
+    clients: int
+    caps: np.ndarray | None
+    prices: Prices | None = None
+    header: dict[str, Any] | None = None
+    by_client: bool = False
+    budget: float | None = None
+    options: dict[str, Any]
 
 
 def open_channel(
@@ -120,7 +83,7 @@ def open_channel(
     :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act one at a time.
 
     Args:
-        privacy: settings, or None for neither clip nor noise. For repetitions also a sequence of R settings that
+        privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R settings that
             differ in epsilon or noise_multiplier alone, one for each.
         plans: the algorithm's releases. Rows of clients are released in every step; a :class:`GradientPlan` is needed
             by :class:`RecordPrivacy`, and wherever clients act one at a time. Empty for algorithms that release
@@ -130,148 +93,170 @@ def open_channel(
         seed: of seeded noise and cohorts; unused by ``source="secure"``.
         steps: number of rounds that the noise is calibrated for; activations have caps by client.
         source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed`` give; of the same
-            kind. Not for repetitions.
+            kind. Not for replicates.
         fingerprint: identifies data, configuration and execution; a seeded resume needs the same one.
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
             charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         replay: ``record`` of another run; releases return its values (steps are still charged and checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
-        replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
+        replicates: R replicates, each with its own noise, released together: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
         order: int64 (n,), the client at each rank of the sampler, in rounds without a :class:`GradientPlan`, which has
             it too; None: its position.
 
     Raises:
-        ConfigError: a budget that cannot be met, or repetitions of a private, kept or sampled run.
+        ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
     positive_int("open_channel", replicates=replicates)
-    repeated = replicates > 1
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
         raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
     gradients = several[0] if several else None
-    sampler = schedule if isinstance(schedule, BoundSampler) else None
     settings = _settings(privacy, replicates)
-    secure = any(one.source == "secure" for one in settings)
-    if repeated and (secure or ledger_path is not None):
-        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
-    if repeated and source is not None:
-        raise ConfigError(f"{replicates} repetitions have noise of their own; leave source out.")
-    if source is not None and source.name != ("secure" if secure else "seeded"):
-        raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
-    sources: tuple[NoiseSource, ...] = tuple(
-        SecureSource() if secure else SeededSource(seed, repetition) for repetition in range(replicates)
-    )
-    run = _Run(
-        rows,
-        gradients,
-        sampler,
-        schedule if isinstance(schedule, str) else schedule.describe(),
-        sources if source is None else (source,),
-        steps,
-        fingerprint,
-        ledger_path,
-        resume,
-        replay,
-        notes,
-        ranks,
-        repeated,
-        order,
-    )
+    sources = _sources(settings, seed, replicates, source, ledger_path)
+    sampler = schedule if isinstance(schedule, BoundSampler) else None
     if sampler is not None:
         _check_rows(rows, steps)
-        if repeated:
-            _check_repetitions(settings, sampler)
-    if ranks.size == 1:
-        return _opened(settings, run, gradients)
-    found: list[Rounds | Activations] = []
+        if replicates > 1:
+            _check_replicates(settings, sampler)
+    if sampler is not None and not rows and gradients is None:
+        settings = tuple(one for one in settings if isinstance(one, ClientPrivacy))  # no gradient has noise
 
-    def open_first() -> dict[str, Any] | None:
-        found.append(_opened(settings, run, gradients))
-        ledger = found[0].account.ledger
-        return None if ledger is None else json.loads(json.dumps(ledger.header))  # as a resume reads it
+    def opened(prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
+        if sampler is not None and not any(isinstance(one, RecordPrivacy) for one in settings):
+            terms = _terms_of_rows(settings, rows, sampler, steps, sources, prior)
+        else:
+            terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
+        ledger = None
+        if terms.header is not None:
+            ledger = Ledger(
+                path,
+                terms.header,
+                fingerprint=fingerprint,
+                replays_free=sources[0].name == "seeded",
+                clients=terms.clients if terms.by_client else None,
+                resume=resume,
+            )
+        account = Account(
+            terms.clients,
+            steps=steps,
+            prices=terms.prices,
+            budget=terms.budget,
+            caps=terms.caps,
+            ledger=ledger,
+            by_client=terms.by_client,
+            replicates=replicates,
+        )
+        file = "in memory only: a crash forgets what was spent" if path is None else path.name
+        outside = notes if terms.options.get("gradients") is None else (*notes, *terms.options["gradients"].notes)
+        options = terms.options | {"notes": outside, "replay": replay, "ranks": ranks}
+        options["ledger_name"] = "none" if ledger is None else file
+        if sampler is None:
+            return Activations(terms.settings, account, sources, schedule=str(schedule), **options)
+        return Rounds(terms.settings, account, sources, plans=rows, order=order, **options)
+
+    if ranks.size == 1:
+        return opened(_header(ledger_path, resume), ledger_path)
+    first: list[Rounds | Activations] = []
+
+    def open_first() -> dict[str, Any]:
+        first.append(opened(_header(ledger_path, resume), ledger_path))
+        ledger = first[0].account.ledger
+        return {} if ledger is None else json.loads(json.dumps(ledger.header))  # as a resume reads it
 
     header = ranks.share(open_first)
-    return (
-        found[0]
-        if ranks.first
-        else _opened(settings, replace(run, ledger_path=None, resume=False, known=header), gradients)
-    )
+    return first[0] if ranks.first else opened(header, None)
 
 
-def _opened(settings: tuple[Privacy, ...], run: _Run, gradients: GradientPlan | None) -> Rounds | Activations:
-    rows, sampler = run.plans, run.sampler
-    of_records = any(isinstance(one, RecordPrivacy) for one in settings)
-    if of_records and sampler is not None and not rows and gradients is None:
-        settings, of_records = (), False  # nothing is released, so no gradient has noise
-    if of_records or sampler is None:
-        return _open_gradients(settings, run, gradients)
-    assert sampler is not None
-    if not settings:
-        refuse_rows(rows)
-        return run.channel((), _without_noise(sampler, run), gradients=None)
-    clients = tuple(one for one in settings if isinstance(one, ClientPrivacy))
-    return _open_rows(clients, replace(run, gradients=None), sampler)
+def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
+    """Return the header of the ledger that is resumed; nothing without one."""
+    return (read_header(path) if resume and path is not None else None) or {}
 
 
-def _without_noise(sampler: BoundSampler, run: _Run) -> Account:
-    caps = None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64)
-    return Account(sampler.n, steps=run.steps, caps=caps, replicates=len(run.sources))
+def _sources(
+    settings: tuple[Privacy, ...], seed: int, replicates: int, source: NoiseSource | None, path: Path | None
+) -> tuple[NoiseSource, ...]:
+    """Return the source of each replicate's noise and cohorts."""
+    secure = any(one.source == "secure" for one in settings)
+    if replicates > 1 and (secure or path is not None):
+        raise ConfigError(f"{replicates} replicates are a simulation: they need source='seeded' and no folder.")
+    if replicates > 1 and source is not None:
+        raise ConfigError(f"{replicates} replicates have noise of their own; leave source out.")
+    if source is not None and source.name != ("secure" if secure else "seeded"):
+        raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
+    if source is not None:
+        return (source,)
+    return tuple(SecureSource() if secure else SeededSource(seed, replicate) for replicate in range(replicates))
+
+
+def _caps(sampler: BoundSampler) -> np.ndarray | None:
+    return None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64)
 
 
 # Rows of cohorts
 
 
-def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSampler) -> Rounds | Activations:
-    """Open the channel of R repetitions whose protected unit is a client."""
-    plans, steps, replicates = run.plans, run.steps, len(run.sources)
-    privacy = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0))  # loudest in reports
-    law = step_law(plans, sampler, privacy)
-    if privacy.noiseless or not plans:
+def _terms_of_rows(
+    settings: tuple[Privacy, ...],
+    plans: tuple[ReleasePlan, ...],
+    sampler: BoundSampler,
+    steps: int,
+    sources: tuple[NoiseSource, ...],
+    prior: Mapping[str, Any],
+) -> _Terms:
+    """Return the terms of R replicates whose protected unit is a client; without ``settings``, of no privacy."""
+    clients, replicates = tuple(one for one in settings if isinstance(one, ClientPrivacy)), len(sources)
+    privacy = max(clients, key=lambda one: (not one.noiseless, one.epsilon or 0.0), default=None)  # loudest in reports
+    if privacy is None or privacy.noiseless or not plans:
         refuse_rows(plans)
-        releases = bind_releases(plans, sampler, law, privacy, None)
-        return run.channel((privacy,), _without_noise(sampler, run), law=law, releases=releases)
+        releases = {} if privacy is None else bind_releases(plans, sampler, privacy, None)
+        kept = () if privacy is None else (privacy,)
+        options = {"sampler": sampler, "releases": releases}
+        return _Terms(settings=kept, clients=sampler.n, caps=_caps(sampler), options=options)
 
-    delta, bands = privacy.resolved_delta(sampler.n), _bands(privacy, plans, sampler, law, steps)
+    delta = privacy.resolved_delta(sampler.n)
+    bands = _bands(privacy, plans, sampler, steps)
     named_rows = any(plan.rows is not None for plan in plans)
-    # no use beyond those that the noise on rows, or the noise of each repetition, is calibrated to
-    most = steps if not law.per_participation and (named_rows or replicates > 1) else None
-    price = step_price(plans, sampler, law, privacy, delta=delta, most=most, bands=bands)
-    if law.per_participation:
-        if price.weights is not None:
-            raise PrivacyError(
-                "An allocation of the budget over the steps needs everybody to be charged for each step; "
-                f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
-            )
-        sampler = _capped(sampler, privacy, run, price)
-    uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
-    prior = run.prior("noise_multiplier")
-    multipliers = tuple(_multiplier(one, prior, price, uses) for one in settings)
-    kind = np.arange(len(settings))[:, None]
-    if len(settings) == 1 or len(set(multipliers)) == 1:
+    # no use beyond those that the noise on rows, or the noise of each replicate, is calibrated to
+    most = steps if not sampler.per_participation and (named_rows or replicates > 1) else None
+    price = step_price(plans, sampler, privacy, delta=delta, most=most, bands=bands)
+    if sampler.per_participation and price.weights is not None:
+        raise PrivacyError(
+            "An allocation of the budget over the steps needs everybody to be charged for each step; "
+            f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
+        )
+    sampler = sampler.capped(steps)
+    uses = steps if sampler.cap is None else sampler.cap
+    if isinstance(z := prior.get("noise_multiplier"), float):
+        multipliers, most_uses = (z,) * len(clients), int(prior.get("max_uses") or uses)
+    else:
+        noise = [price.calibrated(one.epsilon, one.noise_multiplier, uses) for one in clients]
+        multipliers, most_uses = tuple(z for z, _ in noise), noise[0][1]
+    if sampler.per_participation:
+        sampler = sampler.with_cap(most_uses)
+    kind = np.arange(len(clients))[:, None]
+    if len(clients) == 1 or len(set(multipliers)) == 1:
         multipliers, kind = multipliers[:1] * replicates, kind[:1] * 0
     distinct = multipliers if len(kind) > 1 else multipliers[:1]
     prices = Prices((price,) * len(distinct), distinct, kind, LAWS[privacy.mechanism].refuted)
-    if replicates == 1:
-        _check_first_step(privacy, multipliers[0], price)
-    releases = bind_releases(plans, sampler, law, privacy, max(multipliers), bands)
+    releases = bind_releases(plans, sampler, privacy, max(multipliers), bands)
     for release in releases.values():
         if release.noise is not None:
             sensitivity, bound = release.independent
             largest = replace(release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,)))
-            check_drawable(largest, run.sources[0], release.size, sensitivity=sensitivity, bound=bound)
-    rows = bind_rows(plans, releases, delta, run.prior)
+            check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
+    rows = bind_rows(plans, releases, delta, prior)
     header: dict[str, Any] = {
-        "account": "everybody" if not law.per_participation else "client",
+        "account": "everybody" if not sampler.per_participation else "client",
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
-        "schedule": _facts(sampler, law),
+        "schedule": _facts(sampler),
         "max_uses": sampler.cap,
         "noise_multiplier": max(multipliers),
         "price": price.to_dict(),
@@ -282,24 +267,19 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         header["bands"] = list(bands.coefficients)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
-    account = Account(
-        sampler.n,
-        steps=steps,
+    return _Terms(
+        settings=(privacy,),
+        clients=sampler.n,
+        caps=_caps(sampler),
         prices=prices,
-        budget=None if run.several else privacy.epsilon,
-        caps=None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64),
-        ledger=run.ledger(header, clients=sampler.n if law.per_participation else None),
-        by_client=law.per_participation,
-        replicates=replicates,
-    )
-    return run.channel(
-        (privacy,), account, sampler=sampler, law=law, releases=releases, multipliers=multipliers, rows=rows
+        header=header,
+        by_client=sampler.per_participation,
+        budget=privacy.epsilon if replicates == 1 else None,
+        options={"sampler": sampler, "releases": releases, "multipliers": multipliers, "rows": rows},
     )
 
 
-def _bands(
-    privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: SamplingLaw, steps: int
-) -> Bands | None:
+def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int) -> Bands | None:
     """Return how the noise is correlated over rounds; see :mod:`.noise.banded` for what that needs of the schedule.
 
     Raises:
@@ -307,7 +287,7 @@ def _bands(
     """
     if privacy.bands is None:
         return None
-    if law.relation != "zero_out" or not law.per_participation or law.amplified:
+    if sampler.relation != "zero_out":
         raise PrivacyError(
             f"ClientPrivacy.bands needs a public schedule in which a client stays away between its turns, so "
             f"CyclicCohorts(...); not {sampler.describe()}, where it may take part in two rounds running. Leave bands "
@@ -325,19 +305,9 @@ def _bands(
     return Bands.square_root(min(least, steps) if privacy.bands == "auto" else privacy.bands)
 
 
-def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
+def _facts(sampler: BoundSampler) -> dict[str, Any]:
     """Return what the accounting takes from the sampler, for readers of the ledger."""
-    return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
-
-
-def _check_first_step(privacy: ClientPrivacy, multiplier: float, price: Price) -> None:
-    budget = privacy.epsilon
-    if budget is not None and price.epsilon(1, multiplier) > budget:
-        raise ConfigError(
-            f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)} in "
-            f"one step at delta = {rounded_up(price.delta, 6)}. Raise noise_multiplier or epsilon, or leave the "
-            f"former out."
-        )
+    return {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts}
 
 
 def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
@@ -352,86 +322,56 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
             )
 
 
-def _capped(sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, price: Price) -> BoundSampler:
-    """Return the sampler with a hard cap on the participations of one client; within the budget where the noise is
-    fixed."""
-    prior = run.prior("max_uses")
-    if isinstance(prior, int):
-        return sampler.with_cap(prior)
-    sampler = sampler.capped(run.steps)
-    if privacy.noise_multiplier is not None and privacy.epsilon is not None and sampler.cap is not None:
-        return sampler.with_cap(max(1, price.affordable(privacy.epsilon, privacy.noise_multiplier, sampler.cap)))
-    return sampler
-
-
-def _multiplier(privacy: ClientPrivacy, prior: float | None, price: Price, uses: int) -> float:
-    """Return noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget;
-    0 without noise."""
-    if isinstance(prior, float):
-        return prior
-    if privacy.noiseless:
-        return 0.0
-    if privacy.noise_multiplier is not None:
-        return float(privacy.noise_multiplier)
-    assert privacy.epsilon is not None
-    return price.multiplier(privacy.epsilon, uses)
-
-
 # Gradients of single records
 
 
-def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan | None) -> Rounds | Activations:
-    """Open the channel of gradients of single records, in rounds of local training or of clients that act one at a
-    time."""
+def _terms_of_records(
+    settings: tuple[Privacy, ...],
+    rows: tuple[ReleasePlan, ...],
+    plan: GradientPlan | None,
+    sampler: BoundSampler | None,
+    steps: int,
+    sources: tuple[NoiseSource, ...],
+    prior: Mapping[str, Any],
+) -> _Terms:
+    """Return the terms of gradients of single records, in rounds of local training, or of clients that act one at a
+    time where there is no sampler."""
     records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
     if len(records) < len(settings):
         raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
     if plan is None:
         raise PrivacyError("RecordPrivacy needs a GradientPlan: whose records there are, and what is released of them.")
-    sampler = run.sampler
-    if sampler is None and run.plans:
-        raise PrivacyError(
-            f"Release {run.plans[0].name!r} is of rows; clients that act one at a time release gradients."
-        )
+    if sampler is None and rows:
+        raise PrivacyError(f"Release {rows[0].name!r} is of rows; clients that act one at a time release gradients.")
     plan = plan.under(records)
     plan.check(clients=None if sampler is None else sampler.n)
-    run = replace(run, gradients=plan, notes=(*run.notes, *plan.notes))
-    rounds: dict[str, Any] = {}
-    if sampler is not None:
-        _check_post_processing(run.plans)
-        law, sampler = SamplingLaw("zero_out", amplified=False, per_participation=True), sampler.capped(run.steps)
-        rounds = {"law": law, "sampler": sampler}
-        caps = np.full(sampler.n, most_participations(sampler, run.steps), dtype=np.int64)
-        facts = {"sampler": sampler.describe(), "schedule": _facts(sampler, law), "records": plan.describe()}
-    else:
+    options: dict[str, Any] = {"gradients": plan}
+    facts: dict[str, Any] = {"clients": len(plan.ids)}
+    if sampler is None:
         assert plan.caps is not None
-        caps, facts = plan.caps, {}
+        caps: np.ndarray | None = plan.caps
+    else:
+        _check_post_processing(rows)
+        sampler = sampler.capped(steps)
+        options |= {"sampler": sampler}
+        schedule = _facts(sampler) | OF_RECORDS
+        facts |= {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
+        caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
+    terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, by_client=True, options=options)
     if all(one.noiseless for one in records):
-        if sampler is not None:
-            return run.channel(records, _without_noise(sampler, run), **rounds)
-        account = Account(len(plan.ids), steps=run.steps, caps=caps, by_client=True, replicates=len(run.sources))
-        return run.channel(records, account)
+        return terms if sampler is None else replace(terms, caps=_caps(sampler), by_client=False)
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
-    prices, caps = record_prices(records, plan, caps, delta, header=run.header)
+    assert caps is not None
+    prices, caps = record_prices(records, plan, caps, delta, header=prior)
     if max(prices.multipliers) > 0:
         least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
         moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
         loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
-        check_drawable(loudest, run.sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
+        check_drawable(loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
     about = {"account": "client", "privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
-    about |= {"clients": len(plan.ids), **facts}
-    header = about | {"refuted": prices.refuted} | prices_header(prices, caps) | {"public": plan.public_digest}
-    account = Account(
-        len(plan.ids),
-        steps=run.steps,
-        prices=prices,
-        caps=caps,
-        ledger=None if run.several else run.ledger(header, clients=len(plan.ids)),
-        by_client=True,
-        replicates=len(run.sources),
-    )
-    return run.channel(records, account, **rounds)
+    header = {**about, **facts, "refuted": prices.refuted, **prices_header(prices, caps), "public": plan.public_digest}
+    return replace(terms, caps=caps, prices=prices, header=header if len(sources) == 1 else None)
 
 
 def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
@@ -454,34 +394,34 @@ def most_participations(sampler: BoundSampler, steps: int) -> int:
     return min(steps, math.ceil(steps * sampler.probability) + 1)
 
 
-# Repetitions
+# Replicates
 
 
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
-    """Return settings of all repetitions, or of each, which differ in the budgets alone; none without privacy."""
+    """Return settings of all replicates, or of each, which differ in the budgets alone; none without privacy."""
     if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
         return () if privacy is None else (privacy,)
     given = tuple(privacy)
     if len(given) != replicates:
-        raise ConfigError(f"{len(given)} privacy settings were given for {replicates} repetitions; give one each.")
+        raise ConfigError(f"{len(given)} privacy settings were given for {replicates} replicates; give one each.")
     for one in given:
         if not isinstance(one, (ClientPrivacy, RecordPrivacy)):
-            raise ConfigError(f"The privacy of a repetition is {one!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
+            raise ConfigError(f"The privacy of a replicate is {one!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
         if type(one) is not type(given[0]):
-            raise ConfigError("Repetitions have ClientPrivacy or RecordPrivacy, all of them the same.")
+            raise ConfigError("Replicates have ClientPrivacy or RecordPrivacy, all of them the same.")
         if replace(one, epsilon=1.0, noise_multiplier=None) != replace(given[0], epsilon=1.0, noise_multiplier=None):
-            raise ConfigError(f"Repetitions differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
+            raise ConfigError(f"Replicates differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
     return given
 
 
-def _check_repetitions(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
-    """Raise ConfigError where repetitions in rounds cannot be computed together."""
+def _check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
+    """Raise ConfigError where replicates in rounds cannot be computed together."""
     if not isinstance(sampler, BoundFull):
         raise ConfigError(
-            f"Repetitions in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
+            f"Replicates in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
         )
     for one in settings:
         if not isinstance(one, ClientPrivacy) or isinstance(one.clip_norm, QuantileClip):
-            raise ConfigError("Repetitions in rounds need ClientPrivacy(...) with a number as clip_norm.")
+            raise ConfigError("Replicates in rounds need ClientPrivacy(...) with a number as clip_norm.")
         if one.noise_multiplier is not None and one.epsilon is not None:
-            raise ConfigError("Repetitions take epsilon or noise_multiplier, not both: none of them stops early.")
+            raise ConfigError("Replicates take epsilon or noise_multiplier, not both: none of them stops early.")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
+from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
@@ -137,6 +138,34 @@ class Price:
             ConfigError: a budget that cannot be met, or that needs no noise.
         """
         return _multiplier(self, float(budget), uses)
+
+    def calibrated(
+        self, budget: float | None, multiplier: float | None, uses: int, *, of: str = ""
+    ) -> tuple[float, int]:
+        """Return the noise multiplier that settings ask for, and how many of ``uses`` planned uses the budget affords:
+        all of them unless both ``budget`` and ``multiplier`` are given.
+
+        Args:
+            budget: epsilon; infinite for no noise (a multiplier of 0), None for no limit.
+            multiplier: z; None for what :meth:`multiplier` returns.
+            uses: at least 0.
+            of: whose budget it is, for errors.
+
+        Raises:
+            ConfigError: a budget that cannot be met, or not in one use of sums that neighbours do not replace.
+        """
+        if budget == math.inf:
+            return 0.0, uses
+        if multiplier is None:
+            assert budget is not None
+            return replace(self, sums=max(1, self.sums)).multiplier(budget, max(1, uses)), uses
+        fitting = uses if budget is None else self.affordable(budget, multiplier, uses)
+        if budget is not None and fitting < min(uses, 1) and not self.replaced:
+            raise ConfigError(
+                f"noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)}{of} in one round "
+                f"at delta = {rounded_up(self.delta, 6)}. Raise noise_multiplier or epsilon, or leave the former out."
+            )
+        return float(multiplier), fitting
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON."""

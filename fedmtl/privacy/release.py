@@ -20,7 +20,7 @@ from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
 from .price import Price
 from .quantile import QuantileClip, split_multiplier
-from .samplers import BoundSampler, Relation, SamplingLaw
+from .samplers import BoundSampler, Relation
 from .settings import ClientPrivacy
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Release:
         clip: bound C on one client's row.
         noise: law of the noise, or None for clipping only.
         sampling: who takes part.
-        law: what the sampler guarantees to the accountant.
+        relation: how neighbouring populations differ.
         bands: how the noise is correlated over rounds, or None where it is independent.
     """
 
@@ -111,7 +111,7 @@ class Release:
     clip: L1Clip | L2Clip
     noise: NoiseLaw | None
     sampling: BoundSampler
-    law: SamplingLaw
+    relation: Relation
     bands: Bands | None = None
 
     def __post_init__(self) -> None:
@@ -131,11 +131,6 @@ class Release:
             )
 
     @property
-    def relation(self) -> Relation:
-        """Return how neighbouring populations differ."""
-        return self.law.relation
-
-    @property
     def size(self) -> int:
         """Return the number of noised coordinates."""
         return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
@@ -148,7 +143,7 @@ class Release:
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
         """
         if self.form == "vector":
-            return self.contribution_bound * (2.0 if self.law.relation == "replace" else 1.0)
+            return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
         norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
         return outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
 
@@ -196,24 +191,9 @@ class Release:
         return replace(self, clip=replace(self.clip, bound=bound))
 
 
-def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: ClientPrivacy) -> SamplingLaw:
-    """Return what the sampler guarantees to the releases of one step together.
-
-    Raises:
-        PrivacyError: a combination no accountant supports, named.
-    """
-    for plan in plans:
-        if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
-            raise PrivacyError(
-                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
-            )
-    return sampler.law()
-
-
 def step_price(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
-    law: SamplingLaw,
     privacy: ClientPrivacy,
     *,
     delta: float,
@@ -224,7 +204,7 @@ def step_price(
 
     Args:
         plans: at least one.
-        sampler, law: who takes part, and what that guarantees.
+        sampler: who takes part.
         privacy: settings with noise.
         delta: of every epsilon.
         most: the largest number of steps; None without a limit.
@@ -241,13 +221,17 @@ def step_price(
                 f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those of one step share its "
                 f"budget, so ReleasePlan.allocation is the same for all."
             )
+        if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
+            raise PrivacyError(
+                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
+            )
     if allocation is not None and isinstance(privacy.clip_norm, QuantileClip):
         raise ConfigError("An allocation of the budget needs a fixed clip norm; ClientPrivacy.clip_norm is a number.")
     return Price(
         mechanism=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
         delta=delta,
-        sampled=sampler.probability if law.amplified else 1.0,
+        sampled=sampler.probability if sampler.amplified else 1.0,
         weights=allocation,
         most=most,
         bands=1 if bands is None else len(bands),
@@ -257,7 +241,6 @@ def step_price(
 def bind_releases(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
-    law: SamplingLaw,
     privacy: ClientPrivacy,
     multiplier: float | None,
     bands: Bands | None = None,
@@ -267,7 +250,7 @@ def bind_releases(
     noise: NoiseLaw | None = None
     if multiplier is not None:
         if isinstance(privacy.clip_norm, QuantileClip):
-            count = privacy.clip_norm.count_multiplier(sampler.denominator, law.relation)
+            count = privacy.clip_norm.count_multiplier(sampler.denominator, sampler.relation)
             multiplier = split_multiplier(multiplier, count)
         noise = LAWS[privacy.mechanism](multiplier)
     clip = CLIPS[LAWS[privacy.mechanism].norm](privacy.initial_norm)
@@ -279,7 +262,7 @@ def bind_releases(
             clip=clip if plan.form == "vector" else L2Clip(privacy.initial_norm),
             noise=noise,
             sampling=sampler,
-            law=law,
+            relation=sampler.relation,
             bands=bands,
         )
         for plan in plans

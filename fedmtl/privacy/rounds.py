@@ -33,7 +33,7 @@ from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
 from .release import Release, ReleasePlan
 from .report import SignalToNoise
 from .row_noise import BoundRowNoise
-from .samplers import BoundSampler, SamplingLaw
+from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
 from .sums import RecordDraws, RecordSums
 from .totals import RowTotal
@@ -47,7 +47,6 @@ class Rounds(Channel):
 
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
-        law: what the sampler guarantees, or None without privacy.
         releases: the typed releases, by name (empty where the messages of clients are not noised).
         multipliers: z of every replicate's releases, together with its count of unclipped clients, 0 for one without
             noise; empty where none has any.
@@ -66,7 +65,6 @@ class Rounds(Channel):
         *,
         sampler: BoundSampler,
         plans: tuple[ReleasePlan, ...] = (),
-        law: SamplingLaw | None = None,
         releases: dict[str, Release] | None = None,
         multipliers: tuple[float, ...] = (),
         rows: dict[str, BoundRowNoise] | None = None,
@@ -75,7 +73,7 @@ class Rounds(Channel):
         **options: Any,
     ) -> None:
         super().__init__(settings, account, sources, **options)
-        self.sampler, self.law, self.gradients = sampler, law, gradients
+        self.sampler, self.gradients = sampler, gradients
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
         self.rows_are_noised = False
         self.local: LocalSteps | None = None
@@ -438,7 +436,7 @@ class Rounds(Channel):
         charged = account.steps_charged if account.by_client else int(account.spent.max())
         facts |= {
             "unit": "client",
-            "relation": "none" if self.law is None else self.law.relation,
+            "relation": "none" if privacy is None else self.sampler.relation,
             "names": tuple(self._plans),
             "releases": charged * len(self._plans),
             "budget": None if privacy is None else privacy.epsilon,
@@ -465,7 +463,7 @@ class Rounds(Channel):
         text = self.sampler.describe()
         if not self.noised:
             return text
-        if self.law is not None and self.law.per_participation:
+        if self.account.by_client:
             text += "; not amplified, a client is charged for each participation"
         weights = [weight for plan in self.plans for weight in plan.allocation or ()]
         if weights:

@@ -9,7 +9,7 @@ all records, of one client: replace-one), and another observer (the server).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,7 @@ def bind_rows(
     plans: tuple[ReleasePlan, ...],
     releases: dict[str, Release],
     delta: float,
-    prior: Callable[[str], Any] = lambda key: None,
+    prior: Mapping[str, Any],
 ) -> dict[str, BoundRowNoise]:
     """Return the noise on the rows of every release that asks for it, calibrated to its uses.
 
@@ -118,7 +118,7 @@ def bind_rows(
         plans: of the run.
         releases: by name; empty without a clip.
         delta: of the released sums.
-        prior: fields of the header of a resumed ledger.
+        prior: the header of the ledger that is resumed, or nothing.
 
     Raises:
         PrivacyError: there is no clip, or another norm is clipped.
@@ -136,8 +136,7 @@ def bind_rows(
         price = Price(
             mechanism="l2_laplace", sizes=(plan.dimension,), delta=delta if asked.delta is None else asked.delta
         )
-        known = prior(row_key(plan.name))
-        z = known if isinstance(known, float) else price.multiplier(asked.epsilon, plan.uses)
+        z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, plan.uses)
         bound[plan.name] = BoundRowNoise(release, z, price)
     return bound
 

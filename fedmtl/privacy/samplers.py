@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from scipy.special import betaincc, ndtri
@@ -50,29 +50,23 @@ takes part when is public."""
 
 
 @dataclass(frozen=True)
-class SamplingLaw:
-    """What a sampler guarantees to the accountant.
-
-    Attributes:
-        relation: how neighbouring populations differ.
-        amplified: whether the event of one step accounts for secrecy of the sample.
-        per_participation: charge a client for each step it took part in, instead of everybody for every step.
-    """
-
-    relation: Relation
-    amplified: bool
-    per_participation: bool
-
-
-@dataclass(frozen=True)
 class BoundSampler(ABC):
     """A sampler bound to a population of ``n`` clients, addressed by rank in [0, n).
 
     The rank of a client is its position in the order of client keys, so that draws do not depend on the order
     in which clients are listed; the caller maps ranks to clients.
+
+    Attributes:
+        n: the population.
+        relation: how neighbouring populations differ, against all other clients together, who keep state between steps.
+        amplified: whether the event of one step accounts for secrecy of the sample.
+        per_participation: whether a client is charged for each step it took part in, not everybody for every step.
     """
 
     n: int
+    relation: ClassVar[Relation]
+    amplified: ClassVar[bool] = False
+    per_participation: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -102,9 +96,10 @@ class BoundSampler(ABC):
         """Return this sampler with another cap, where it has one."""
         return self
 
-    @abstractmethod
-    def law(self) -> SamplingLaw:
-        """Return what the accountant may assume against all other clients together, who keep state between steps."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the accountant assumes, by name."""
+        return {name: getattr(self, name) for name in ("relation", "amplified", "per_participation")}
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -127,13 +122,12 @@ class BoundSampler(ABC):
 @dataclass(frozen=True)
 class BoundPoisson(BoundSampler):
     cohort: float
+    relation = "add_remove"
+    amplified = True
 
     @property
     def denominator(self) -> float:
         return float(self.cohort)
-
-    def law(self) -> SamplingLaw:
-        return SamplingLaw("add_remove", amplified=True, per_participation=False)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
@@ -175,12 +169,12 @@ class _BoundCohort(BoundSampler):
 
 @dataclass(frozen=True)
 class BoundFixed(_BoundCohort):
+    relation = "replace"
+    per_participation = True
+
     def _most(self, steps: int) -> int:
         """Return one above the average number of uses, rounded up, so that cohorts stay full."""
         return min(steps, math.ceil(steps * self.probability) + 1)
-
-    def law(self) -> SamplingLaw:
-        return SamplingLaw("replace", amplified=False, per_participation=True)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         if self.max_uses is None:
@@ -201,6 +195,9 @@ class BoundFixed(_BoundCohort):
 
 @dataclass(frozen=True)
 class BoundCyclic(_BoundCohort):
+    relation = "zero_out"
+    per_participation = True
+
     def _most(self, steps: int) -> int:
         """Return the most turns that ``steps`` rounds give one client."""
         return math.ceil(steps * self.cohort / self.n)
@@ -209,9 +206,6 @@ class BoundCyclic(_BoundCohort):
     def separation(self) -> int:
         """Return floor(n / cohort): turns are n places apart in the order, of which a round takes ``cohort``."""
         return self.n // self.cohort
-
-    def law(self) -> SamplingLaw:
-        return SamplingLaw("zero_out", amplified=False, per_participation=True)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.sort((step * self.cohort + torch.arange(self.cohort)) % self.n).values
@@ -222,12 +216,11 @@ class BoundCyclic(_BoundCohort):
 
 @dataclass(frozen=True)
 class BoundFull(BoundSampler):
+    relation = "add_remove"
+
     @property
     def denominator(self) -> float:
         return float(self.n)
-
-    def law(self) -> SamplingLaw:
-        return SamplingLaw("add_remove", amplified=False, per_participation=False)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)
@@ -250,6 +243,8 @@ class BoundAsked(BoundSampler):
 
     cohorts: str
     max_uses: int | None = None
+    relation = "zero_out"
+    per_participation = True
 
     @property
     def denominator(self) -> float:
@@ -258,9 +253,6 @@ class BoundAsked(BoundSampler):
     @property
     def cap(self) -> int | None:
         return self.max_uses
-
-    def law(self) -> SamplingLaw:
-        return SamplingLaw("zero_out", amplified=False, per_participation=True)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)

@@ -28,7 +28,6 @@ from ..privacy import (
     PrivacyReport,
     Release,
     ReleasePlan,
-    SamplingLaw,
     SignalToNoise,
     calibrate_selection,
     open_channel,
@@ -38,7 +37,8 @@ from ..privacy.accounting.selection import most_repetitions
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.registry import LAWS
-from ..privacy.release import step_law, step_price
+from ..privacy.release import step_price
+from ..privacy.samplers import Relation
 from ..trainer.problem import describe, fingerprint
 from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
@@ -176,14 +176,12 @@ def plan_search(
                 stack.enter_context(closing(problems[name].executor))
                 every = trainer.algorithm.plan(problems[name], sampler)
                 plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
-                law = step_law(plans[name], sampler, _client_privacy(trainer))
             _check_releases(name, plans[name], first_name, plans[first_name], privacy)
-        if law.per_participation:
-            sampler = sampler.capped(first.rounds)
-        uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
-        score = score_release(n, law, score_noise=score_noise)
+        sampler = sampler.capped(first.rounds)
+        uses = sampler.cap if sampler.cap is not None else first.rounds
+        score = score_release(n, sampler.relation, score_noise=score_noise)
         largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
-        price = step_price(largest, sampler, law, privacy, delta=delta)  # of Gaussian noise the sizes may differ
+        price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
 
         def candidate(multiplier: float) -> Any:
             assert score.noise is not None
@@ -207,7 +205,7 @@ def plan_search(
                 ) from error
             except PrivacyError as error:
                 raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
-        budget = _run_budget(price, z, uses, per_participation=law.per_participation)
+        budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
         trainers, marks, reports, signals = {}, {}, {}, {}
         for name, trainer in candidates.items():
             inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
@@ -230,14 +228,14 @@ def plan_search(
     )
 
 
-def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
+def score_release(n: int, relation: Relation, *, score_noise: float) -> Release:
     """Return the release of a mean score over all clients.
 
     The sum of ``score - 1/2`` moves by 1/2 when a client is added or removed, and by 1 when it is replaced.
 
     Args:
         n: public number of clients, which divides the sum.
-        law: of the run, for its relation.
+        relation: how the neighbours of the run differ.
         score_noise: standard deviation of the noise on the mean.
     """
     release = Release(
@@ -246,7 +244,7 @@ def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
         clip=L2Clip(SCORE_BOUND),
         noise=None,
         sampling=FullParticipation().bind(n),
-        law=SamplingLaw(law.relation, amplified=False, per_participation=False),
+        relation=relation,
     )
     return replace(release, noise=GaussianNoise(score_noise * n / release.sensitivity))
 

@@ -34,11 +34,12 @@ from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
 from ..privacy.noise.grid import GridValue, grid_width
+from ..privacy.opening import OF_RECORDS
 from ..privacy.price import Price, normalized
 from ..privacy.quantile import QuantileClip
-from ..privacy.release import Release, ReleasePlan, bind_releases, step_law, step_price
+from ..privacy.release import Release, ReleasePlan, bind_releases, step_price
 from ..privacy.report import PrivacyReport
-from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson, SamplingLaw
+from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy
 from .checkpoint import read_tensors
 from .folder import MANIFEST, OUTCOME, RunFolder, sha256
@@ -55,7 +56,6 @@ _UNLIMITED = 1 << 62
 _ROWS = "row noise of "
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 _SAMPLERS = {sampler.__name__: sampler for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)}
-_OF_RECORDS = SamplingLaw("zero_out", amplified=False, per_participation=True)
 
 
 @dataclass(frozen=True)
@@ -320,19 +320,19 @@ def _settings(run: _Run) -> _Answer:
     made |= {key: header[key] for key in ("refuted", "delta", "sampler", "records") if key in header}
     if "releases" in header:
         price, releases = _made(header)
-        law, prices = next(iter(releases.values())).law, [price]
+        assumed, prices = next(iter(releases.values())).sampling.facts, [price]
         made |= {"observer": "clients", "names": list(releases)}
         if _constant(header):
             made["noise_std"] = max(release.noise_std for release in releases.values())
     else:
-        law, prices = _OF_RECORDS, [_price_of_records(header, kind["price"]) for kind in kinds]
+        assumed, prices = OF_RECORDS, [_price_of_records(header, kind["price"]) for kind in kinds]
     if schedule is not None:
-        made["relation"] = law.relation
+        made["relation"] = assumed["relation"]
     made = {key: value for key, value in made.items() if not isinstance(value, dict)}
     begins = {key: str(run.report.get(key))[: len(made[key])] for key in ("mechanism", "sampler") if key in made}
     wrong = []
     if schedule is not None:
-        wrong += _differences(schedule, asdict(law), "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
+        wrong += _differences(schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
     text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
     for kind, price in zip(kinds, prices, strict=True):
         wrong += _differences(kind["price"], price.to_dict(), text)
@@ -356,10 +356,10 @@ def _made(header: Mapping[str, Any]) -> tuple[Price, dict[str, Release]]:
         ReleasePlan(name=name, form=form, dimension=dimension, uses=uses, allocation=price.weights)
         for name, form, dimension in header["releases"]
     )
-    law, multiplier = step_law(plans, sampler, privacy), header["noise_multiplier"] or None
+    multiplier = header["noise_multiplier"] or None
     bands = Bands(tuple(header["bands"])) if header.get("bands") else None
-    made = step_price(plans, sampler, law, privacy, delta=header["delta"], most=price.most, bands=bands)
-    return made, bind_releases(plans, sampler, law, privacy, multiplier, bands)
+    made = step_price(plans, sampler, privacy, delta=header["delta"], most=price.most, bands=bands)
+    return made, bind_releases(plans, sampler, privacy, multiplier, bands)
 
 
 def _price_of_records(header: Mapping[str, Any], values: Mapping[str, Any]) -> Price:

@@ -1002,13 +1002,11 @@ def _favourites(self, step, coins, uses=None):
 
 
 def _charged_as_poisson(kind: type) -> _Patch:
-    """Cohorts whose law, by which they are charged, is that of Poisson sampling."""
+    """Cohorts that are charged as those of Poisson sampling are."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        def poisson(self):
-            return samplers.BoundPoisson(self.n, self.cohort)
-
-        patch.setattr(kind, "law", lambda self, *facts: poisson(self).law(*facts))
+        for fact in ("relation", "amplified", "per_participation"):
+            patch.setattr(kind, fact, getattr(samplers.BoundPoisson, fact))
 
     return apply
 

@@ -34,9 +34,9 @@ def test_library_facts_that_the_design_rests_on() -> None:
 
 def test_replace_one_is_accounted_at_twice_the_clip() -> None:
     assert price_of(FullParticipation().bind(9), 1e-5).epsilon(1, 4.0) == pytest.approx(0.926, abs=1e-3)
-    law = (fixed := FixedCohort(3).bind(9)).law()
-    assert law.relation == "replace"
-    assert law.per_participation
+    fixed = FixedCohort(3).bind(9)
+    assert fixed.relation == "replace"
+    assert fixed.per_participation
     # standard deviation 4 C is a multiplier of 2 on the sensitivity 2 C
     assert price_of(fixed, 1e-5).epsilon(1, 2.0) == pytest.approx(1.993, abs=1e-3)
 

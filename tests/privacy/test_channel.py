@@ -148,7 +148,7 @@ def test_plans_are_checked() -> None:
         ReleasePlan(name="a", dimension=0, uses=4)
     with pytest.raises(ConfigError, match="'/count'"):  # such noise is that of the count of 'a'
         ReleasePlan(name="a/count", dimension=1, uses=4)
-    with pytest.raises(ConfigError, match="one step"):
+    with pytest.raises(ConfigError, match="one round"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
 
 
@@ -182,12 +182,11 @@ def test_default_delta() -> None:
 
 def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     sampler = PoissonSampling(4).bind(40)
-    law = sampler.law()
     fields = {
         "name": "a",
         "dimension": 3,
         "sampling": sampler,
-        "law": law,
+        "relation": sampler.relation,
     }
     release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **fields)
     assert release.sensitivity == 0.5
