@@ -86,6 +86,7 @@ class Rounds(Channel):
         self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun, as releases name its clients
         self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
+        self._totals: dict[str, RowTotal] = {}
         self._order = order
         self.draws: RecordDraws | None = None
         self.sums: RecordSums | None = None
@@ -160,7 +161,7 @@ class Rounds(Channel):
         drawn = torch.sort(members.cpu()).values
         clients = self._members(drawn)
         self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
-        self._step, self._released = step, set()
+        self._step, self._released, self._totals = step, set(), {}
         self._cohort = drawn if self._order is None else self._order[drawn]
         for name, norm in self._norms.items():
             self.releases[name] = self.releases[name].clipped_at(norm)
@@ -178,7 +179,7 @@ class Rounds(Channel):
         del self._drawn[step]
         return self.account.steps_charged - 1
 
-    def release(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> Tensor:
+    def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         """Return a public value: clip, sum over the cohort, noise, divide.
 
         Args:
@@ -195,33 +196,31 @@ class Rounds(Channel):
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, no round that has begun, rows
-                of the wrong shape, or of clients that were not drawn; a sum of other rows, or with other limits than
-                that of :meth:`total`.
+                of the wrong shape, or of clients that were not drawn; another sum than that of :meth:`total`, or one of
+                other clients' rows.
         """
-        if isinstance(rows, RowTotal):
-            return self._release_total(name, rows, clients)
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
-        if self.tap is not None:
+        if self.tap is not None and isinstance(rows, Tensor):
             for one in self._each(rows):
                 self.tap(step, name, clients, one)
         forced = self._replay is not None and self.gradients is None  # elsewhere it is post-processing
         value = self.replayed(step, name) if forced else None
         if value is None:
-            if name in self.rows:
+            if name in self.rows and isinstance(rows, Tensor):
                 rows = self._hidden(self.rows[name], rows, clients, step)
                 self._note(step, f"{name}/rows", rows)
             total = self._sum(name, rows, clients)
             value = self.ranks.share(lambda: self._noised_sum(name, total, step))
         self._note(step, name, value)
-        if isinstance(self._adaptive, QuantileClip):
+        if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
             self._adapt(name, rows, step, self._adaptive)
         return value
 
     def total(self, name: str) -> RowTotal | None:
-        """Return an accumulator for the rows of the round that has begun, for :meth:`release`. Returns None if the
-        release needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip, noise that
-        clients add, an attached tap or a replay.
+        """Return the sum of the round that has begun, to which rows are added as they are made, for :meth:`release`.
+        Returns None if the release needs the single rows: short ones, those of replicates, matrices, and with an
+        adaptive clip, noise that clients add, an attached tap or a replay.
 
         Args:
             name: a declared release.
@@ -231,40 +230,23 @@ class Rounds(Channel):
         """
         if name not in self._plans:
             raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
-        plan, clip, step = self._plans[name], self._clip(name), self._step
-        if clip is None or step is None or self.replicates > 1 or plan.form != "vector":
+        plan, clip = self._plans[name], self._clip(name)
+        if clip is None or self._step is None or self.replicates > 1 or plan.form != "vector":
             return None
         listening = self.tap is not None or self._replay is not None or name in self.rows
         if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
             return None
-        return RowTotal(name, step, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        made = RowTotal(name, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        return self._totals.setdefault(name, made)
 
-    def _release_total(self, name: str, total: RowTotal, clients: Tensor) -> Tensor:
-        if (total.name, total.step) != (name, self._step) or total.count != clients.numel():
-            raise PrivacyError(
-                f"Release {name!r} of step {self._step} got a sum of {total.count} rows, made for {total.name!r} of "
-                f"step {total.step}; it needs one row from each of {clients.numel()} clients."
-            )
-        asked = self.total(name)
-        if asked is None or (total.dimension, total.limits) != (asked.dimension, asked.limits):
-            raise PrivacyError(
-                f"Release {name!r} got a sum of other rows, or with another clip, than Channel.total makes."
-            )
-        step = self._checked_step(name, total, clients)
-        if total.clients != sorted(clients.tolist()):
-            raise PrivacyError(f"Release {name!r} got a sum of rows of other clients than it names.")
-        self._released.add(name)
-        whole = self.ranks.sum(total.sum())
-        value = self.ranks.share(lambda: self._noised_sum(name, whole, step))
-        self._note(step, name, value)
-        return value
-
-    def _sum(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
+    def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
 
         That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
         in the order of the clients.
         """
+        if isinstance(rows, RowTotal):
+            return self.ranks.sum(rows.sum())
         clip, form = self._clip(name), self._plans[name].form
         if form == "vector":
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
@@ -379,11 +361,16 @@ class Rounds(Channel):
         noise = release_noise(law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound)
         return noised(total, *noise) / self.denominator
 
-    def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
+    def _checked_step(self, name: str, rows: Message, clients: Tensor) -> int:
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
+        elif rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
+            raise PrivacyError(
+                f"Release {name!r} got a sum of {rows.count} rows that Rounds.total did not make in step {self._step}, "
+                f"or of others than one row from each of {clients.numel()} clients."
+            )
         count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")

@@ -21,7 +21,6 @@ class RowTotal:
 
     Args:
         name: of the release.
-        step: the round.
         dimension: D, of a row.
         clip: of the rows.
         width: of the grid.
@@ -30,8 +29,8 @@ class RowTotal:
         limits: limit, order of the norm and width, as :func:`~fedmtl.privacy.clip.add_clipped` takes them.
     """
 
-    def __init__(self, name: str, step: int, dimension: int, clip: Clip, width: float) -> None:
-        self.name, self.step, self.dimension = name, step, dimension
+    def __init__(self, name: str, dimension: int, clip: Clip, width: float) -> None:
+        self.name, self.dimension = name, dimension
         self.limits = [*bounds_of(clip), width]
         self._clients: list[Tensor] = []
         self._parts: list[Tensor] = []

@@ -45,7 +45,7 @@ def rows_of(count: int) -> Tensor:
 @pytest.mark.parametrize("bound", [L2Clip(1.5), L1Clip(4.0)])
 def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
     rows, width = rows_of(60), sum_width(bound.bound, 60)
-    total = RowTotal("update", 0, SIZE, bound, width)
+    total = RowTotal("update", SIZE, bound, width)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(total.add, rows[torch.randperm(60)].split(7)))
     assert torch.equal(total.sum(), clipped_sum(rows, bound, width))
@@ -68,36 +68,38 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
     total.add(rows_of(len(cohort)))
-    total.has(cohort)
-    with pytest.raises(PrivacyError, match="each client once"):
-        channel.release("update", total, torch.zeros(len(cohort), dtype=torch.int64))
-    other = RowTotal("update", 1, SIZE, L2Clip(1.5), 1e-9)
-    other.has(cohort)
-    with pytest.raises(PrivacyError, match="of step 1"):
-        channel.release("update", other, cohort)
     absent = next(client for client in range(9) if client not in cohort.tolist())
-    mixed = channel.total("update")
-    assert mixed is not None
-    mixed.has(torch.cat([cohort[1:], torch.tensor([absent])]))
-    with pytest.raises(PrivacyError, match="rows of other clients"):
-        channel.release("update", mixed, cohort)
+    total.has(cohort[1:])
+    with pytest.raises(PrivacyError, match=f"of others than one row from each of {len(cohort)} clients"):
+        channel.release("update", total, cohort)
+    total.has(cohort[:1])
+    assert channel.total("update") is total, "pieces of a cohort add to one sum"
     channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="happened already"):
         channel.release("update", total, cohort)
-    total.has(torch.tensor([9]))
-    with pytest.raises(PrivacyError, match="needs one row from each"):
+    total.has(torch.tensor([absent]))
+    with pytest.raises(PrivacyError, match="of others than"):
         channel.release("update", total, cohort)
 
 
-@pytest.mark.parametrize(
-    ("size", "bound", "width"),
-    [(SIZE, L2Clip(1.6), 1.0), (SIZE, L1Clip(1.5), 1.0), (SIZE, L2Clip(1.5), 0.5), (SIZE + 1, L2Clip(1.5), 1.0)],
-)
-def test_a_sum_with_other_limits_is_refused(size, bound, width) -> None:
+def test_a_sum_of_a_client_that_was_not_drawn_is_refused() -> None:
     channel, cohort = begun()
-    other = RowTotal("update", 0, size, bound, width * sum_width(1.5, 9))
+    absent = next(client for client in range(9) if client not in cohort.tolist())
+    others = torch.cat([cohort[1:], torch.tensor([absent])])
+    total = channel.total("update")
+    assert total is not None
+    total.has(others)
+    with pytest.raises(PrivacyError, match=f"row of client {absent}, who was not drawn"):
+        channel.release("update", total, others)
+
+
+@pytest.mark.parametrize(("size", "bound"), [(SIZE, L2Clip(1.6)), (SIZE, L1Clip(1.5)), (SIZE + 1, L2Clip(1.5))])
+def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, bound) -> None:
+    channel, cohort = begun()
+    assert channel.total("update") is not None
+    other = RowTotal("update", size, bound, sum_width(1.5, 9))
     other.has(cohort)
-    with pytest.raises(PrivacyError, match="another clip"):
+    with pytest.raises(PrivacyError, match=r"did not make in step 0"):
         channel.release("update", other, cohort)
 
 
