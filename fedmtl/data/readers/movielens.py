@@ -7,15 +7,10 @@ R^20 that are known to all. A row of the dataset is (x, y) = (phi_j, centred rat
 
 from __future__ import annotations
 
-import gzip
-import io
-import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -103,7 +98,7 @@ def movielens_users(
     min_examples: int = 2,
     seed: int = 0,
 ) -> MovieLens:
-    """Read ``u.data`` or ``ratings.csv`` (also .gz, or in the .zip they come in) and learn item features.
+    """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
 
     Item features are those of :func:`~fedmtl.data.readers.als.als_features` on ratings less their user's mean, of the
     training ratings of all users or of the public users. An item that none of these ratings is about has the features
@@ -279,9 +274,9 @@ def _read(
 def read_ratings(root: str | Path) -> pd.DataFrame:
     """Read a rating file: columns user and item, int64, and rating, float64, in the order of the file.
 
-    ``u.data``: user, item, rating, timestamp with tabs between them; ``ratings.dat``: with ``::`` between them;
-    ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``. Any of them may be compressed
-    (.gz), or the only such file of a .zip. Timestamps are checked and not returned.
+    ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``; ``ratings.dat``: user, item,
+    rating, timestamp with ``::`` between them; any other name: with tabs between them, as in ``u.data``. Each may be
+    compressed (.gz). Timestamps are checked and not returned.
 
     Args:
         root: the file, or its folder.
@@ -289,71 +284,39 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     Raises:
         DataError: no such file, or a malformed one; the message names the row and the column.
     """
+    import pandas as pd
+
     path, accepted = find_file(root, FILES), "a whole number of at least 0"
-    with _opened(path) as (text, name):
-        table = _table(text, name)
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    try:
+        frame = pd.read_csv(
+            path,
+            sep={".csv": ",", ".dat": "::"}.get(kind, "\t"),
+            engine="python" if kind == ".dat" else "c",
+            header=0 if kind == ".csv" else None,
+            names=None if kind == ".csv" else _FIELDS,
+            encoding="utf-8-sig",
+            keep_default_na=False,
+            na_values=[""],
+        )
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(
+            f"{path} cannot be read as ratings ({first_line(error)}); it may be missing, empty, truncated or no text."
+        ) from None
+    if kind == ".csv":
+        if tuple(frame.columns) != HEADER:
+            raise DataError(f"{path}: the header is {','.join(frame.columns)!r}; accepted: {','.join(HEADER)}.")
+        frame.columns = pd.Index(_FIELDS)
+    if frame.empty:
+        raise DataError(f"{path} holds no ratings.")
+    table = Table(frame, path)
     for column in ("user", "item", "timestamp"):
         values = table.numbers(column, low=0, accepted=accepted)
         table.refuse((values != np.floor(values)) | (values >= 2.0**53), column, accepted)
     rating = table.numbers("rating", low=RATINGS[0], high=RATINGS[1])
-    again = table.frame.duplicated(["user", "item"]).to_numpy()
+    again = frame.duplicated(["user", "item"]).to_numpy()
     table.refuse(again, "item", "an item that the user has not rated in a row before")
-    return table.frame[["user", "item"]].astype(np.int64).assign(rating=rating)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[TextIO, str]]:
-    """Open the text of a plain file, a .gz or the rating file of a .zip; yield it and its name for messages."""
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as text:
-                yield text, str(path)
-        elif path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                members = [m for m in archive.namelist() if m.rsplit("/", 1)[-1] in FILES[:3]]
-                if len(members) != 1:
-                    raise DataError(f"{path} holds {len(members)} of {', '.join(FILES[:3])}; accepted: one.")
-                with archive.open(members[0]) as raw:
-                    yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""), f"{path}/{members[0]}"
-        else:
-            with open(path, encoding="utf-8-sig", newline="") as text:
-                yield text, str(path)
-    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        reason = first_line(error)
-        raise DataError(
-            f"{path} cannot be read as ratings ({reason}); it may be missing, truncated or no text."
-        ) from None
-
-
-def _table(text: TextIO, name: str) -> Table:
-    """Return the rows of a file with the columns ``_FIELDS``."""
-    import pandas as pd
-
-    head = text.readline().strip()
-    if not head:
-        raise DataError(f"{name} is empty, or its first line is; accepted: ratings.")
-    mark = next((mark for mark in ("\t", "::", ",") if mark in head), "\t")
-    fields = tuple(field.strip().strip('"') for field in head.split(mark))
-    if mark == "," and fields != HEADER:
-        raise DataError(
-            f"{name}: the header is {head!r}; accepted: {','.join(HEADER)} (or, without a header, values with tabs "
-            "between them)."
-        )
-    if len(fields) != len(_FIELDS):
-        raise DataError(f"{name}: the first row has {len(fields)} fields; accepted: {', '.join(_FIELDS)}.")
-    text.seek(0)
-    frame = pd.read_csv(
-        io.StringIO(text.read().replace("::", "\t")) if mark == "::" else text,
-        sep="," if mark == "," else "\t",
-        names=_FIELDS,
-        header=0 if mark == "," else None,
-        keep_default_na=False,
-        na_values=[""],
-        low_memory=False,
-    )
-    if frame.empty:
-        raise DataError(f"{name} holds no ratings.")
-    return Table(frame, Path(name))
+    return frame[["user", "item"]].astype(np.int64).assign(rating=rating)
 
 
 def _check_centre(centre: float) -> None:
