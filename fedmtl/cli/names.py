@@ -45,6 +45,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
     "algorithm.groups": "every owner answers with its own noise",
     "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
+    "data.progress": "a bar is there where standard error is a terminal",
     "data.categories": "use data.bounds={COLUMN: [A, B, ...]}",
     "algorithm.edge": "a value counts that is 5% beyond the spectrum of the noise",
     "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",

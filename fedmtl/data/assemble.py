@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,16 +158,7 @@ def read_clients(
             raise DataError(f"{where} has no examples; every client needs at least 1.")
         first, pair = next(iter((like or pairs).items()), (client, (x, y)))
         for field, part, other in zip("xy", (x, y), pair, strict=True):
-            if part.shape[1:] != other.shape[1:] or part.layout != other.layout:
-                raise DataError(
-                    f"{where}, field {field!r} has examples of shape {tuple(part.shape[1:])}; "
-                    f"client {first!r} has {tuple(other.shape[1:])}, and all clients must agree."
-                )
-            if part.dtype != other.dtype:
-                raise DataError(
-                    f"{where}, field {field!r} has dtype {part.dtype}; client {first!r} has "
-                    f"{other.dtype}, and all clients must agree."
-                )
+            checks.check_like(part, other, where, field, f"of client {first!r}")
         pairs[client] = x, y
     checks.check_ids(tuple(pairs), name)
     return pairs, packed
@@ -334,38 +326,39 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
     Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present, and for several integer labels an
     example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.
     """
-    values = y.unique() if y.is_floating_point() or y.ndim > 1 or (len(y) and int(y.min()) < 0) else y[:0]
-    if values.tolist() in ([-1, 1], [0, 1]) or (y.ndim > 1 and not y.is_floating_point() and values.tolist() == [0]):
+    values = y.unique().tolist()
+    if values in ([-1, 1], [0, 1]) or (y.ndim > 1 and not y.is_floating_point() and values == [0]):
         return 2
     if y.is_floating_point():
         return None
-    if len(y) and int(y.min()) < 0:
-        row = int((y < 0).nonzero()[0, 0])
-        raise DataError(
-            f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].min())}; "
-            "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give classes=None)."
-        )
-    if len(y) and int(y.max()) >= _MOST_CLASSES:
-        row = int((y >= _MOST_CLASSES).reshape(len(y), -1).any(1).nonzero()[0, 0])
-        raise DataError(
-            f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].max())}; as many "
-            "classes are taken only where they are given, as classes=K (for regression give classes=None)."
-        )
-    return int(y.max()) + 1 if len(y) else None
+    accepted = (
+        "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give classes=None)."
+    )
+    checks.refuse(y < 0, y, offsets, ids, where, "y", accepted)
+    accepted = "as many classes are taken only where they are given, as classes=K (for regression give classes=None)."
+    checks.refuse(y >= _MOST_CLASSES, y, offsets, ids, where, "y", accepted)
+    return int(values[-1]) + 1
 
 
-def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
-    """Return checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None.
+def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str) -> Examples:
+    """Return examples of finite features, and of int64 labels below ``classes`` or, if it is None, finite floating
+    targets.
 
     Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
     classes an example become uint8.
     """
+    checks.check_finite(side.x, side.offsets, ids, where, "x")
+    checks.check_finite(side.y, side.offsets, ids, where, "y")
     if classes is None:
-        y = y if y.is_floating_point() else y.float()
-        checks.check_finite(y, offsets, ids, where, "y")
-        return y
-    y = checks.whole_labels(y, offsets, ids, where)
-    if classes == 2:
-        y = checks.zero_one(y)
-    checks.check_labels(y, classes, offsets, ids, where)
-    return y.to(torch.uint8) if classes == 2 and y.ndim > 1 else y
+        return side if side.y.is_floating_point() else replace(side, y=side.y.float())
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
+    y = side.y.long()
+    accepted = "class labels must be whole numbers from 0 on (for regression give classes=None)."
+    checks.refuse(y != side.y, side.y, side.offsets, ids, where, "y", accepted)
+    if classes == 2 and bool((y < 0).any()) and bool((y.abs() == 1).all()):
+        y = (y + 1) // 2
+    two = ", or all labels -1 and +1." if classes == 2 else "."
+    accepted = f"with {classes} classes a label must be in 0..{classes - 1}{two}"
+    checks.refuse((y < 0) | (y >= classes), y, side.offsets, ids, where, "y", accepted)
+    return replace(side, y=y.to(torch.uint8) if classes == 2 and y.ndim > 1 else y)

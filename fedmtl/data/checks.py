@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._check import id_of
 from ..errors import ConfigError, DataError
+from .rows import take
 
 T = TypeVar("T")
 logger = logging.getLogger("fedmtl")
@@ -67,12 +68,12 @@ def check_ids(ids: Sequence[str], where: str) -> None:
         earlier.add(name)
 
 
-def check_like(value: Tensor, other: Tensor, where: str, field: str) -> None:
-    """Check that rows have the dtype and the shape of the training examples."""
-    if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
+def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "in train") -> None:
+    """Check that rows have the dtype, the layout and the shape of others, which are ``of`` a client or a side."""
+    if (value.shape[1:], value.dtype, value.layout) != (other.shape[1:], other.dtype, other.layout):
         raise DataError(
             f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but {other.dtype} "
-            f"{tuple(other.shape[1:])} in train; they must agree."
+            f"{tuple(other.shape[1:])} {of}; they must agree."
         )
 
 
@@ -97,59 +98,24 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
     """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
     if not x.is_floating_point():
         return
-    sparse = x.layout != torch.strided
-    values = x.values() if sparse else x
-    for start, stop in chunks(values):
-        bad = ~torch.isfinite(values[start:stop])
-        if bad.any():
-            place = start + int(bad.flatten(1).any(1).nonzero()[0] if bad.ndim > 1 else bad.nonzero()[0])
-            value = values[place].flatten()
-            number = value[~torch.isfinite(value)][0].item()
-            row = int(torch.searchsorted(x.crow_indices(), place, right=True)) - 1 if sparse else place
-            raise DataError(
-                f"{where}: {locate(row, offsets, ids)}, field {field!r} holds {number}; "
-                "every value must be a finite number (no NaN, no infinity)."
-            )
+    if x.layout != torch.strided:  # the first row with such an entry, if there is any
+        entry = (~torch.isfinite(x.values())).nonzero()[:1, 0]
+        row = torch.searchsorted(x.crow_indices(), entry, right=True) - 1
+        x, offsets = take(x, row), offsets - row.sum()
+    for start, stop in chunks(x):
+        part = x[start:stop]
+        accepted = "every value must be a finite number (no NaN, no infinity)."
+        refuse(~torch.isfinite(part), part, offsets - start, ids, where, field, accepted)
 
 
-def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], where: str) -> None:
-    """Check that labels y (N, ...) are in ``0 .. classes - 1`` of dtype int64, or uint8 where there are several of two
-    classes."""
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
-    if y.dtype != torch.int64 and not (classes == 2 and y.ndim > 1 and y.dtype == torch.uint8):
-        raise DataError(f"{where}: field 'y' has dtype {y.dtype}; labels must be torch.int64.")
-    bad = (y < 0) | (y >= classes)
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        value = y[row].flatten()
-        number = int(value[(value < 0) | (value >= classes)][0])
-        raise DataError(
-            f"{where}: {locate(row, offsets, ids)}, field 'y' holds the label {number}; "
-            f"with {classes} classes a label must be in 0..{classes - 1}"
-            + (", or all labels -1 and +1." if classes == 2 else ".")
-        )
-
-
-def whole_labels(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
-    """Return labels as int64; floating ones are accepted where they are whole numbers."""
-    if y.is_floating_point():
-        check_finite(y, offsets, ids, where, "y")
-        bad = y != y.round()
-        if bad.any():
-            row = int(bad.nonzero()[0, 0])
-            value = y[row].flatten()
-            number = value[value != value.round()][0].item()
-            raise DataError(
-                f"{where}: {locate(row, offsets, ids)}, field 'y' holds {number}; class labels must be whole "
-                "numbers from 0 on (for regression give classes=None)."
-            )
-    return y.long()
-
-
-def zero_one(y: Tensor) -> Tensor:
-    """Return labels of two classes as 0 and 1 where all are -1 and +1, else as they are."""
-    return (y + 1) // 2 if bool((y < 0).any()) and bool((y.abs() == 1).all()) else y
+def refuse(
+    wrong: Tensor, values: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str, accepted: str
+) -> None:
+    """Refuse the first of the values (N, ...) that is ``wrong``, bool (N, ...), if there is any."""
+    if wrong.any():
+        row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
+        number = values[row][wrong[row]].flatten()[0].item()
+        raise DataError(f"{where}: {locate(row, offsets, ids)}, field {field!r} holds {number}; {accepted}")
 
 
 def locate(row: int, offsets: Tensor, ids: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .._check import given, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
-from .assemble import Pair, as_targets, choose, group_rows, infer_classes, pool, read_clients, stack
+from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
 from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
@@ -75,21 +75,19 @@ class FederatedDataset:
         transform = self.transform
         if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
             raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
-        if verify and self.classes == 2:
-            for name in ("train", "test", "public"):
-                part = getattr(self, name)
-                if part is not None and (part.y.is_floating_point() or bool((part.y < 0).any())):
-                    ids = self.ids if len(part.offsets) == len(self.ids) + 1 else [name] * (len(part.offsets) - 1)
-                    y = as_targets(part.y, 2, part.offsets, ids, f"{self.name} ({name})")
-                    object.__setattr__(self, name, Examples(part.x, y, part.offsets))
-        self._check_side("train", verify)
-        self._check_side("test", verify)
+        for name in SIDES:
+            self._check_side(name)
+        for name in (*SIDES, "public") if verify else ():
+            part = getattr(self, name)
+            if part is not None:
+                ids = self.ids if name != "public" else ["public"] * (len(part.offsets) - 1)
+                object.__setattr__(self, name, checked(part, self.classes, ids, f"{self.name} ({name})"))
         checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
         if self.public is not None:
             checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
             checks.check_like(self.public.y, self.train.y, f"{self.name} (public)", "y")
 
-    def _check_side(self, side: Side, verify: bool) -> None:
+    def _check_side(self, side: Side) -> None:
         part = self.side(side)
         where = f"{self.name} ({side})"
         if len(part.offsets) != len(self) + 1:
@@ -104,13 +102,6 @@ class FederatedDataset:
                 f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
                 "give floating targets, or the number of classes."
             )
-        if not verify:
-            return
-        checks.check_finite(part.x, part.offsets, self.ids, where, "x")
-        if self.classes is None:
-            checks.check_finite(part.y, part.offsets, self.ids, where, "y")
-        else:
-            checks.check_labels(part.y, self.classes, part.offsets, self.ids, where)
 
     def __repr__(self) -> str:
         spec = self.spec
@@ -244,8 +235,7 @@ class FederatedDataset:
             y = torch.cat([side.y for side in sides.values()])
             classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)
         for place, side in sides.items():
-            checks.check_finite(side.x, side.offsets, ids, place, "x")
-            sides[place] = replace(side, y=as_targets(side.y, classes, side.offsets, ids, place))
+            sides[place] = checked(side, classes, ids, place)
         whole, *rest = sides.values()
         if not rest:
             fraction = 0.2 if test_fraction is None else test_fraction
@@ -321,9 +311,7 @@ class FederatedDataset:
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
             return self
-        coded = [Examples(part.x, checks.zero_one(part.y.long()), part.offsets) for part in parts]
-        public = coded[2] if self.public is not None else None
-        return replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
+        return replace(self, classes=2)
 
     def bounded(self, bound: RowBound) -> FederatedDataset:
         """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform."""

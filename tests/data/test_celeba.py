@@ -68,7 +68,7 @@ def everything(data: FederatedDataset) -> dict[str, list[tuple[tuple[int, ...], 
 def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
     monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)  # the checksums are those of the full files
     write_celeba(tmp_path, {7: 6, 12: 5, 3: 4, 30: 9})
-    data = read_celeba(tmp_path, target="Smiling", size=(12, 10), progress=False)
+    data = read_celeba(tmp_path, target="Smiling", size=(12, 10))
     assert data.ids == ("7", "12", "30")  # identity 3 has fewer than 5 images
     assert (data.spec.shape, data.classes) == ((3, 12, 10), 2)
     expected: dict[str, list] = {}
@@ -88,7 +88,7 @@ def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
 
 def test_a_part_of_the_original_division_and_a_draw_of_celebrities(tmp_path):
     write_celeba(tmp_path, {1: 5, 2: 5, 4: 5, 6: 5, 7: 5}, size=(20, 20))
-    settings = {"size": 8, "progress": False}
+    settings = {"size": 8}
     assert read_celeba(tmp_path / "celeba", part="valid", **settings).ids == ("1", "4", "7")
     drawn = read_celeba(tmp_path, clients=2, seed=1, **settings)
     assert len(drawn) == 2
@@ -102,7 +102,7 @@ def test_a_part_of_the_original_division_and_a_draw_of_celebrities(tmp_path):
 
 def test_leaf_json_names_the_images(tmp_path):
     base = write_celeba(tmp_path, {1: 6, 2: 6}, size=(20, 20))
-    whole = read_celeba(tmp_path, size=8, progress=False)
+    whole = read_celeba(tmp_path, size=8)
     people = [line.split() for line in (base / "identity_CelebA.txt").read_text().splitlines()]
     smiles = [line.split() for line in (base / "list_attr_celeba.txt").read_text().splitlines()[2:]]
     users = {}
@@ -117,27 +117,27 @@ def test_leaf_json_names_the_images(tmp_path):
     (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
     (leaf / "raw").mkdir()
     (base / "img_align_celeba").rename(leaf / "raw" / "img_align_celeba")
-    found = read_celeba(leaf / "all_data", size=8, progress=False, mapped=False)
+    found = read_celeba(leaf / "all_data", size=8, mapped=False)
     assert everything(found) == everything(whole)
     assert found.train.x.dtype == torch.uint8  # in memory
     content["user_data"]["1"]["x"][2] = "../2.jpg"
     (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg'; accepted: the name of"):
-        read_celeba(leaf / "all_data", size=8, progress=False)
+        read_celeba(leaf / "all_data", size=8)
 
 
 def test_images_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):
     base = write_celeba(tmp_path, {1: 5, 2: 6}, size=(20, 20))
-    first = read_celeba(tmp_path, size=8, progress=False)
+    first = read_celeba(tmp_path, size=8)
     file = next((base / "fedmtl_cache").iterdir())
     with monkeypatch.context() as patch:
         patch.setattr("fedmtl.data.readers.images.decode", None)  # nothing is decoded
-        again = read_celeba(tmp_path, size=8, seed=3, test_fraction=0.4, progress=False)
+        again = read_celeba(tmp_path, size=8, seed=3, test_fraction=0.4)
     assert everything(again) == everything(first)
     assert [f.name for f in (base / "fedmtl_cache").iterdir()] == [file.name]
     changed = base / "img_align_celeba" / "000002.jpg"
     Image.new("RGB", (20, 20), (255, 255, 255)).save(changed)
-    other = read_celeba(tmp_path, size=8, progress=False)
+    other = read_celeba(tmp_path, size=8)
     colours = [colour for own in everything(other).values() for colour, _ in own]
     assert (255, 255, 255) in colours
     assert len(list((base / "fedmtl_cache").iterdir())) == 2
@@ -160,7 +160,7 @@ def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path):
             return plain(*given, **options)
         images.decode = slow
         images._THREADS = 1
-        read_celeba({str(tmp_path)!r}, size=8, progress=False)
+        read_celeba({str(tmp_path)!r}, size=8)
         """
     )
     process = subprocess.Popen([sys.executable, "-c", script])
@@ -172,17 +172,17 @@ def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path):
     assert [file.suffix for file in cache.iterdir()] == [".tmp"]
     left = next(cache.iterdir())
     os.utime(left, (time.time() - 7200,) * 2)
-    data = read_celeba(tmp_path, size=8, progress=False)
+    data = read_celeba(tmp_path, size=8)
     assert [file.suffix for file in cache.iterdir()] == [".npy"]
     x, _ = data.gather("train", torch.arange(len(data.train)))
     assert float(x.flatten(1).max(1).values.min()) > 0.3  # no image is missing
 
 
-def test_a_cache_that_cannot_be_written_and_the_progress_bar(tmp_path, capsys):
+def test_a_cache_that_cannot_be_written_(tmp_path, capsys):
     write_celeba(tmp_path, {1: 5}, size=(20, 20))
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"images cannot be cached there .*; give another folder as cache"):
-        read_celeba(tmp_path, size=8, cache=tmp_path / "file", progress=False)
+        read_celeba(tmp_path, size=8, cache=tmp_path / "file")
     made = cached_images(tmp_path / "celeba/img_align_celeba", ["000001.jpg"], (4, 4), tmp_path / "own", name="one")
     assert np.load(made).shape == (1, 3, 4, 4)
     assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
@@ -225,7 +225,7 @@ def test_malformed_files_are_refused_with_file_line_and_column(tmp_path, file, l
     lines[line - 1] = text
     (base / file).write_text("\n".join(lines))
     with pytest.raises(DataError, match=message):
-        read_celeba(tmp_path, size=8, progress=False)
+        read_celeba(tmp_path, size=8)
 
 
 def cut(file: Path) -> None:
@@ -244,7 +244,7 @@ def cut(file: Path) -> None:
 def test_missing_and_damaged_images_are_named(tmp_path, break_it, message):
     break_it(write_celeba(tmp_path, {1: 5, 2: 5}, size=(60, 60)))
     with pytest.raises(DataError, match=message):
-        read_celeba(tmp_path, size=8, progress=False)
+        read_celeba(tmp_path, size=8)
 
 
 def test_impossible_settings_are_refused(tmp_path):
@@ -265,7 +265,7 @@ def test_mapped_and_loaded_images_train_alike(tmp_path):
     def train(mapped: bool):
         return Trainer(
             algorithm=PMTL(lam=0.1, local=LocalSGD(lr=0.1, batch_size=4)),
-            data=read_celeba(tmp_path, size=16, mapped=mapped, progress=False),
+            data=read_celeba(tmp_path, size=16, mapped=mapped),
             model=models.celeba_cnn(channels=4),
             schedule=PoissonSampling(cohort=3),
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-3),

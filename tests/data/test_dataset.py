@@ -271,15 +271,15 @@ BAD = {
     "inf": (bad(with_value(float("inf"))), r"client 'b', example 2, field 'x' holds inf.*finite number"),
     "too large a label": (
         bad(classes=2),
-        r"client 'a', example 2, field 'y' holds the label 2; with 2 classes a label must be in 0\.\.1",
+        r"client 'a', example 2, field 'y' holds 2; with 2 classes a label must be in 0\.\.1",
     ),
     "negative label": (
         bad(y=torch.tensor([0, -1, 0, 0]), classes=3),
-        r"client 'b', example 1, field 'y' holds the label -1; with 3 classes a label must be in 0\.\.2",
+        r"client 'b', example 1, field 'y' holds -1; with 3 classes a label must be in 0\.\.2",
     ),
     "negative label, inferred": (
         bad(y=torch.tensor([0, -1, 0, 0])),
-        r"client 'b', example 1, field 'y' holds the label -1; labels must be whole numbers from 0",
+        r"client 'b', example 1, field 'y' holds -1; labels must be whole numbers from 0",
     ),
     "fractional label": (
         {"clients": {"b": (X, torch.tensor([0.0, 1.0, 0.5, 1.0]))}, "classes": 3},
@@ -303,10 +303,10 @@ BAD = {
     "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
     "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
     "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
-    "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
+    "shape": (bad(X[:, :2]), r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'"),
     "dtype": (
         bad(X.double()),
-        r"client 'b', field 'x' has dtype torch.float64; client 'a' has torch.float32",
+        r"client 'b': field 'x' is torch.float64 \(3,\), but torch.float32 \(3,\) of client 'a'",
     ),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' has dtype <U1; accepted: numbers"),
     "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x': rows differ in length"),
@@ -319,7 +319,7 @@ BAD = {
     ),
     "test label": (
         bad(test={"a": (X, Y), "b": (X, Y + 7)}, classes=3),
-        r"\(test\): client 'b', example 0, field 'y' holds the label 7.*0\.\.2",
+        r"\(test\): client 'b', example 0, field 'y' holds 7.*0\.\.2",
     ),
 }
 
@@ -372,7 +372,7 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)
     with pytest.raises(DataError, match="it must be a frozen dataclass with __call__"):
         FederatedDataset(side, side, ("a", "b"), transform=lambda x, dtype: x, classes=3)
-    with pytest.raises(DataError, match=r"\(train\): client 'b', example 0, field 'y' holds the label 2"):
+    with pytest.raises(DataError, match=r"\(train\): client 'b', example 0, field 'y' holds 2"):
         FederatedDataset(side, side, ("a", "b"), classes=2)
 
 
@@ -452,7 +452,7 @@ def test_public_examples_of_another_coding_are_refused():
 
 def test_a_label_that_is_no_class_is_refused_by_row_and_not_by_the_allocator():
     rows = {"a": (np.zeros((4, 2)), [0, 1, 2, 10**12]), "b": (np.zeros((4, 2)), [0, 1, 2, 1])}
-    said = r"data: client 'a', example 3, field 'y' holds the label 10{12}; as many .* classes=K \(for regression"
+    said = r"data: client 'a', example 3, field 'y' holds 10{12}; as many .* classes=K \(for regression"
     with pytest.raises(DataError, match=said):
         FederatedDataset.from_tensors(rows)
     with pytest.raises(DataError, match=said):

@@ -94,9 +94,9 @@ def expected(rows: Writers, least: int = 2) -> dict[str, list]:
 def test_all_forms_hold_the_same_rows(tmp_path):
     rows = writers({"f0000_14": 5, "f0001_41": 3, "f0002_00": 1})
     forms = [
-        read_femnist(write_parquet(tmp_path / "a.parquet", rows), progress=False),
-        read_femnist(write_h5(tmp_path / "b.h5", rows), progress=False),
-        read_femnist(write_leaf(tmp_path / "c.json", rows), progress=False),
+        read_femnist(write_parquet(tmp_path / "a.parquet", rows)),
+        read_femnist(write_h5(tmp_path / "b.h5", rows)),
+        read_femnist(write_leaf(tmp_path / "c.json", rows)),
     ]
     for data in forms:
         assert data.train.x.dtype == torch.uint8
@@ -119,13 +119,13 @@ def test_the_sources_own_split_is_kept_or_pooled(tmp_path):
     for name, pair in test.items():
         together[name] = tuple(np.concatenate(both) for both in zip(train[name], pair, strict=True))
     for folder in ("tff", "hub"):
-        kept = read_femnist(tmp_path / folder, test_fraction=None, progress=False)
+        kept = read_femnist(tmp_path / folder, test_fraction=None)
         assert dict(zip(kept.ids, kept.train.counts.tolist(), strict=True)) == {"a": 4, "b": 3, "c": 2}
         assert dict(zip(kept.ids, kept.test.counts.tolist(), strict=True)) == {"a": 2, "b": 0, "c": 1}
         assert everything(kept) == expected(together)
         first = kept.train.take_clients(torch.tensor([kept.ids.index("a")]))
         assert sorted(first.x.flatten(1).tolist()) == sorted((255 - train["a"][0]).reshape(4, -1).tolist())
-        pooled = read_femnist(tmp_path / folder, test_fraction=0.5, progress=False)
+        pooled = read_femnist(tmp_path / folder, test_fraction=0.5)
         assert everything(pooled) == expected(together)
         assert dict(zip(pooled.ids, pooled.test.counts.tolist(), strict=True)) == {"a": 3, "b": 2, "c": 2}
 
@@ -134,7 +134,7 @@ def test_characters_by_name_and_a_black_background(tmp_path):
     rows = writers({"a": 3})
     table = pa.table({"image": [png(x) for x in rows["a"][0]], "writer_id": [7, 7, 7], "character": ["9", "A", "z"]})
     pq.write_table(table, tmp_path / "x.parquet")
-    data = read_femnist(tmp_path / "x.parquet", background="black", progress=False)
+    data = read_femnist(tmp_path / "x.parquet", background="black")
     assert data.ids == ("7",)
     assert sorted(torch.cat([data.train.y, data.test.y]).tolist()) == [9, 10, 61]
     assert int(data.train.x[0, 0, 0, 0]) == 255  # as in the file
@@ -142,7 +142,7 @@ def test_characters_by_name_and_a_black_background(tmp_path):
 
 def test_some_writers_are_drawn(tmp_path):
     file = write_h5(tmp_path / "x.h5", writers(dict.fromkeys("abcdef", 3)))
-    drawn = {seed: read_femnist(file, clients=2, seed=seed, progress=False).ids for seed in range(6)}
+    drawn = {seed: read_femnist(file, clients=2, seed=seed).ids for seed in range(6)}
     assert {len(ids) for ids in drawn.values()} == {2}
     assert len(set(drawn.values())) > 1
 
@@ -234,14 +234,14 @@ BAD = {
 def test_malformed_files_are_refused_with_file_row_and_column(tmp_path, case):
     write, message = BAD[case]
     with pytest.raises(DataError, match=message):
-        read_femnist(write(tmp_path), progress=False)
+        read_femnist(write(tmp_path))
 
 
 def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
     file = write_h5(tmp_path / "x.h5", writers({"a": 2}))
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'):
-        read_femnist(file, progress=False)
+        read_femnist(file)
     with pytest.raises(ConfigError, match="background is 'grey'; accepted: 'white', 'black'"):
         read_femnist(file, background="grey")
 

@@ -53,17 +53,17 @@ def pool(root, count=60):
 
 def test_a_folder_a_client_and_in_it_a_folder_a_label(tmp_path):
     rows = folders(tmp_path / "pets")
-    data = read_images(tmp_path / "pets", size=(4, 5), progress=False)
+    data = read_images(tmp_path / "pets", size=(4, 5))
     assert (data.ids, data.classes, data.spec.shape, data.name) == (("7", "anna", "ben"), 3, (3, 4, 5), "pets")
     assert everything(data) == rows
     assert data.inferred == ("classes",)  # which labels occur is in the records
     assert data.domain is not None
     assert data.domain.l1 == 60
-    given = read_images(tmp_path / "pets", size=4, labels=["eel", "cow", "dog", "cat"], mapped=False, progress=False)
+    given = read_images(tmp_path / "pets", size=4, labels=["eel", "cow", "dog", "cat"], mapped=False)
     assert (given.classes, given.inferred, given.transform) == (4, (), Affine(1 / 255))
     number = {0: 3, 1: 2, 2: 0}
     assert everything(given) == {client: sorted((c, number[y]) for c, y in own) for client, own in rows.items()}
-    assert len(read_images(tmp_path / "pets", size=4, clients=2, progress=False)) == 2
+    assert len(read_images(tmp_path / "pets", size=4, clients=2)) == 2
 
 
 def test_images_that_change_places_are_decoded_anew(tmp_path):
@@ -71,7 +71,7 @@ def test_images_that_change_places_are_decoded_anew(tmp_path):
     for file, grey in ((first, 10), (second, 20)):
         draw(file, grey)
         os.utime(file, ns=(1, 1))  # as of copies that keep their times
-    options = {"size": 4, "progress": False}
+    options = {"size": 4}
     assert everything(read_images(tmp_path / "pets", **options)) == {"anna": [((10, 245, 7), 0), ((20, 235, 7), 1)]}
     moved.parent.mkdir()
     first.rename(moved)
@@ -85,7 +85,7 @@ def test_a_table_names_image_client_and_label(tmp_path):
         columns=["file_name", "owner", "animal"],
     )
     table.to_csv(tmp_path / "pets" / "metadata.csv", index=False)
-    columns = {"client": "owner", "target": "animal", "size": 8, "progress": False}
+    columns = {"client": "owner", "target": "animal", "size": 8}
     data = read_images(tmp_path / "pets", table="metadata.csv", **columns)
     assert everything(data) == rows
     assert read_images(tmp_path / "pets", table=table, **columns).fingerprint() == data.fingerprint()
@@ -114,13 +114,13 @@ def test_other_layouts_and_missing_images_are_refused(tmp_path):
         read_images(tmp_path / "pool")
     table = pd.DataFrame({"file_name": ["a.png", "cat/00.png"] * 2, "who": "x", "what": "y"})
     with pytest.raises(DataError, match=r"a\.png does not exist; every image that is listed must be there"):
-        read_images(tmp_path / "pool", table=table, client="who", target="what", progress=False)
+        read_images(tmp_path / "pool", table=table, client="who", target="what")
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(5, 0.5), Shards(5), ByClasses(5, 2)])
 def test_a_pool_of_images_of_rows_and_of_tensors_is_dealt_alike(tmp_path, partition):
     rows = pool(tmp_path / "pool")
-    images = read_images(tmp_path / "pool", partition=partition, size=4, seed=3, progress=False)
+    images = read_images(tmp_path / "pool", partition=partition, size=4, seed=3)
     order = sorted(range(60), key=lambda n: (LABELS[n % 3], n))  # of the paths
     frame = pd.DataFrame({"grey": order, "animal": [LABELS[n % 3] for n in order]})
     table = read_table(frame, target="animal", partition=partition, labels=LABELS, seed=3)

@@ -20,18 +20,15 @@ POSTS = {
 }
 
 
-def write_h5(file: Path, posts=POSTS, *, title: bool = True) -> Path:
+def write_h5(file: Path, posts=POSTS) -> Path:
     """With the fields and types of TensorFlow Federated's file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(file, "w") as content:
         for client, rows in posts.items():
             group = content.create_group(f"examples/{client}")
             for field, place in (("tokens", 0), ("title", 1), ("tags", 2)):
-                if field != "title" or title:
-                    values = [row[place].encode() for row in rows]
-                    group.create_dataset(
-                        field, data=np.array(values, dtype=object), dtype=h5py.special_dtype(vlen=bytes)
-                    )
+                values = [row[place].encode() for row in rows]
+                group.create_dataset(field, data=np.array(values, dtype=object), dtype=h5py.special_dtype(vlen=bytes))
             group["score"] = np.zeros(len(rows), np.int64)
             group.create_dataset("type", data=np.array([b"question"] * len(rows)))
     return file
@@ -66,7 +63,7 @@ def rows_of(data, client: str) -> list[tuple[list[float], list[int]]]:
 
 
 def test_bags_of_words_and_tags_agree_with_a_plain_count(tmp_path):
-    data = read_stackoverflow(write_h5(tmp_path / "x.h5"), tokens=7, tags=4, progress=False)
+    data = read_stackoverflow(write_h5(tmp_path / "x.h5"), tokens=7, tags=4)
     words, tags = counted(0, None)[:7], counted(2, "|")[:4]
     assert data.ids == ("11", "12", "13")
     assert (data.spec.shape, data.spec.labels, data.classes) == ((7,), 4, 2)
@@ -90,45 +87,29 @@ def test_public_counts_choose_the_words_and_nothing_is_noted(tmp_path):
     file = write_h5(tmp_path / "x.h5")
     (tmp_path / "stackoverflow.word_count").write_text("the 90\ngit 80\nlist 70\npush 60\n")
     (tmp_path / "stackoverflow.tag_count").write_text(json.dumps({"css": 5, "git": 50, "merge": 20, "perl": 9}))
-    data = read_stackoverflow(file, tokens=3, tags=3, progress=False)
+    data = read_stackoverflow(file, tokens=3, tags=3)
     expected = by_hand(POSTS["12"], ["the", "git", "list"], ["git", "merge", "perl"])
     assert rows_of(data, "12") == sorted(([round(v, 5) for v in a], b) for a, b in expected)
     assert data.notes == ()
     with pytest.raises(DataError, match=r"nowhere/stackoverflow\.word_count cannot be read"):
-        read_stackoverflow(file, counts=tmp_path / "nowhere", progress=False)
+        read_stackoverflow(file, counts=tmp_path / "nowhere")
     (tmp_path / "stackoverflow.word_count").write_text("the 90\ngit\n")
     with pytest.raises(DataError, match=r"stackoverflow\.word_count: line 2 is 'git'; accepted: a word and how often"):
-        read_stackoverflow(file, progress=False)
-
-
-def test_leaf_json_and_the_files_without_titles_hold_the_same(tmp_path):
-    users = {
-        c: {"x": [f"{t} {title}" for t, title, _ in rows], "y": [y for _, _, y in rows]} for c, rows in POSTS.items()
-    }
-    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    joined = {c: [(f"{t} {title}", "", y) for t, title, y in rows] for c, rows in POSTS.items()}
-    first = read_stackoverflow(tmp_path / "x.json", tokens=9, tags=4)
-    second = read_stackoverflow(write_h5(tmp_path / "y.h5", joined, title=False), tokens=9, tags=4, progress=False)
-    assert {c: rows_of(first, c) for c in POSTS} == {c: rows_of(second, c) for c in POSTS}
-    content["user_data"]["12"]["y"][1] = 3
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"client '12', example 1, field 'y' holds 3; accepted: tags joined by '\|'"):
-        read_stackoverflow(tmp_path / "x.json")
+        read_stackoverflow(file)
 
 
 def test_the_files_of_tff_are_a_train_and_a_test_part(tmp_path):
     write_h5(tmp_path / "stackoverflow_train.h5")
     later = {"12": POSTS["12"][:1], "99": POSTS["11"]}  # a user who has written nothing before is left out
     write_h5(tmp_path / "stackoverflow_test.h5", later)
-    data = read_stackoverflow(tmp_path, tokens=9, tags=4, test_fraction=None, progress=False)
+    data = read_stackoverflow(tmp_path, tokens=9, tags=4, test_fraction=None)
     assert (data.ids, data.test.counts.tolist()) == (("11", "12", "13"), [0, 1, 0])
-    pooled = read_stackoverflow(tmp_path, tokens=9, tags=4, max_examples=2, progress=False)
+    pooled = read_stackoverflow(tmp_path, tokens=9, tags=4, max_examples=2)
     assert (pooled.train.counts + pooled.test.counts).tolist() == [2, 3, 2]
-    drawn = read_stackoverflow(tmp_path, tokens=9, tags=4, clients=2, progress=False)
+    drawn = read_stackoverflow(tmp_path, tokens=9, tags=4, clients=2)
     assert len(drawn) == 2
     with pytest.raises(ConfigError, match="clients is 4, but only 3 have enough examples"):
-        read_stackoverflow(tmp_path, clients=4, progress=False)
+        read_stackoverflow(tmp_path, clients=4)
 
 
 def test_malformed_files_are_refused(tmp_path):
@@ -136,14 +117,17 @@ def test_malformed_files_are_refused(tmp_path):
     with h5py.File(file, "a") as content:
         del content["examples/12/tags"]
         content["examples/12/tags"] = np.array([1, 2])
-    with pytest.raises(DataError, match=r"x\.h5: client '12', example 0, field 'tags' holds 1; accepted: text"):
-        read_stackoverflow(file, progress=False)
+    with pytest.raises(DataError, match=r"x\.h5: client '12', field 'tags' holds np\.int64\(1\); accepted: text"):
+        read_stackoverflow(file)
     with h5py.File(file, "a") as content:
         del content["examples/12/tags"]
     with pytest.raises(DataError, match=r"client '12': field 'tags' is missing"):
-        read_stackoverflow(file, progress=False)
-    with pytest.raises(DataError, match=r"holds \.h5 files, but not stackoverflow_train\.h5"):
+        read_stackoverflow(file)
+    (tmp_path / "y.h5").write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds 2 \.h5 files; give one, or a train and a test file"):
         read_stackoverflow(tmp_path)
+    with pytest.raises(DataError, match=r"x\.json is no HDF5 file and has none; give stackoverflow_train\.h5"):
+        read_stackoverflow(tmp_path / "x.json")
 
 
 def test_the_experiment_runs_from_the_command_line(tmp_path):

@@ -45,7 +45,6 @@ def read_celeba(
     images: str | Path | None = None,
     cache: str | Path | None = None,
     mapped: bool = True,
-    progress: bool = True,
 ) -> FederatedDataset:
     """Read CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
 
@@ -67,7 +66,6 @@ def read_celeba(
             LEAF's own scripts put it.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the images.
         mapped: leave the decoded images on disk; False reads them into memory (21 KB an image of 84 x 84).
-        progress: show a progress bar while images are decoded.
 
     Raises:
         DataError: a missing, truncated or malformed file, named with its line and column.
@@ -94,7 +92,6 @@ def read_celeba(
         size=size,
         cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
         mapped=mapped,
-        progress=progress,
         name="celeba",
         source=str(root),
         classes=2,

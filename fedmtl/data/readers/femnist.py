@@ -23,7 +23,7 @@ from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine
 from .columns import Table
-from .h5 import Fields, read_h5
+from .h5 import H5, Fields, divided, read_h5
 from .images import decode, with_progress
 from .leaf import Pair, numbers, read_sides
 
@@ -41,7 +41,6 @@ def read_femnist(
     min_examples: int = 2,
     clients: int | None = None,
     background: str = "white",
-    progress: bool = True,
 ) -> FederatedDataset:
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
@@ -57,7 +56,6 @@ def read_femnist(
         min_examples: writers with fewer examples are left out.
         clients: keep that many writers, drawn at random; None keeps all.
         background: ``"white"``, or ``"black"`` for files whose pixels are inverted already.
-        progress: show a progress bar while many images are decoded.
 
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, writer or row, and field.
@@ -65,7 +63,7 @@ def read_femnist(
     """
     root = Path(root)
     one_of("read_femnist", ("white", "black"), background=background)
-    train, test = _read(root, background, progress)
+    train, test = _read(root, background)
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
@@ -81,18 +79,12 @@ def read_femnist(
     )
 
 
-def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair], dict[str, Pair]]:
+def _read(root: Path, background: str) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
-    if root.is_dir():
-        files = sorted(root.rglob("*.parquet")) or sorted(root.rglob("*.h5"))
-    else:
-        files = [root] if root.suffix in (".parquet", ".h5", ".hdf5") else []
-    if files:
-        held = [file for file in files if "test" in file.name]
-        sides = [[file for file in files if file not in held], held]
-        read = _read_parquet if files[0].suffix == ".parquet" else _read_h5
-        train, test = (read(side, background, progress) if side else {} for side in sides)
-        return (train, test) if train else (test, train)
+    for suffixes, read in (((".parquet",), _read_parquet), (H5, _read_h5)):
+        if any(sides := divided(root, suffixes)):
+            train, test = (read(side, background) if side else {} for side in sides)
+            return train, test
 
     def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
         return _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background), numbers(y, where, "y")
@@ -121,20 +113,17 @@ def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
     return (255 - x if background == "white" else x).reshape(len(x), *SHAPE)
 
 
-def _read_h5(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
-    if len(files) > 1:
-        raise DataError(f"{files[0].parent} holds {len(files)} .h5 files; give one, or a train and a test file.")
-
+def _read_h5(files: list[Path], background: str) -> dict[str, Pair]:
     def store(fields: Fields, where: str) -> Pair:
         x, y = fields["pixels"], fields["label"]
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
             raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
         return _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
 
-    return read_h5(files[0], ("pixels", "label"), store, progress=progress)
+    return read_h5(files, ("pixels", "label"), store)
 
 
-def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
+def _read_parquet(files: list[Path], background: str) -> dict[str, Pair]:
     rows: dict[str, tuple[list[np.ndarray], list[int]]] = {}
     for file in files:
         table = Table.read(file)
@@ -145,9 +134,7 @@ def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[st
         labels = table.frame["character"].map(_label).to_numpy()
         table.refuse(labels < 0, "character", "0 to 61, or one of 0-9, A-Z, a-z")
         values = zip(contents, table.written("writer_id", "the name of a writer"), labels.tolist(), strict=True)
-        for row, (content, writer, label) in enumerate(
-            with_progress(values, f"decoding {file.name}", len(table), progress)
-        ):
+        for row, (content, writer, label) in enumerate(with_progress(values, f"decoding {file.name}", len(table))):
             where = f"{file}: row {row}, column 'image'"
             pixels = decode(content, where, mode="L")
             if pixels.shape != SHAPE:

@@ -11,33 +11,38 @@ import numpy as np
 from ...errors import DataError
 from .images import with_progress
 
+H5 = (".h5", ".hdf5")
 Stored = TypeVar("Stored")
 Fields = dict[str, Any]
 """A client's fields, arrays of the same length."""
 
 
-def read_h5(
-    file: Path,
-    fields: Sequence[str],
-    store: Callable[[Fields, str], Stored],
-    *,
-    optional: Sequence[str] = (),
-    progress: bool = True,
-) -> dict[str, Stored]:
+def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return the files for training and for test, which have ``test`` in their names: ``root`` itself or those in its
+    folder, with one of ``suffixes``. Files for test only are the data."""
+    files = sorted(path for path in root.rglob("*") if path.suffix in suffixes) if root.is_dir() else [root]
+    files = [file for file in files if file.suffix in suffixes]
+    test = [file for file in files if "test" in file.name]
+    train = [file for file in files if file not in test]
+    return (train, test) if train else (test, [])
+
+
+def read_h5(files: Sequence[Path], fields: Sequence[str], store: Callable[[Fields, str], Stored]) -> dict[str, Stored]:
     """Return what ``store`` makes of every client with examples, in the file's order.
 
     Args:
-        file: HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
+        files: one, HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
         fields: the fields that every client must have.
         store: is given a client's fields and where they stand, for messages.
-        optional: further fields, read where they are there.
-        progress: show a progress bar.
 
     Raises:
-        DataError: h5py is not installed, the file is not HDF5, a group or a field is missing, lengths disagree, or
-            there is no client.
+        DataError: several files, h5py is not installed, the file is not HDF5, a group or a field is missing, lengths
+            disagree, or there is no client.
     """
-    clients = with_progress(_clients(file, fields, optional), f"reading {file.name}", progress=progress)
+    file, *others = files
+    if others:
+        raise DataError(f"{file.parent} holds {len(files)} .h5 files; give one, or a train and a test file.")
+    clients = with_progress(_clients(file, fields), f"reading {file.name}")
     stored = {
         client: store(values, f"{file}: client {client!r}") for client, values in clients if len(values[fields[0]])
     }
@@ -46,7 +51,7 @@ def read_h5(
     return stored
 
 
-def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[str, Fields]]:
+def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
     try:
         import h5py
     except ImportError as error:
@@ -65,7 +70,7 @@ def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iter
                 for field in fields:
                     if not isinstance(group.get(field), h5py.Dataset):
                         raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
-                columns = {field: _values(group[field]) for field in (*fields, *optional) if field in group}
+                columns = {field: _values(group[field]) for field in fields}
                 lengths = {field: values.shape[0] if values.ndim else -1 for field, values in columns.items()}
                 if len(set(lengths.values())) > 1 or -1 in lengths.values():
                     each = ", ".join(f"{field!r} {length}" for field, length in lengths.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +54,6 @@ def read_images(
     seed: int = 0,
     cache: str | Path | None = None,
     mapped: bool = True,
-    progress: bool = True,
 ) -> FederatedDataset:
     """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain states.
 
@@ -78,7 +78,6 @@ def read_images(
         seed: of the partition, the split and the draw of clients.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``root``.
         mapped: leave the decoded images on disk; False reads them into memory.
-        progress: show a progress bar while images are decoded.
 
     Raises:
         DataError: a missing or damaged image, or a malformed table.
@@ -107,7 +106,6 @@ def read_images(
         size=size,
         cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
         mapped=mapped,
-        progress=progress,
         name=folder.name,
         source=str(folder),
         classes=len(names),
@@ -146,7 +144,6 @@ def image_clients(
     size: int | Sequence[int],
     cache: Path,
     mapped: bool,
-    progress: bool,
     name: str,
     **options: Any,
 ) -> FederatedDataset:
@@ -158,7 +155,6 @@ def image_clients(
         size: of the images after resizing: one number of pixels, or height and width.
         cache: the folder for decoded images.
         mapped: leave the decoded images on disk.
-        progress: show a progress bar while images are decoded.
         name: for messages, reports and the decoded file.
         options: as in :meth:`FederatedDataset.from_tensors`.
     """
@@ -166,7 +162,7 @@ def image_clients(
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
     names = sorted({str(image) for side in sides for x, _ in side.values() for image in x})
-    file = cached_images(folder, names, pixels, cache, name=name, progress=progress)
+    file = cached_images(folder, names, pixels, cache, name=name)
     place = {image: number for number, image in enumerate(names)}
     array = None if mapped else np.load(file)
 
@@ -215,9 +211,7 @@ def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = N
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def cached_images(
-    root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str, progress: bool = True
-) -> Path:
+def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str) -> Path:
     """Decode and resize images into one NumPy file, unless that has been done before.
 
     The file's name has a fingerprint of the size and of every image's path, length and time of change, so that other
@@ -230,7 +224,6 @@ def cached_images(
         size: (height, width) of all images in the array.
         folder: where the file goes; made where it is missing.
         name: the first part of the file's name.
-        progress: show a progress bar on standard error while images are decoded.
 
     Returns:
         The file, uint8 (len(images), 3, height, width).
@@ -252,7 +245,7 @@ def cached_images(
         array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(images), 3, *size))
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             decoded = pool.map(lambda image: decode(root / image, str(root / image), size=size), images, chunksize=16)
-            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images), progress)):
+            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
                 array[number] = pixels
                 if number % _SYNC_EVERY == 0:
                     array.flush()
@@ -271,9 +264,9 @@ def cached_images(
     return target
 
 
-def with_progress(items: Iterable[Item], text: str, total: int | None = None, progress: bool = True) -> Iterable[Item]:
-    """Return ``items``, beside a progress bar on standard error while they are read, which disappears at the end."""
-    if not progress:
+def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
+    """Return ``items``; where standard error is a terminal, a progress bar is there while they are read."""
+    if not sys.stderr.isatty():
         return items
     from rich.console import Console
     from rich.progress import track

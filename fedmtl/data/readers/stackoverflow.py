@@ -1,10 +1,8 @@
 """StackOverflow tag prediction: the tags of questions and answers from a bag of their words, by user.
 
-The task of Reddi et al. ("Adaptive federated optimization", ICLR 2021) and of Hu et al. 2023, from two forms of data:
-
-- the HDF5 of TensorFlow Federated, ``examples/<client>/{tokens, title, tags}``: a file, or its folder, where
-  ``stackoverflow_train.h5`` is read and ``stackoverflow_test.h5`` beside it is the test part;
-- LEAF JSON with ``x`` a list of texts and ``y`` a list of tags joined by ``|``.
+The task of Reddi et al. ("Adaptive federated optimization", ICLR 2021) and of Hu et al. 2023, from the HDF5 of
+TensorFlow Federated, ``examples/<client>/{tokens, title, tags}``: a file, or the folder of ``stackoverflow_train.h5``
+and ``stackoverflow_test.h5``.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -25,11 +22,9 @@ from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
-from .h5 import Fields, read_h5
-from .leaf import read_sides
+from .h5 import H5, Fields, divided, read_h5
 
 TOKEN_COUNTS, TAG_COUNTS = "stackoverflow.word_count", "stackoverflow.tag_count"
-_PARTS = ("stackoverflow_train.h5", "stackoverflow_test.h5")
 Texts = tuple[list[str], list[str]]
 """A client's texts, and the tags of each, joined by ``|``."""
 
@@ -46,7 +41,6 @@ def read_stackoverflow(
     max_examples: int | None = 1000,
     test_fraction: float | None = 0.2,
     seed: int = 0,
-    progress: bool = True,
 ) -> FederatedDataset:
     """Read StackOverflow: features (tokens,), the share of each word in a text, and ``tags`` labels that are 0 or 1.
 
@@ -55,7 +49,7 @@ def read_stackoverflow(
     none of the commonest tags. Features are stored as a sparse matrix, labels in a byte each.
 
     Args:
-        root: a file of one of the forms above, or its folder.
+        root: the file, or its folder.
         tokens: how many of the commonest tokens are features.
         tags: how many of the commonest tags are labels.
         counts: the folder of ``stackoverflow.word_count`` and ``stackoverflow.tag_count``, the public counts that
@@ -67,7 +61,6 @@ def read_stackoverflow(
         test_fraction: share of each user's texts held out for test; None keeps the source's own split, and without one
             means 0.2.
         seed: of the split and of the choice of users.
-        progress: show a progress bar.
 
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, user and field.
@@ -75,7 +68,7 @@ def read_stackoverflow(
     """
     root = Path(root)
     positive_int("read_stackoverflow", tokens=tokens, tags=tags, **given(max_examples=max_examples))
-    sides = [_first(side, max_examples) for side in _read(root, progress)]
+    sides = _read(root, max_examples)
     if clients is not None:  # the others' texts need not be coded
         ids = choose(
             sides[0],
@@ -113,44 +106,22 @@ def read_stackoverflow(
     return replace(data, notes=tuple(notes), verify=False)
 
 
-def _read(root: Path, progress: bool) -> tuple[dict[str, Texts], dict[str, Texts]]:
-    """Return the texts of every user, in the train and in the test part."""
-    if root.suffix in (".h5", ".hdf5"):
-        return _read_h5(root, progress), {}
-    if root.is_dir() and (root / _PARTS[0]).is_file():
-        test = _read_h5(root / _PARTS[1], progress) if (root / _PARTS[1]).is_file() else {}
-        train = _read_h5(root / _PARTS[0], progress)
-        return train, {client: texts for client, texts in test.items() if client in train}
-    if root.is_dir() and any(root.glob("*.h5")):
-        raise DataError(f"{root} holds .h5 files, but not {_PARTS[0]}; give one of them.")
-    return read_sides(root, _leaf_texts, other=_PARTS[0])
+def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
+    """Return the first ``most`` texts of every user, in the train part and, of the same users, in the test part."""
+    train, test = divided(root, H5)
+    if not train:
+        raise DataError(f"{root} is no HDF5 file and has none; give stackoverflow_train.h5 or its folder.")
 
-
-def _read_h5(file: Path, progress: bool) -> dict[str, Texts]:
     def store(fields: Fields, where: str) -> Texts:
-        texts, tags = (_checked(fields[name].tolist(), where, name, "text") for name in ("tokens", "tags"))
-        titles = _checked(fields["title"].tolist(), where, "title", "text") if "title" in fields else []
-        return [f"{text} {title}" for text, title in zip(texts, titles, strict=True)] if titles else texts, tags
+        for name, values in fields.items():
+            if values.dtype.kind != "O":
+                raise DataError(f"{where}, field {name!r} holds {values[0]!r}; accepted: text.")
+        texts = [f"{text} {title}" for text, title in zip(fields["tokens"], fields["title"], strict=True)]
+        return texts[:most], fields["tags"].tolist()[:most]
 
-    return read_h5(file, ("tokens", "tags"), store, optional=("title",), progress=progress)
-
-
-def _leaf_texts(x: list[Any], y: list[Any], where: str) -> Texts:
-    texts = _checked(x, where, "x", "a text, words with spaces between them")
-    return texts, _checked(y, where, "y", "tags joined by '|'")
-
-
-def _checked(values: Iterable[Any], where: str, field: str, accepted: str) -> list[str]:
-    """Return texts; raise :class:`DataError` for the first value that is none."""
-    texts = list(values)
-    for row, value in enumerate(texts):
-        if not isinstance(value, str):
-            raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: {accepted}.")
-    return texts
-
-
-def _first(side: Mapping[str, Texts], most: int | None) -> dict[str, Texts]:
-    return {client: (xs[:most], ys[:most]) for client, (xs, ys) in side.items()}
+    names = ("tokens", "title", "tags")
+    users, held = read_h5(train, names, store), read_h5(test, names, store) if test else {}
+    return [users, {client: texts for client, texts in held.items() if client in users}]
 
 
 def _texts(sides: Sequence[Mapping[str, Texts]], field: int) -> Iterator[str]:
