@@ -213,7 +213,7 @@ BAD = {
     ),
     "label": (
         h5_with(lambda c: replaced(c, "label", np.array([1, 70, 2], np.int32))),
-        r"client 'b', example 1, field 'y' holds the label 70; with 62 classes a label must be in 0\.\.61",
+        r"client 'b', example 1, field 'y' holds 70; with 62 classes a label must be in 0\.\.61",
     ),
     "pixel": (
         h5_with(lambda c: replaced(c, "pixels", np.full((3, 28, 28), 1.5, np.float32))),

@@ -186,11 +186,11 @@ BAD = {
     ),
     "label outside": (
         with_client({"x": XS, "y": [0, 1, 2, 3]}),
-        r"client 'a', example 3, field 'y' holds the label 3; with 3 classes a label must be in 0\.\.2",
+        r"client 'a', example 3, field 'y' holds 3; with 3 classes a label must be in 0\.\.2",
     ),
     "negative label": (
         with_client({"x": XS, "y": [0, -1, 2, 2]}),
-        r"client 'a', example 1, field 'y' holds the label -1; .* must be in 0\.\.2",
+        r"client 'a', example 1, field 'y' holds -1; .* must be in 0\.\.2",
     ),
     "fractional label": (
         with_client({"x": XS, "y": [0, 0.5, 2, 2]}),
@@ -335,7 +335,7 @@ def test_femnist_pools_leafs_split(tmp_path):
             lambda x, y: ([[-0.5, *row[1:]] for row in x], y),
             r"client 'w0', field 'x' holds the pixel -0\.5.*\[0, 1\]",
         ),
-        (lambda x, y: (x, [62] * len(y)), r"client 'w0', example 0, field 'y' holds the label 62.* 0\.\.61"),
+        (lambda x, y: (x, [62] * len(y)), r"client 'w0', example 0, field 'y' holds 62.* 0\.\.61"),
     ],
 )
 def test_femnist_refuses_other_images(tmp_path, change, message):

@@ -178,12 +178,12 @@ BAD = {
     "label outside": (
         HEAD + ROWS + "s,3,a,7\n",
         {"classes": 3, **NUMERIC},
-        r"client 's', example 2, field 'y' holds the label 7; with 3 classes a label must be in 0\.\.2",
+        r"client 's', example 2, field 'y' holds 7; with 3 classes a label must be in 0\.\.2",
     ),
     "negative label": (
         HEAD + ROWS + "s,3,a,-1\n",
         NUMERIC,
-        r"client 's', example 2, field 'y' holds the label -1",
+        r"client 's', example 2, field 'y' holds -1",
     ),
     "fractional label": (
         HEAD + ROWS + "s,3,a,0.5\n",
