@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -258,13 +259,9 @@ def group_rows(
     Raises:
         DataError: a missing column, columns of different lengths, an empty client, or rows that do not agree.
     """
-    names = getattr(table, "column_names", None)
-    if names is None and hasattr(table, "columns") and hasattr(table, "iloc"):
-        names = list(table.columns)
-        for name in dict.fromkeys((client, target, *features)):
-            if names.count(name) > 1:
-                raise DataError(f"{where}: column {name!r} occurs twice; names of columns must differ.")
-        table = {name: table[name].tolist() for name in dict.fromkeys((client, target, *features)) if name in names}
+    import pandas as pd
+
+    names = list(table.columns) if isinstance(table, pd.DataFrame) else getattr(table, "column_names", None)
     if names is None or not hasattr(table, "__getitem__"):
         raise DataError(
             f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
@@ -272,12 +269,17 @@ def group_rows(
     if not features:
         raise DataError(f"{where}: features names no column; at least one is needed.")
     for column in (client, target, *features):
-        if column not in names:
-            raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, names))}.")
+        if names.count(column) != 1:
+            state = "occurs twice" if column in names else "is missing"
+            raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
     for column in features:
         if column in (client, target):
             raise DataError(f"{where}: features names {column!r}, which is the client or target column; leave it out.")
-    places = rows_by_client(table[client], f"{where}: row", f"column {client!r}")
+    places: dict[str | int, list[int]] = {}
+    for row, name in enumerate(table[client]):
+        if pd.isna(name) or name == "":
+            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
+        places.setdefault(int(name) if isinstance(name, numbers.Integral) else str(name), []).append(row)
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
     columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
@@ -291,33 +293,7 @@ def group_rows(
                 "must hold one number a row."
             )
     x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
-    return {name: (x[index], columns[target][index]) for name, index in places.items()}
-
-
-def rows_by_client(clients: Iterable[Any], where: str, field: str) -> dict[str, np.ndarray]:
-    """Return the rows of each client by its id, in the order in which they first occur.
-
-    Raises:
-        DataError: a row without a client, or an id that is a number in one row and a text in another.
-    """
-    import pandas as pd
-
-    names = pd.Series(list(clients), dtype=object)
-    if names.empty:
-        return {}
-    absent = (names.isna() | (names == "")).to_numpy(dtype=bool)
-    if absent.any():
-        raise DataError(f"{where} {absent.argmax()}, {field} is empty; every row must name its client.")
-    number, ids = pd.factorize(names.map(str))
-    text = names.map(lambda name: isinstance(name, str)).to_numpy(dtype=bool)
-    first = np.unique(number, return_index=True)[1]
-    mixed = text != text[first][number]
-    if mixed.any():
-        row = int(mixed.argmax())
-        raise DataError(
-            f"{where} {row}, {field} holds the client {str(names[row])!r} as a number and as a text; give all as texts."
-        )
-    return rows.by_number(number, ids)
+    return {name: (x[index], columns[target][index]) for name, index in checks.by_id(places, where).items()}
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:

@@ -144,7 +144,7 @@ def changed(column: str, row: int, value) -> Table:
         (
             changed("writer_id", slice(4, 6), [7, "7"]),
             "width",
-            r"row 5, column 'writer_id' holds the client '7' as a num",
+            r"client '7' occurs twice, as a number and as a text",
         ),
         (changed("image", 3, Image.new("P", (6, 6))), "image", r"row 3, column 'image' is an image with a palette;"),
         (hub(), ["width", "character"], r"features names 'character', which is the client or target column"),
