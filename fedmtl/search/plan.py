@@ -8,6 +8,7 @@ candidate must have the same event.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -21,14 +22,9 @@ from ..local import operation_threads
 from ..privacy import (
     BoundSampler,
     ClientPrivacy,
-    FullParticipation,
-    GaussianNoise,
-    L2Clip,
     Price,
     PrivacyReport,
-    Release,
     ReleasePlan,
-    SignalToNoise,
     calibrate_selection,
     open_channel,
     selection_epsilon,
@@ -38,15 +34,13 @@ from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_price
-from ..privacy.samplers import Relation
 from ..trainer.problem import describe, fingerprint
 from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
 
-SCORE = "search/score"
-"""Name of the score's release; no algorithm has one of this name."""
 SCORE_BOUND = 0.5
 """Largest absolute value of one client's ``score - 1/2``."""
+logger = logging.getLogger("fedmtl")
 
 
 @dataclass(frozen=True)
@@ -57,10 +51,7 @@ class SearchPlan:
         trainers: by candidate, with the calibrated noise and the budget of one run, and without folder, baselines,
             callbacks and progress.
         fingerprints: by candidate: everything its released numbers depend on but the secret coins.
-        reports: by candidate, what its run states before its first step.
-        signals: by candidate, how loud its noise is.
-        score: the typed release of the sum of ``score - 1/2`` over all clients.
-        event: of one candidate, its score included.
+        report: what the first candidate's run states before its first step.
         noise_multiplier: of every release of every candidate.
         epsilon, delta: of the whole search.
         budget: epsilon of the T steps of one run alone, at ``delta``; what its ledger enforces.
@@ -68,10 +59,7 @@ class SearchPlan:
 
     trainers: Mapping[str, Trainer]
     fingerprints: Mapping[str, str]
-    reports: Mapping[str, PrivacyReport]
-    signals: Mapping[str, SignalToNoise | None]
-    score: Release
-    event: Any
+    report: PrivacyReport
     noise_multiplier: float
     epsilon: float
     delta: float
@@ -151,7 +139,8 @@ def plan_search(
     score_noise: float,
     noise_multiplier: float | None = None,
 ) -> SearchPlan:
-    """Calibrate the noise of every candidate such that the whole search costs at most the budget.
+    """Calibrate the noise of every candidate such that the whole search costs at most the budget, and log how loud it
+    is.
 
     Args:
         candidates: checked by :func:`check_candidates`.
@@ -179,13 +168,13 @@ def plan_search(
             _check_releases(name, plans[name], first_name, plans[first_name], privacy)
         sampler = sampler.capped(first.rounds)
         uses = sampler.cap if sampler.cap is not None else first.rounds
-        score = score_release(n, sampler.relation, score_noise=score_noise)
+        sensitivity = SCORE_BOUND * (2 if sampler.relation == "replace" else 1)  # of the sum of ``score - 1/2``
+        score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
         largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
         price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
 
         def candidate(multiplier: float) -> Any:
-            assert score.noise is not None
-            return dp_event.ComposedDpEvent([price.after(uses, multiplier), score.noise.event(1)])
+            return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
 
         runs, z = most_repetitions(mean, shape), noise_multiplier
 
@@ -206,47 +195,24 @@ def plan_search(
             except PrivacyError as error:
                 raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
         budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
-        trainers, marks, reports, signals = {}, {}, {}, {}
+        trainers, marks, reports = {}, {}, {}
         for name, trainer in candidates.items():
             inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
-            trainers[name] = replace(_bare(trainer), privacy=inner)
+            trainers[name] = replace(  # without what belongs to a run of its own
+                trainer, privacy=inner, folder=None, baselines=(), callbacks=(), progress=False
+            )
             with _named(name):
-                opened = _opened(trainers[name], problems[name], plans[name])
-                marks[name], reports[name], signals[name] = opened
+                marks[name], reports[name] = _opened(name, trainers[name], problems[name], plans[name])
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     return SearchPlan(
         trainers=trainers,
         fingerprints=marks,
-        reports=reports,
-        signals=signals,
-        score=score,
-        event=candidate(z),
+        report=reports[first_name],
         noise_multiplier=z,
         epsilon=reached + rounded(reached),
         delta=delta,
         budget=budget,
     )
-
-
-def score_release(n: int, relation: Relation, *, score_noise: float) -> Release:
-    """Return the release of a mean score over all clients.
-
-    The sum of ``score - 1/2`` moves by 1/2 when a client is added or removed, and by 1 when it is replaced.
-
-    Args:
-        n: public number of clients, which divides the sum.
-        relation: how the neighbours of the run differ.
-        score_noise: standard deviation of the noise on the mean.
-    """
-    release = Release(
-        name=SCORE,
-        dimension=1,
-        clip=L2Clip(SCORE_BOUND),
-        noise=None,
-        sampling=FullParticipation().bind(n),
-        relation=relation,
-    )
-    return replace(release, noise=GaussianNoise(score_noise * n / release.sensitivity))
 
 
 def _check_releases(
@@ -287,11 +253,9 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
     return budget
 
 
-def _opened(
-    trainer: Trainer, problem: Problem, plans: tuple[ReleasePlan, ...]
-) -> tuple[str, PrivacyReport, SignalToNoise | None]:
-    """Return the run's fingerprint, and its channel's report and loudness before the first step; refuses what the
-    run would refuse."""
+def _opened(name: str, trainer: Trainer, problem: Problem, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport]:
+    """Return the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
+    line a repetition would tell how many there are. Refuses what the run would refuse."""
     sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
     with operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
@@ -299,12 +263,10 @@ def _opened(
         trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
     )
     with closing(channel):
-        return mark, channel.report, channel.snr()
-
-
-def _bare(trainer: Trainer) -> Trainer:
-    """Return the trainer without what belongs to a run of its own."""
-    return replace(trainer, folder=None, baselines=(), callbacks=(), progress=False)
+        if (signal := channel.snr()) is not None:
+            text = f"candidate {name!r}: {signal.warning or signal.text()}"
+            logger.log(logging.WARNING if signal.warning else logging.INFO, text)
+        return mark, channel.report
 
 
 def _client_privacy(trainer: Trainer) -> ClientPrivacy:

@@ -20,7 +20,6 @@ its run released.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import sys
@@ -57,10 +56,11 @@ from ..trainer.folder import RunFolder
 from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
-from .plan import SCORE, SCORE_BOUND, SearchPlan, check_candidates, plan_search
+from .plan import SCORE_BOUND, SearchPlan, check_candidates, plan_search
 from .report import SearchReport, search_report
 
-logger = logging.getLogger("fedmtl")
+SCORE = "search/score"
+"""Name of the score's release; no algorithm has one of this name."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,6 @@ class _Search:
         self.began = time.time()
 
     def run(self) -> SearchResult:
-        self._announce()
         chosen, scores = self._begin()
         best_run: Result | None = None
         for index in range(len(scores), len(chosen)):
@@ -330,7 +329,7 @@ class _Search:
         plans = (ReleasePlan(name=SCORE, dimension=1, uses=1),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
-            noise_multiplier=self.plan.score.noise_std * n / SCORE_BOUND,
+            noise_multiplier=self.settings.score_noise * n / SCORE_BOUND,
             delta=self.plan.delta,
             source=self.privacy.source,
         )
@@ -360,13 +359,6 @@ class _Search:
             text = f"noised score {score:.3f}, {seconds:.0f} s"
             print(f"private: repetition {index + 1}, {self.names[candidate]}: {text}", file=sys.stderr, flush=True)
 
-    def _announce(self) -> None:
-        """Log how loud the noise is, once for each candidate: a line a repetition would tell how many there are."""
-        for name, signal in self.plan.signals.items():
-            if signal is not None:
-                text = f"candidate {name!r}: {signal.warning or signal.text()}"
-                logger.log(logging.WARNING if signal.warning else logging.INFO, text)
-
     # What is released
 
     def _result(self, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> SearchResult:
@@ -375,7 +367,7 @@ class _Search:
             "test accuracy" if settings.score_bound is None else f"1 - min(mse, {settings.score_bound:g}) / bound"
         )
         report = search_report(
-            self.plan.reports[self.names[0]] if run is None else run.privacy,
+            self.plan.report if run is None else run.privacy,
             released=run is not None,
             epsilon=self.plan.epsilon,
             budget=float(self.privacy.epsilon or 0.0),

@@ -118,7 +118,6 @@ def test_the_whole_search_costs_the_budget_by_dp_accounting(case, mean: float, s
     spent = accounted(run(plan.noise_multiplier), 0.3 * CLIENTS / sensitivity, relation, mean=mean, shape=shape)
     assert 0.99 * EPSILON <= spent <= EPSILON * (1 + 1e-9)
     assert plan.epsilon == pytest.approx(spent, rel=1e-6)
-    assert (plan.score.sensitivity, plan.score.noise_std) == (sensitivity, pytest.approx(0.3))
     for inner in plan.trainers.values():  # every run is bounded by what its T steps cost alone
         assert inner.privacy.noise_multiplier == plan.noise_multiplier
         assert inner.privacy.epsilon == plan.budget < EPSILON
@@ -266,7 +265,6 @@ def test_one_client_moves_the_released_score_by_its_sensitivity_at_most():
     middle = released(0.5)  # contributes 0, as if the client were not there
     extremes = (1e9, -1e9, math.inf, -math.inf, math.nan, 1.0, 0.0)
     moves = [abs(released(v) - middle) * CLIENTS for v in extremes]
-    assert max(moves) <= search.plan.score.sensitivity
     assert max(moves) == pytest.approx(0.5, rel=1e-5)
 
 
