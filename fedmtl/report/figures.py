@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .._rounding import number_text, rounded_up
@@ -218,24 +217,23 @@ def _epsilon_line(axes: Axes, rounds: Sequence[float], epsilons: Sequence[float]
 
 def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
     """Draw, for each baseline, a bar of the shares of clients that gain, stay equal and lose."""
-    parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
-    for row, gain in enumerate(gains.values()):
-        known = gain[np.isfinite(gain)]
-        shares = ((known > 0).mean(), (known == 0).mean(), (known < 0).mean())
-        start = 0.0
-        for (_, colour, ink), share in zip(parts, shares if known.size else (0.0,) * 3, strict=True):
-            axes.barh(row, share, left=start, height=0.52, color=colour, edgecolor="white", linewidth=1)
-            if share >= 0.07:
-                axes.text(start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=9)
-            start += float(share)
+    finite = [gain[np.isfinite(gain)] for gain in gains.values()]
+    shares = np.array(
+        [[np.mean(np.sign(gain) == sign) if gain.size else 0.0 for sign in (1, 0, -1)] for gain in finite]
+    )
+    starts = np.cumsum(shares, axis=1) - shares
+    rows = range(len(gains))
+    for part, (word, colour, ink) in enumerate(
+        (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
+    ):
+        bars = axes.barh(rows, shares[:, part], left=starts[:, part], height=0.52, color=colour, label=word)
+        words = [f"{share:.0%}" if share >= 0.07 else "" for share in shares[:, part]]
+        axes.bar_label(bars, words, label_type="center", color=ink, fontsize=9)
     axes.set_xlabel("share of clients")
     axes.grid(False)
     axes.set_title(fill(f"Clients for whom {name} is", 24, break_long_words=False), pad=26)
-    axes.legend(
-        handles=[Patch(facecolor=colour, label=word) for word, colour, _ in parts], loc="lower left",
-        bbox_to_anchor=(-0.02, 0.99), ncols=3, handlelength=1, handleheight=1, columnspacing=1.6,
-    )  # fmt: skip
-    axes.set_yticks(range(len(gains)), [f"than {title_of(baseline)}" for baseline in gains])
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, handlelength=1, columnspacing=1.6)
+    axes.set_yticks(rows, [f"than {title_of(baseline)}" for baseline in gains])
     axes.set_ylim(len(gains) - 0.4, -0.6)
     axes.set_xlim(0.0, 1.0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

@@ -61,7 +61,7 @@ def run_page(run: Path, rows: pd.DataFrame) -> str:
     return _page(
         rows,
         title=f"{title_of(first['algorithm'])}{where}",
-        sentence=_sentence(own, result, where),
+        sentence=_sentence(own, result),
         own=first["algorithm"],
         plots=[(_embedded(run / name), words) for name, words in plots.items()],
         privacy=_privacy_of(run),
@@ -88,17 +88,13 @@ def sweep_page(
         target: the folder of the page, from which links lead to the runs.
     """
     own = rows[~rows["comparison"]]
-    count = rows["run"].nunique()
-    data = list(dict.fromkeys(filter(None, (data_text(row) for _, row in rows.iterrows()))))
-    left = [f"{len(some):,} {word}" for word, some in (("failed", failed), ("unfinished", unfinished)) if some]
-    methods = " and ".join(dict.fromkeys(own["algorithm"].map(title_of)))
-    sentence = f"{methods}{' on ' + '; '.join(data) if data else ''}."
+    facts = [own["algorithm"].map(title_of), own.apply(data_text, axis=1)]
     others = [(run, "failed", why) for run, why in failed.items()]
     others += [(run, "unfinished", "go on with " + shlex.join(["fedmtl", "resume", str(run)])) for run in unfinished]
     return _page(
         rows,
-        title=f"A sweep of {count:,} run{'s' * (count != 1)}",
-        sentence=sentence + (f" Left out: {', '.join(left)}; see the list of runs." if left else ""),
+        title=f"A sweep: {rows['run'].nunique():,} finished, {len(failed):,} failed, {len(unfinished):,} unfinished",
+        sentence="; ".join(filter(None, (", ".join(fact.unique()) for fact in facts))),
         plots=[] if figure is None else [(_embedded(figure), "The score against epsilon")],
         differences=_differences(own),
         choice=CHOICE_NOT_COVERED[0].upper() + CHOICE_NOT_COVERED[1:] + ".",
@@ -138,26 +134,20 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
     )
 
 
-def _sentence(own: pd.DataFrame, result: Mapping[str, Any], where: str) -> str:
+def _sentence(own: pd.DataFrame, result: Mapping[str, Any]) -> str:
     """Return what was run, in one sentence; ``own`` has a row for each repetition."""
-    first, step = own.iloc[0], str(result.get("step", "round"))
-    count = float(first["rounds"] or math.nan)
-    rounds = f" in {count:,.0f} {step}{'s' * (count != 1)}" if math.isfinite(count) else ""
-    clients = result.get("clients")
-    who = f" for {clients:,} clients" if isinstance(clients, int) else ""
-    ended = {"budget": ", until the privacy budget was spent", "early": ", stopped early"}.get(first["stopped"], "")
-    times = f", {len(own):,} times" if len(own) > 1 else ""
+    first = own.iloc[0]
+    words = [data_text(first)]
+    if first["rounds"]:
+        words.append(f"{result.get('step', 'round')}s {first['rounds']:,.0f}")
+    words += [f"repetitions {len(own):,}"] * (len(own) > 1) + [f"seed {first['seed'].split('.')[0]}"]
     if first["epsilon"] == 0:
-        paid = "nothing is released, so epsilon is 0"
+        words.append("nothing is released, so epsilon is 0")
     elif first["epsilon"] == math.inf:
-        paid = "epsilon is infinite, so nothing is protected"
+        words.append("epsilon is infinite, so nothing is protected")
     else:
-        at = "" if math.isnan(first["delta"]) else f" at delta {rounded_up(first['delta'], 3)}"
-        paid = (
-            f"the unit that epsilon {_epsilons(own, ' or ')}{at} protects is {UNITS.get(first['unit'], first['unit'])}"
-        )
-    what, seed = title_of(first["algorithm"]), first["seed"].split(".")[0]
-    return f"{what} made models{who}{where}{rounds}{ended}{times}, with seed {seed}; {paid}."
+        words.append(f"epsilon {_epsilons(own, ' or ')} protects {UNITS.get(first['unit'], first['unit'])}")
+    return f"{'; '.join(filter(None, words))}."
 
 
 def _runs(own: pd.DataFrame, target: Path) -> list[tuple[str, str, str, str | None]]:

@@ -34,10 +34,10 @@ DISTRIBUTION = ("", "_median", "_worst_tenth", "_spread", "_clients", *(f"_{name
 FIXED = ("run", "algorithm", "comparison", "data", "clients", "unit", "epsilon", "delta", "seed", "rounds", "stopped")
 SETTING = "config."
 """How the columns of settings begin."""
-_MORE = ("noise_multiplier", "named", "same", "resolution")  # columns that are neither of these
+_MORE = ("noise_multiplier", "named")  # columns that are neither of these
 ERROR = "error.txt"
 """In the private folder of a run that failed, why."""
-_SHARED = ("data", "data_fingerprint", "resolution", "clients", "seed", "unit")  # of a run and of its baselines
+_SHARED = ("data", "clients", "seed", "unit")  # of a run and of its baselines
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path], dict[Path, str]]:
@@ -77,9 +77,8 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
 
     Returns:
         The columns of ``FIXED`` (``epsilon`` is 0 where nothing is released and inf where nothing is protected), the
-        metrics that the runs have, ``noise_multiplier``, all that a run was given but seeds as text in columns such as
-        ``config.algorithm.lam``, ``named`` (the keys that its command line named), and ``same`` (a fingerprint of the
-        data with the seed: clients of rows with the same one can be compared one by one).
+        metrics that the runs have, ``noise_multiplier``, ``named`` (the keys that the run's command line named), and
+        all of its settings but seeds as text, in columns such as ``config.algorithm.lam``.
 
     Raises:
         DataError: no finished run, or a file that cannot be read.
@@ -99,7 +98,7 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     bare = [name for name in numbers if not name.startswith(SETTING)]
     rows = rows[~rows.duplicated(numbers) & ~(rows["comparison"] & rows.duplicated(bare))]
     order = [*FIXED, *metrics_of(rows), *_MORE, *settings_of(rows)]
-    return _beside_local(rows.sort_index()).reindex(columns=list(dict.fromkeys(order))).reset_index(drop=True)
+    return rows.sort_index().reindex(columns=list(dict.fromkeys(order))).reset_index(drop=True)
 
 
 def metrics_of(rows: DataFrame) -> list[str]:
@@ -178,7 +177,7 @@ def _rows(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, comparison: bool) -> dict[str, Any]:
-    name, mark, main = (outcome.get(key) for key in ("algorithm", "data_fingerprint", "metric"))
+    name, main = outcome.get("algorithm"), outcome.get("metric")
     if not isinstance(name, str):
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
     epsilon = _number(file, outcome, "epsilon", missing=math.inf)
@@ -196,8 +195,6 @@ def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, compa
         "rounds": outcome.get("rounds", outcome.get("round")),
         "stopped": str(outcome.get("stopped", "")),
         "noise_multiplier": _number(file, outcome, "noise_multiplier"),
-        "same": None if mark is None or "bands" in outcome else f"{mark}, {outcome.get('seed')}",  # none of replicates
-        "resolution": _number(file, outcome, "resolution", missing=0.0),
     }
     row |= {key: _number(file, outcome, key) for key in (*METRICS, *asked) if key in outcome}
     return row | {f"{SETTING}{key}": value for key, value in telling(given).items()}
@@ -209,59 +206,3 @@ def _number(file: Path, outcome: Mapping[str, Any], key: str, missing: float = m
         return missing if value is None else float(value)
     except (TypeError, ValueError) as error:
         raise DataError(f"{file}: {key!r} is {value!r}; it must be a number.") from error
-
-
-def _beside_local(rows: DataFrame) -> DataFrame:
-    """Return the rows with the shares of clients that are better, equally and worse off than with the local training
-    of another run on the same data with the same seed, where a row has no baseline of its own.
-
-    Of several local trainings with different settings it is the one with those of the row, as its own would have.
-    """
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows, *THAN_LOCAL])))
-    local = rows[(rows["algorithm"] == "local") & rows["same"].notna()]
-    for place, row in rows[rows[THAN_LOCAL[0]].isna() & (rows["algorithm"] != "local")].iterrows():
-        others = local[local["same"] == row["same"]]
-        if len(others) > 1:
-            own = _of_local(row)
-            others = others[[_of_local(other) == own for _, other in others.iterrows()]]
-        if len(others) == 1 and (shares := _shares(row, others.iloc[0])) is not None:
-            rows.loc[place, list(THAN_LOCAL)] = shares
-    return rows
-
-
-def _of_local(row: Any) -> dict[str, str]:
-    """Return the settings of a row that local training on the same data has, too."""
-    settings = {key.removeprefix(SETTING): row[key] for key in row.index if key.startswith(SETTING)}
-    settings = {key: value for key, value in settings.items() if isinstance(value, str)}
-    own = of_baseline(settings, releases=False)
-    return {key: value for key, value in own.items() if key.partition(".")[0] != "finetune"}
-
-
-def _shares(row: Any, other: Any) -> list[float] | None:
-    """Return the shares of the clients that score better, equal and worse in one row than in another, of those that
-    have a score in both and whose training did not diverge; None without any."""
-    (metric, own), (_, others) = _scores(row), _scores(other)
-    sign = -1.0 if metric == "mse" else 1.0
-    gains = [
-        0.0 if abs(own[name] - others[name]) <= row["resolution"] * max(abs(own[name]), abs(others[name]))
-        else sign * (own[name] - others[name])
-        for name in own if name in others
-    ]  # fmt: skip
-    if not gains:
-        return None
-    return [sum(parts) / len(gains) for parts in zip(*((g > 0, g == 0, g < 0) for g in gains), strict=True)]
-
-
-def _scores(row: Any) -> tuple[str, dict[str, float]]:
-    """Return the main metric of a row and its value by client, without those whose training diverged."""
-    private = Path(row["run"]) / "private"
-    if row["comparison"]:
-        private = private / "baselines" / row["algorithm"].removesuffix(" + finetuning") / "private"
-    if not (file := private / "outcome.json").is_file():
-        return "", {}
-    outcome = read_json(file)
-    scores = outcome["by_client"]
-    lost = {name for name, loss in scores["loss"].items() if not math.isfinite(float(loss))}
-    lost.update((outcome.get("finetuned") or {"diverged": outcome.get("untrained", ())}).get("diverged", ()))
-    main = scores[outcome["metric"]]
-    return outcome["metric"], {name: float(value) for name, value in main.items() if name not in lost}

@@ -56,7 +56,7 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
 def csv_text(rows: pd.DataFrame) -> str:
     """Return every row at full precision, with the settings that differ; the machine-readable form of the report."""
     same = [name for name in settings_of(rows) if rows[name].nunique(dropna=False) == 1]
-    return str(rows.drop(columns=[*same, "named", "same", "resolution"]).to_csv(index=False, lineterminator="\n"))
+    return str(rows.drop(columns=[*same, "named"]).to_csv(index=False, lineterminator="\n"))
 
 
 def main_metric(rows: pd.DataFrame) -> str | None:
@@ -175,19 +175,13 @@ def _labels(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _telling(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return the settings that tell groups of one method apart: those that the command lines named and that differ,
-    and of the rest, shortest values first, as many as keep groups at one epsilon apart."""
+    """Return the settings that differ between the groups of one method: those that the command lines named, if they
+    are enough to tell groups at one epsilon apart, else all."""
     named = named_of(groups)
     differing = [key for key in settings if groups[key].nunique(dropna=False) > 1]
     shown = [key for key in differing if key in named]
-
-    def kinds(keys: Sequence[str]) -> int:
-        return int(groups.groupby(["budget", "delta", "place", *keys], dropna=False).ngroups)
-
-    for key in sorted(differing, key=lambda key: groups[key].fillna("").str.len().max()):
-        if key not in shown and kinds([*shown, key]) > kinds(shown):
-            shown.append(key)
-    return [key for key in settings if key in shown]
+    kinds = [groups.groupby(["budget", "delta", "place", *keys], dropna=False).ngroups for keys in (shown, differing)]
+    return shown if kinds[0] == kinds[1] else differing
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:

@@ -198,7 +198,7 @@ BAD = {
     ),
     "another width": (
         with_client({"x": [[1.0]] * 4, "y": [0] * 4}),
-        r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(1,\), and all clients must",
+        r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(1,\) of client 'a'; they must",
     ),
     "one example": (
         with_client({"x": XS[:1], "y": [0]}, 1),
@@ -245,7 +245,8 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     assert (read_leaf(tmp_path).test.counts > 0).tolist() == [True, False, True]
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
     with pytest.raises(
-        DataError, match=r"\(test\): client 'a', field 'x' has examples of shape \(3,\); client 'a' has \(2,\)"
+        DataError,
+        match=r"\(test\): client 'a': field 'x' is torch.float32 \(3,\), but torch.float32 \(2,\) of client 'a'",
     ):
         read_leaf(tmp_path)
 

@@ -110,7 +110,7 @@ def test_all_numbers_of_a_run_are_those_of_the_text_report(run: Path) -> None:
     assert privacy["protects"] == "unit client, relation add_remove, observer clients"
     assert privacy["publication"].startswith("public/: a simulation, not private")
     assert privacy["trusted"].startswith("the server")
-    assert "6 clients on digits in 2 rounds, with seed 0; the unit that epsilon 2 at" in page.texts["main"][0]
+    assert "digits, 6 clients; rounds 2; seed 0; epsilon 2 protects all data of one client." in page.texts["main"][0]
     assert '"lr": 0.1' in page.texts["details"][0]
 
 

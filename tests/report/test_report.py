@@ -11,11 +11,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from fedmtl import FedAvg, Finetune, Local, LocalSGD
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, frame, frontier, report, runs, tables
-from tests.helpers import ragged_classification
-from tests.trainer.settings import SOLVER, trainer
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -82,37 +79,6 @@ def test_a_score_that_is_missing_is_not_averaged_away(tmp_path: Path) -> None:
     (group,) = tables.grouped(frame([tmp_path])).to_dict("records")
     assert group["seeds"] == 2
     assert math.isnan(group["accuracy"])
-
-
-def test_clients_are_compared_with_the_local_training_of_another_run(tmp_path: Path) -> None:
-    """As with a local baseline of their own: by data and seed, and by settings where there are several."""
-    finetune = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
-
-    def train(name: str, algorithm: Any, **settings: Any) -> Path:
-        trainer(algorithm=algorithm, folder=tmp_path / name, **settings).fit()
-        return tmp_path / name
-
-    ways = {"algorithm": FedAvg(local=SOLVER), "finetune": finetune}
-    train("own/run", **ways, baselines=["pmtl", "local"])
-    run, alone = train("apart/fedavg", **ways, baselines=["pmtl"]), train("apart/local", Local(local=SOLVER))
-
-    def shares(first: Path, *others: Path) -> dict[str, list[float]]:
-        """Of each method of the first run."""
-        rows = frame([first, *others])
-        own = rows[rows.run.str.startswith(str(first))].set_index("algorithm")
-        return {str(name): list(row) for name, row in own[list(runs.THAN_LOCAL)].iterrows()}
-
-    expected = shares(tmp_path / "own")
-
-    cooler = train("apart/cooler", Local(local=LocalSGD(lr=0.01, epochs=2, batch_size=4)))
-    for folders in ((run, alone), (run, cooler, alone)):
-        found = shares(*folders)
-        for name in ("fedavg + finetuning", "pmtl + finetuning"):
-            assert found[name] == pytest.approx(expected[name])
-            assert 0 < found[name][0] < 1
-    for other in ({"seed": 1}, {"data": ragged_classification(12, seed=1)}):
-        stranger = train(f"other/{next(iter(other))}", Local(local=SOLVER), **other)
-        assert all(map(math.isnan, shares(run, stranger)["fedavg + finetuning"]))
 
 
 def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
@@ -203,7 +169,8 @@ def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> No
         ).fit()
     groups = tables.grouped(frame([tmp_path]))
     parameters = {hidden: 64 * hidden + hidden + 10 * hidden + 10 for hidden in (4, 8)}
-    assert groups.set_index("label").seeds.to_dict() == {
+    labels = groups["label"].str.partition(", layers")[0]
+    assert dict(zip(labels, groups["seeds"], strict=True)) == {
         f"FedAvg lr 0.1, parameters {parameters[4]}": 2,
         f"FedAvg lr 0.3, parameters {parameters[4]}": 1,
         f"FedAvg lr 0.1, parameters {parameters[8]}": 1,
@@ -354,9 +321,9 @@ def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Fig
     (axes,) = drawn[0].axes
     assert axes.get_position().width > 0.4
     labels = sorted(text.get_text() for text in axes.get_legend().get_texts())
-    assert labels[0].startswith("PMTL path 0-yyyy")
+    assert labels[0].startswith("PMTL features ['a long way/")
     assert max(map(len, labels)) <= 40 + len(" 0.800")
-    assert "PMTL path 1-yyyyyyyyyyyyyyyyyyyyy… |" in made.markdown.read_text()
+    assert ", path 1-yyyyyyyyyyyyyyyyyyyyy… |" in made.markdown.read_text()
 
 
 def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
