@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 
@@ -34,30 +32,12 @@ class Threads:
 
         After an exception no further part is begun, and it is raised when all threads have stopped.
         """
-        waiting = list(parts)
-        found: list[Result | None] = [None] * len(waiting)
-        numbers: SimpleQueue[int] = SimpleQueue()
-        for number in range(len(waiting)):
-            numbers.put(number)
-
-        def take() -> None:
-            try:
-                while True:
-                    number = numbers.get_nowait()
-                    found[number] = work(waiting[number])
-            except Empty:
-                return
-            except BaseException:
-                with suppress(Empty):
-                    while True:
-                        numbers.get_nowait()
-                raise
-
-        running = [self._pool.submit(take) for _ in range(min(self.count, len(waiting)))]
-        wait(running)
+        running = [self._pool.submit(work, part) for part in parts]
+        wait(running, return_when=FIRST_EXCEPTION)
         for thread in running:
-            thread.result()
-        return cast("list[Result]", found)
+            thread.cancel()
+        wait(running)
+        return [thread.result() for thread in running if not thread.cancelled()]
 
     def close(self) -> None:
         """Stop the threads."""

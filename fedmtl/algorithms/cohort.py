@@ -251,10 +251,10 @@ class Cohort:
                     self.ids[place],
                     seed=problem.seed,
                     round=run.round,
+                    steps=torch.where(used, steps[place], 0),  # a filler never finishes
                     width=width,
                     grain=grain,
                 )
-                plan.steps = torch.where(used, plan.steps, 0)  # a filler never finishes
 
                 def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
                     for done, models in run.on_batches(stack, plan.part(part), place[part]):

@@ -1,7 +1,7 @@
 """Local training: K copies of one module as one batch, solvers over their stacked parameters, plain and by DP-SGD, and
 how client work is executed."""
 
-from .batches import BatchPlan
+from .batches import BatchPlan, plan_batches
 from .checks import check_stackable, prepare_module
 from .executor import Execution, Executor, operation_threads
 from .losses import resolve_loss
@@ -10,7 +10,7 @@ from .module import Layout, StackedModule, belongs, place_module, set_trainable
 from .optimizers import StackedOptimizer
 from .per_example import example_gradients
 from .proximal import PENALTIES, Penalty, prox_nuclear
-from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches
+from .solver import LocalOptimizer, LocalSGD, LocalSolver
 from .train import LocalTraining
 
 __all__ = [

@@ -5,18 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._check import boolean, non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
-from .batches import BatchPlan, batches_per_epoch
+from .batches import batches_per_epoch
 from .optimizers import StackedOptimizer, Strength, check_elementwise, check_stable, momentum_rule, torch_rule
-
-if TYPE_CHECKING:
-    from ..data import FederatedDataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,36 +144,3 @@ class LocalOptimizer(LocalSolver):
         lr = self.lr_at(round)
         rule = torch_rule(rows, self._factory(lr))
         return StackedOptimizer(rows, rule, lr=lr, lam=lam, anchor=anchor, proximal=self.proximal)
-
-
-def plan_batches(
-    data: FederatedDataset,
-    solver: LocalSolver,
-    clients: Tensor,
-    *,
-    seed: int,
-    round: int,
-    width: int | None = None,
-    grain: int = 1,
-) -> BatchPlan:
-    """Return the batches of a local run of ``clients``, int64 (k,).
-
-    Args:
-        data: the clients' data.
-        solver: says how many steps each client makes, and on how many examples.
-        clients: int64 (k,), best in the order of decreasing numbers of steps.
-        seed, round: address the order of the examples.
-        width, grain: see :class:`~fedmtl.local.batches.BatchPlan`.
-    """
-    counts = data.train.counts[clients]
-    return BatchPlan(
-        counts=counts,
-        first=data.train.offsets[clients],
-        keys=data.keys[clients],
-        steps=solver.step_counts(counts),
-        batch_size=solver.batch_size,
-        seed=seed,
-        round=round,
-        width=width,
-        grain=grain,
-    )

@@ -1,9 +1,12 @@
 """Batch plans: every example once an epoch, whoever is planned beside."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from fedmtl.local.batches import BatchPlan, batches_per_epoch
+from fedmtl.local.batches import plan_batches
+from fedmtl.local.solver import LocalSGD
 from fedmtl.random import id_key
 
 COUNTS = torch.tensor([23, 10, 10, 9, 1])
@@ -11,18 +14,12 @@ FIRST = torch.tensor([100, 0, 40, 60, 77])
 KEYS = torch.tensor([id_key(n) for n in "abcde"])
 
 
+DATA = SimpleNamespace(train=SimpleNamespace(counts=COUNTS, offsets=FIRST), keys=KEYS)
+
+
 def plan(select=slice(None), *, batch_size=4, epochs=3, round=2, seed=0):
-    counts = COUNTS[select]
-    steps = epochs * batches_per_epoch(counts, batch_size)
-    return BatchPlan(
-        counts=counts,
-        first=FIRST[select],
-        keys=KEYS[select],
-        steps=steps,
-        batch_size=batch_size,
-        seed=seed,
-        round=round,
-    )
+    solver = LocalSGD(lr=0.1, epochs=epochs, batch_size=batch_size)
+    return plan_batches(DATA, solver, torch.arange(5)[select], round=round, seed=seed)
 
 
 def batches(p, client):
@@ -86,7 +83,8 @@ def test_a_part_of_a_plan_is_the_plan_of_the_part(part):
 
 
 def test_full_batch_uses_everything_in_every_step():
-    p = BatchPlan(counts=COUNTS, first=FIRST, keys=KEYS, steps=torch.full((5,), 2), batch_size=None, seed=0, round=0)
+    p = plan(batch_size=None, epochs=2)
+    assert p.max_steps == 2
     for client, count in enumerate(COUNTS.tolist()):
         for rows in batches(p, client):
             assert sorted(rows.tolist()) == list(range(int(FIRST[client]), int(FIRST[client]) + count))

@@ -18,7 +18,6 @@ from fedmtl.local import (
     plan_batches,
     prepare_module,
 )
-from fedmtl.local.batches import BatchPlan
 from fedmtl.local.losses import cross_entropy
 from tests.helpers import ragged_classification
 
@@ -61,17 +60,7 @@ def plain_loop(data, module, layout, solver, start, anchor, lam, client):
         )
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    counts = data.train.counts[client : client + 1]
-    plan = BatchPlan(
-        counts=counts,
-        first=data.train.offsets[client : client + 1],
-        keys=data.keys[client : client + 1],
-        steps=solver.step_counts(counts),
-        batch_size=solver.batch_size,
-        seed=0,
-        round=ROUND,
-    )
-    for batch in plan.batches():
+    for batch in plan_batches(data, solver, torch.tensor([client]), seed=0, round=ROUND).batches():
         index = batch.index[0] if batch.mask is None else batch.index[0][batch.mask[0]]
         flat = torch.cat([p.reshape(-1) for p in model.parameters()])
         loss = F.cross_entropy(model(data.train.x[index]), data.train.y[index])
