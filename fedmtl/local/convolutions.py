@@ -11,7 +11,6 @@ times that of a direct sum.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .products import FUNCTIONS, Function, Perceptron, descend, flat_parts, places_of
+from .products import FUNCTIONS, Function, Perceptron, Views, descend, flat_parts, names_of
 
 if TYPE_CHECKING:
     from .module import Layout
@@ -48,15 +47,13 @@ class Toom:
 
     @classmethod
     @functools.cache
-    def of(cls, size: int, dtype: torch.dtype) -> Toom | None:
-        """Return it for filters of ``size``; None where there are not enough points for it.
+    def of(cls, size: int, dtype: torch.dtype) -> Toom:
+        """Return it for filters of ``size``, at most as many as there are points and infinity.
 
         Polynomials with coefficients u and v are multiplied by their values: (u v) = V^-1 (V_u u * V_v v), V with the
         powers of the points in its rows. The transpose of that linear function of u is the correlation with v.
         """
         tile = 1 if size == 1 else min(_TILE, len(_POINTS) + 2 - size)
-        if tile < 1:
-            return None
         points = torch.tensor(_POINTS[: tile + size - 2], dtype=torch.float64)
 
         def powers(count: int) -> Tensor:
@@ -93,35 +90,20 @@ class Convolution:
     """A convolution, a pool of 2 x 2 after it, and an increasing function, which may stand before the pool as well.
 
     Attributes:
-        weight: first number of the weight (outputs, inputs, height, width) in a row.
-        bias: first number of the bias (outputs,); None without one.
-        shape: of the weight.
+        weight: name of the weight.
+        bias: name of the bias (outputs,); None without one.
+        shape: of the weight, (outputs, inputs, height, width).
         padding: zeros on either side, of height and width.
         pools: whether there is the pool.
         function: the elementwise function; None without one.
     """
 
-    weight: int
-    bias: int | None
+    weight: str
+    bias: str | None
     shape: tuple[int, int, int, int]
     padding: tuple[int, int]
     pools: bool = False
     function: Function | None = None
-
-    def filters(self, row: Tensor) -> Tensor:
-        """(D,) -> the weight, a view."""
-        return row[self.weight : self.weight + math.prod(self.shape)].view(self.shape)
-
-    def shift(self, row: Tensor) -> Tensor:
-        """(D,) -> the bias (outputs,), a view; of a convolution that has one."""
-        assert self.bias is not None
-        return row[self.bias : self.bias + self.shape[0]]
-
-    def toom(self, dtype: torch.dtype) -> Toom:
-        """Return the points along the height."""
-        toom = Toom.of(self.shape[2], dtype)
-        assert toom is not None
-        return toom
 
     def size(self, height: int, width: int) -> tuple[int, int] | None:
         """Return height and width of the output for those of the input; None where there is none, or a pool leaves
@@ -132,7 +114,7 @@ class Convolution:
             return None
         return (high // 2, wide // 2) if self.pools else (high, wide)
 
-    def of_images(self, row: Tensor, x: Tensor) -> Tape:
+    def of_images(self, parameters: Views, x: Tensor) -> Tape:
         """Compute the first convolution, of images (B, C, H, W)."""
         (up, left), (outputs, inputs, height, width) = self.padding, self.shape
         x = pad(x, (left, left, up, up)) if up or left else x
@@ -141,12 +123,13 @@ class Convolution:
         b, c, h, w = x.stride()
         windows = x.as_strided((inputs, height, width, high, batch, wide), (c, h, w, h, b, w))
         columns = windows.reshape(inputs * height * width, high * batch * wide)
-        product = torch.mm(columns.T, self.filters(row).view(outputs, -1).T)
-        return self.finished(row, columns, columns, product.view(high, batch, wide, outputs))
+        product = torch.mm(columns.T, parameters[self.weight].view(outputs, -1).T)
+        return self.finished(parameters, columns, columns, product.view(high, batch, wide, outputs))
 
-    def of_values(self, row: Tensor, value: Tensor) -> Tape:
+    def of_values(self, parameters: Views, value: Tensor) -> Tape:
         """Compute a later convolution, of (H, B, W, C), contiguous."""
-        (up, left), (outputs, inputs, height, width), toom = self.padding, self.shape, self.toom(row.dtype)
+        (up, left), (outputs, inputs, height, width) = self.padding, self.shape
+        toom = Toom.of(height, value.dtype)
         points, tile = toom.points, toom.tile
         high, batch, wide, _ = value.shape
         high, wide = high + 2 * up - height + 1, wide + 2 * left - width + 1
@@ -161,17 +144,18 @@ class Convolution:
             (points, tiles, batch, wide, width * inputs), (long, points * long, broad, inputs, 1)
         )
         columns = columns.reshape(points, -1, width * inputs)
-        filters = torch.mm(toom.g, self.filters(row).permute(2, 0, 3, 1).reshape(height, -1)).view(points, outputs, -1)
+        filters = parameters[self.weight].permute(2, 0, 3, 1).reshape(height, -1)
+        filters = torch.mm(toom.g, filters).view(points, outputs, -1)
         products = torch.bmm(columns, filters.mT).view(points, tiles, -1)
         product = torch.bmm(toom.a.mT.expand(tiles, -1, -1), products.transpose(0, 1))
-        return self.finished(row, columns, filters, product.view(-1, batch, wide, outputs)[:high])
+        return self.finished(parameters, columns, filters, product.view(-1, batch, wide, outputs)[:high])
 
-    def finished(self, row: Tensor, columns: Tensor, filters: Tensor, product: Tensor) -> Tape:
+    def finished(self, parameters: Views, columns: Tensor, filters: Tensor, product: Tensor) -> Tape:
         """Pool, add the bias and apply the function: in this order there is least to do, and the values are the same.
         Of equal ones the first of a window is the largest, as PyTorch has it.
 
         Args:
-            row: (D,).
+            parameters: of the copy.
             columns, filters: are remembered.
             product: (H, B, W, O), overwritten.
         """
@@ -183,7 +167,7 @@ class Convolution:
             across, down = right - left, lower - upper
             value = torch.maximum(upper, lower).view(high // 2, batch, wide // 2, outputs)
         if self.bias is not None:
-            value = value.add_(self.shift(row))
+            value = value.add_(parameters[self.bias])
         return Tape(columns, filters, across, down, value if self.function is None else self.function.value(value))
 
     def signals(self, tape: Tape, signal: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +184,7 @@ class Convolution:
 
     def at_points(self, signal: Tensor) -> Tensor:
         """Return the gradient by a later convolution's product, (H, B, W, O), at the points, (P, T B W, O)."""
-        toom, (high, _, _, outputs) = self.toom(signal.dtype), signal.shape
+        toom, (high, _, _, outputs) = Toom.of(self.shape[2], signal.dtype), signal.shape
         tiles = -(-high // toom.tile)
         missing = tiles * toom.tile - high
         signal = pad(signal, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else signal
@@ -212,12 +196,13 @@ class Convolution:
     def weight_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
         """Return the gradient by the weight of a later convolution from that at the points."""
         gradient = torch.bmm(signal.mT, tape.columns).view(signal.shape[0], -1)
-        gradient = torch.mm(self.toom(signal.dtype).g.T, gradient).view(-1)  # (h, O, w, C)
+        gradient = torch.mm(Toom.of(self.shape[2], signal.dtype).g.T, gradient).view(-1)  # (h, O, w, C)
         return gradient.index_select(0, _order(self.shape)).view(self.shape)
 
     def input_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
         """Return the gradient by the input of a later convolution, (H, B, W, C), from that at the points."""
-        (up, left), (_, inputs, height, width), toom = self.padding, self.shape, self.toom(signal.dtype)
+        (up, left), (_, inputs, height, width) = self.padding, self.shape
+        toom = Toom.of(height, signal.dtype)
         high, batch, wide, _ = tape.value.shape
         high, wide = (2 * high, 2 * wide) if self.pools else (high, wide)
         tiles, broad = -(-high // toom.tile), wide + width - 1
@@ -250,25 +235,25 @@ class ConvolutionalNetwork:
     def of(cls, module: nn.Module, layout: Layout) -> ConvolutionalNetwork | None:
         """Return the network that a module computes in training mode; None where it is no such network, or where a
         parameter is frozen, occurs twice, or has a hook."""
-        parts, places = flat_parts(module, (nn.Conv2d, nn.MaxPool2d)), places_of(module, layout)
-        if parts is None or places is None:
+        parts, names = flat_parts(module, (nn.Conv2d, nn.MaxPool2d)), names_of(module, layout)
+        if parts is None or names is None:
             return None
         flat = next((k for k, part in enumerate(parts) if type(part) is nn.Flatten), 0)
         stages: list[Convolution] = []
         for part in parts[:flat]:
             last = stages[-1] if stages else None
             if type(part) is nn.Conv2d and _plain(part):
-                bias = None if part.bias is None else places[id(part.bias)]
+                bias = None if part.bias is None else names[id(part.bias)]
                 sides: Any = tuple(part.weight.shape)
-                stages.append(Convolution(places[id(part.weight)], bias, sides, part.padding))  # type: ignore[arg-type]
+                stages.append(Convolution(names[id(part.weight)], bias, sides, part.padding))  # type: ignore[arg-type]
             elif type(part) is nn.MaxPool2d and last is not None and not last.pools and _halves(part):
                 stages[-1] = replace(last, pools=True)
             elif type(part) in FUNCTIONS and last is not None and last.function is None:
                 stages[-1] = replace(last, function=FUNCTIONS[type(part)])
             else:
                 return None
-        head = Perceptron.of_parts(parts[flat + 1 :], places)
-        has_points = all(Toom.of(stage.shape[2], torch.float64) for stage in stages[1:])
+        head = Perceptron.of_parts(parts[flat + 1 :], names, layout)
+        has_points = all(stage.shape[2] <= len(_POINTS) + 1 for stage in stages[1:])
         return cls(tuple(stages), head) if head is not None and stages and has_points else None
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
@@ -290,9 +275,10 @@ class ConvolutionalNetwork:
         single = rows.shape[0] == 1 and rows.device.type == "cpu"
         if not single or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
             return None
-        tapes = [self.stages[0].of_images(rows[0], x[0])]
+        parameters = self.head.layout.views(rows[0])
+        tapes = [self.stages[0].of_images(parameters, x[0])]
         for stage in self.stages[1:]:
-            tapes.append(stage.of_values(rows[0], tapes[-1].value))
+            tapes.append(stage.of_values(parameters, tapes[-1].value))
         vectors = tapes[-1].value.permute(1, 3, 0, 2).reshape(1, x.shape[1], -1)
         return [*tapes, *(self.head.forward(rows, vectors) or [])]
 
@@ -302,6 +288,7 @@ class ConvolutionalNetwork:
         """Make ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all
         parameters; see :meth:`.products.Perceptron.descend`."""
         tapes, values = values[: len(self.stages)], values[len(self.stages) :]
+        changed = self.head.layout.views(target[0])
         high, batch, wide, channels = tapes[-1].value.shape
         below = self.head.descend(rows, values, signal, target, keep=keep, rate=rate, inward=True)
         below = below.view(batch, channels, high, wide).permute(2, 0, 3, 1).contiguous()
@@ -313,9 +300,9 @@ class ConvolutionalNetwork:
                 gradient, below = stage.weight_gradient(tape, above), stage.input_gradient(tape, above)
             else:
                 gradient = torch.mm(tape.columns, above.view(-1, stage.shape[0])).T.reshape(stage.shape)
-            descend(stage.filters(target[0]), gradient, keep=keep, rate=rate)
+            descend(changed[stage.weight], gradient, keep=keep, rate=rate)
             if stage.bias is not None:
-                descend(stage.shift(target[0]), shifted.sum((0, 1, 2)), keep=keep, rate=rate)
+                descend(changed[stage.bias], shifted.sum((0, 1, 2)), keep=keep, rate=rate)
 
 
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:

@@ -6,7 +6,7 @@ and are copied, and, of plain gradient descent, a gradient that is written befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,46 +34,40 @@ FUNCTIONS: dict[type[nn.Module], Function] = {
 """Functions that may stand after a layer."""
 
 
+Views = Mapping[str, Tensor]
+"""Parameters by name, views of rows, see :meth:`.module.Layout.views`."""
+
+
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: where its parameters stand in a row.
+    """A linear layer.
 
     Attributes:
-        weight: first number of the weight (outputs, inputs).
-        bias: first number of the bias (outputs,); None without one.
-        outputs, inputs: sizes.
+        weight: name of the weight (outputs, inputs).
+        bias: name of the bias (outputs,); None without one.
+        inputs: their number.
         function: the elementwise function after it; None without one.
     """
 
-    weight: int
-    bias: int | None
-    outputs: int
+    weight: str
+    bias: str | None
     inputs: int
     function: Function | None = None
 
-    def matrices(self, rows: Tensor) -> Tensor:
-        """(K, D) -> the weights (K, outputs, inputs), a view."""
-        place = rows.storage_offset() + self.weight
-        return rows.as_strided((len(rows), self.outputs, self.inputs), (rows.stride(0), self.inputs, 1), place)
-
-    def shifts(self, rows: Tensor) -> Tensor:
-        """(K, D) -> the biases (K, 1, outputs), a view; of a layer that has them."""
-        assert self.bias is not None
-        return rows[:, None, self.bias : self.bias + self.outputs]
-
-    def forward(self, rows: Tensor, x: Tensor) -> Tensor:
-        """(K, D), (K, B, inputs) -> (K, B, outputs)."""
-        weights = self.matrices(rows).mT
-        value = torch.bmm(x, weights) if self.bias is None else torch.baddbmm(self.shifts(rows), x, weights)
+    def forward(self, parameters: Views, x: Tensor) -> Tensor:
+        """(K, ...), (K, B, inputs) -> (K, B, outputs)."""
+        weights = parameters[self.weight].mT
+        shifts = None if self.bias is None else parameters[self.bias][:, None]
+        value = torch.bmm(x, weights) if shifts is None else torch.baddbmm(shifts, x, weights)
         return value if self.function is None else self.function.value(value)
 
-    def change(self, target: Tensor, x: Tensor, signal: Tensor, *, keep: float, rate: float) -> None:
-        """Make the layer's parameters in ``target`` (K, D) ``keep`` times themselves, and of 0 nothing, less ``rate``
-        times their gradients, given those by the product (K, B, outputs)."""
-        self.matrices(target).baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
+    def descend(self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float) -> None:
+        """Make the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing, less ``rate`` times
+        their gradients, with ``signal`` (K, B, outputs) that by the product."""
+        target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
         if self.bias is not None:
             ones = signal.new_ones(len(signal), 1, signal.shape[1])
-            self.shifts(target).baddbmm_(ones, signal, beta=keep, alpha=-rate)
+            target[self.bias][:, None].baddbmm_(ones, signal, beta=keep, alpha=-rate)
 
 
 @dataclass(frozen=True)
@@ -81,10 +75,12 @@ class Perceptron:
     """Linear layers with elementwise functions between them.
 
     Attributes:
+        layout: of a row.
         layers: in the order of computation.
         flattens: whether an example of any shape is first made a vector.
     """
 
+    layout: Layout
     layers: tuple[Linear, ...]
     flattens: bool
 
@@ -92,30 +88,25 @@ class Perceptron:
     def of(cls, module: nn.Module, layout: Layout) -> Perceptron | None:
         """Return the perceptron that a module computes in training mode; None where it is no such network, or where a
         parameter is frozen, occurs twice, or has a hook."""
-        parts, places = flat_parts(module), places_of(module, layout)
-        return None if parts is None or places is None else cls.of_parts(parts, places)
+        parts, names = flat_parts(module), names_of(module, layout)
+        return None if parts is None or names is None else cls.of_parts(parts, names, layout)
 
     @classmethod
-    def of_parts(cls, parts: list[nn.Module], places: dict[int, int]) -> Perceptron | None:
-        """Return the perceptron of consecutive :func:`flat_parts`; None where they make none.
-
-        Args:
-            parts: layers, functions and flattenings.
-            places: the first number of each parameter in a row, by its identity.
-        """
+    def of_parts(cls, parts: list[nn.Module], names: dict[int, str], layout: Layout) -> Perceptron | None:
+        """Return the perceptron of consecutive :func:`flat_parts`; None where they make none."""
         layers: list[Linear] = []
         flattens = False
         for part in parts:
             if type(part) is nn.Linear:
-                bias = None if part.bias is None else places[id(part.bias)]
-                layers.append(Linear(places[id(part.weight)], bias, part.out_features, part.in_features))
+                bias = None if part.bias is None else names[id(part.bias)]
+                layers.append(Linear(names[id(part.weight)], bias, part.in_features))
             elif type(part) in FUNCTIONS:
                 if not layers or layers[-1].function is not None:
                     return None
                 layers[-1] = replace(layers[-1], function=FUNCTIONS[type(part)])
             elif not layers:  # later there are vectors already
                 flattens = True
-        return cls(tuple(layers), flattens) if layers else None
+        return cls(layout, tuple(layers), flattens) if layers else None
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Tensor] | None:
         """Return the input as vectors (K, B, inputs) and the output of every layer (K, B, outputs); None where the
@@ -123,9 +114,9 @@ class Perceptron:
         value = x.flatten(2) if self.flattens and x.dim() > 3 else x
         if value.dim() != 3 or value.shape[-1] != self.layers[0].inputs or value.dtype != rows.dtype:
             return None
-        values = [value]
+        values, parameters = [value], self.layout.views(rows)
         for layer in self.layers:
-            values.append(layer.forward(rows, values[-1]))
+            values.append(layer.forward(parameters, values[-1]))
         return values
 
     def descend(
@@ -152,13 +143,17 @@ class Perceptron:
         Returns:
             That gradient, (K, B, inputs), where it is asked for.
         """
-        signal = signal.reshape(values[-1].shape)
+        signal, parameters, changed = (
+            signal.reshape(values[-1].shape),
+            self.layout.views(rows),
+            self.layout.views(target),
+        )
         for number in reversed(range(len(self.layers))):
             layer = self.layers[number]
             if layer.function is not None:
                 signal = layer.function.slope(signal, values[number + 1])
-            below = torch.bmm(signal, layer.matrices(rows)) if number or inward else signal
-            layer.change(target, values[number], signal, keep=keep, rate=rate)
+            below = torch.bmm(signal, parameters[layer.weight]) if number or inward else signal
+            layer.descend(changed, values[number], signal, keep=keep, rate=rate)
             signal = below
         return signal
 
@@ -192,12 +187,11 @@ def output_gradient(
         return torch.autograd.grad((losses * weight).sum(), values)[0]
 
 
-def places_of(module: nn.Module, layout: Layout) -> dict[int, int] | None:
-    """Return the first number of each parameter in a row, by its identity; None where one is frozen or occurs twice."""
-    parameters = dict(module.named_parameters())
-    if len(parameters) != len(layout.names) or any(len(names) > 1 for names in layout.all_names):
-        return None
-    return {id(parameters[name]): place for name, place in zip(layout.names, layout.offsets, strict=False)}
+def names_of(module: nn.Module, layout: Layout) -> dict[int, str] | None:
+    """Return the name of each parameter by its identity; None where one is frozen or occurs twice."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    tied = any(len(names) > 1 for names in layout.all_names)
+    return None if tied or len(names) != len(layout.names) else names
 
 
 def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> list[nn.Module] | None:

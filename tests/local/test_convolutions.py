@@ -94,7 +94,6 @@ def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
 @pytest.mark.parametrize("size", range(1, 9))
 def test_correlations_by_values_at_points(size: int) -> None:
     toom = Toom.of(size, torch.float64)
-    assert toom is not None
     torch.manual_seed(size)
     x, f = torch.randn(toom.points, dtype=torch.float64), torch.randn(size, dtype=torch.float64)
     expected = F.conv1d(x.view(1, 1, -1), f.view(1, 1, -1)).view(-1)
@@ -102,15 +101,17 @@ def test_correlations_by_values_at_points(size: int) -> None:
     assert toom.points == toom.tile + size - 1
 
 
-def test_too_large_filters_have_no_points() -> None:
-    assert Toom.of(9, torch.float64) is None
+@pytest.mark.parametrize("size", [8, 9])
+def test_too_large_filters_have_no_points(size: int) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, (size, 1)), nn.Flatten(), nn.Linear(8, 2))
+    assert (ConvolutionalNetwork.of(module, Layout.of(module)) is None) == (size == 9)
 
 
 def test_of_equal_values_the_first_of_a_window_has_the_gradient() -> None:
     torch.manual_seed(2)
     product = torch.randint(3, (4, 5, 6, 7)).double()  # (H, B, W, O), mostly ties
-    stage = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True)
-    tape = stage.finished(product.new_zeros(7), product, product, product.clone())
+    stage = Convolution("weight", None, (7, 1, 1, 1), (0, 0), pools=True)
+    tape = stage.finished({}, product, product, product.clone())
     images = product.permute(1, 3, 0, 2).contiguous().requires_grad_()
     pooled = F.max_pool2d(images, 2)
     signal = torch.randn_like(pooled)
