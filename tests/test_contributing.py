@@ -30,19 +30,21 @@ def test_one_module_and_one_yaml_add_a_data_set(tmp_path):
     (tmp_path / "configs" / "data" / "coins.yaml").write_text(yaml)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
-    def run(*words):
-        return subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
-
-    program = "from fedmtl.data import load_data; print(load_data('coins', clients=3).ids)"
-    assert run("-c", program).stdout.strip() == "('purse-0', 'purse-1', 'purse-2')"
-    assert "coins              Coins of several purses." in run("-m", "fedmtl", "--help").stdout
-    words = ["data=coins", "data.clients=5", "rounds=2", "schedule=full", "baselines=null", "privacy=none"]
-    trained = run("-m", "fedmtl", *words, "hydra.run.dir=out")
-    assert trained.returncode == 0, trained.stderr
-    assert "fedavg on coins: 5 clients, 2 rounds" in trained.stdout
-    refused = run("-m", "fedmtl", "data=coins", "data.purses=5")
-    assert refused.returncode == 2
-    assert refused.stderr == "fedmtl: error: data.purses is no setting; accepted: clients.\n"
+    program = """
+import sys
+from fedmtl.cli import main
+from fedmtl.data import load_data
+print(load_data("coins", clients=3).ids)
+print([main(words.split()) for words in sys.argv[1:]])
+"""
+    train = "data=coins data.clients=5 rounds=2 schedule=full baselines=null privacy=none hydra.run.dir=out"
+    commands = [sys.executable, "-c", program, "--help", train, "data=coins data.purses=5"]
+    done = subprocess.run(commands, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("('purse-0', 'purse-1', 'purse-2')\n"), done.stderr
+    assert "coins              Coins of several purses." in done.stdout
+    assert "fedavg on coins: 5 clients, 2 rounds" in done.stdout
+    assert done.stdout.endswith("[0, 0, 2]\n")
+    assert done.stderr.endswith("fedmtl: error: data.purses is no setting; accepted: clients.\n")
 
 
 def test_the_walks_name_files_and_functions_that_exist():

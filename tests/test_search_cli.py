@@ -108,18 +108,6 @@ def test_an_interrupted_search_resumes(
             "error: PrivateSearch.score_noise is 0.0; it must be a finite number above 0.",
         ),
         (
-            ["algorithm=pmtl", "algorithm.lam=1,2", "--mean", "0"],
-            "error: PrivateSearch.mean is 0.0; the expected number of repetitions",
-        ),
-        (
-            ["algorithm=pmtl", "algorithm.lam=1,2", "--shape", "-1"],
-            "error: PrivateSearch.shape is -1.0; it must be at least 0",
-        ),
-        (
-            ["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"],
-            "error: PrivateSearch.score_bound is for regression",
-        ),
-        (
             ["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"],
             "raise PrivateSearch.score_noise (it is 0.001), or lower PrivateSearch.mean.",
         ),

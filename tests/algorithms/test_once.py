@@ -216,8 +216,8 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer]
         spent = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(delta)
         assert spent == pytest.approx(2.0, rel=1e-3)
     size = P if method is PublicStart else P * (P + 1) // 2 + P
-    drawn = np.stack([drawn_noise(learner, work, ONCE, privacy, seed=seed) for seed in range(300)])
-    assert drawn.shape == (300, 3, size)
+    drawn = np.stack([drawn_noise(learner, work, ONCE, privacy, seed=seed) for seed in range(100)])
+    assert drawn.shape == (100, 3, size)
     for k, owner in enumerate(ONCE[0].tolist()):
         scale = 2 * 1.5 * z / COUNTS[owner]
         law = stats.laplace(scale=scale) if mechanism == "laplace" else stats.norm(scale=scale)

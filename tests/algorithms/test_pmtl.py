@@ -58,8 +58,7 @@ def exact(data, lam: float, **options) -> PMTL:
     return PMTL(lam=lam, local=solver, **options)
 
 
-@pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("delta", ["global", "local"])
+@pytest.mark.parametrize(("lam", "delta"), [(0.1, "global"), (1.0, "global"), (10.0, "global"), (1.0, "local")])
 def test_reaches_the_closed_form_optimum(lam, delta):
     data = regression(examples=60)
     problem = problem_of(data, rounds={0.1: 60, 1.0: 100, 10.0: 450}[lam])

@@ -313,7 +313,7 @@ def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str
         own_penalty=own_penalty,
     )
     rng = np.random.default_rng(2)
-    clients = np.concatenate([rng.permutation(3) for _ in range(1500)])[None]  # delays of up to 2 T events
+    clients = np.concatenate([rng.permutation(3) for _ in range(900)])[None]  # delays of up to 2 T events
     state, _ = run(algorithm, problem, clients)
     p, q = (state.public[name][0].T.numpy() for name in ("shared", "own"))
     data = arrays(problem)
@@ -326,7 +326,7 @@ def test_the_optimum_of_an_independent_solver() -> None:
     """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
     problem = tasks("logistic", counts=(30, 40, 35), d=4)
     algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
-    state, _ = run(algorithm, problem, np.tile(np.arange(3), 1500)[None])
+    state, _ = run(algorithm, problem, np.tile(np.arange(3), 600)[None])
     data, shape = arrays(problem), (4, 3)
 
     def smooth(z):

@@ -325,11 +325,6 @@ def test_leaf_json_of_tokens(tmp_path):
         read_leaf(tmp_path / "x.json", integers=True)
 
 
-def test_tokens_beyond_the_vocabulary_are_refused_before_training():
-    with pytest.raises(ModelError, match=r"sentences has numbers from 0 to 20, and an embedding of the"):
-        fit(sentences(), models.mean_embedding(vocabulary=20, width=3))
-
-
 def test_embeddings_of_real_numbers_are_refused_with_the_way_out():
     data = FederatedDataset.from_tensors({"a": (np.zeros((4, 2)), [0, 1, 1, 0])})
     with pytest.raises(ModelError, match=r"embeddings take whole numbers, which data keep with transform=Integers\(\)"):

@@ -152,8 +152,7 @@ def test_a_model_without_a_trainable_parameter_is_refused_with_their_names() -> 
 # What moves, and what does not
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "threads"), [*((name, 0) for name in ALGORITHMS), ("pmtl", 2), ("fedrep", 2)])
 def test_frozen_parameters_keep_every_bit_and_the_rest_moves(name: str, threads: int) -> None:
     before = copy.deepcopy(NETWORK.state_dict())
     result = head(algorithm=ALGORITHMS[name], execution=Execution(threads=threads), rounds=3).fit()
