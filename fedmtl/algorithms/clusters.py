@@ -54,6 +54,24 @@ class ClusteredPMTL(Algorithm):
 
     Raises:
         ConfigError: a value outside these ranges, a file without these columns; later, a client without a cluster.
+
+    Example:
+        >>> from fedmtl import ClusteredPMTL, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> data = load_data("digits", clients=10)
+        >>> groups = {name: place % 2 for place, name in enumerate(data.ids)}
+        >>> trainer = Trainer(
+        ...     algorithm=ClusteredPMTL(clusters=groups, local=LocalSGD(lr=0.1)),
+        ...     data=data,
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> data = load_data("digits", clients=10)
+        >>> groups = {name: place % 2 for place, name in enumerate(data.ids)}
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     clusters: Mapping[str, Any] | str | Path
@@ -144,6 +162,20 @@ class IFCA(Algorithm):
 
     Raises:
         ConfigError: a value outside these ranges.
+
+    Example:
+        >>> from fedmtl import FullParticipation, IFCA, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=IFCA(clusters=2, local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     clusters: Count = 3

@@ -31,6 +31,20 @@ class Ditto(SharedModel):
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
+
+    Example:
+        >>> from fedmtl import Ditto, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=Ditto(lam=0.5, local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     lam: NonNegative = 1.0

@@ -20,6 +20,20 @@ class FedAvg(SharedModel):
 
     Args:
         local, server_lr, server_optimizer: see :class:`SharedModel`.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     name, title, colour = "fedavg", "FedAvg", "#D55E00"
@@ -35,6 +49,20 @@ class FedProx(FedAvg):
     Args:
         mu: strength of the proximal term.
         local, server_lr, server_optimizer: see :class:`SharedModel`.
+
+    Example:
+        >>> from fedmtl import FedProx, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedProx(mu=0.1, local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     mu: NonNegative = 0.1

@@ -45,6 +45,20 @@ class FedRep(SharedModel):
     Raises:
         ConfigError: a value outside these ranges; later, a name that the network does not have, or a head that is the
             whole network.
+
+    Example:
+        >>> from fedmtl import FedRep, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedRep(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.mlp(hidden=8),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 610])
     """
 
     head: str | Sequence[str] = "auto"
@@ -148,6 +162,20 @@ class FedPer(FedRep):
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.
         head_local: of a client that never took part, which fits only a head; None: ``local``.
+
+    Example:
+        >>> from fedmtl import FedPer, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedPer(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.mlp(hidden=8),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 610])
     """
 
     name, title, colour = "fedper", "FedPer", "#6a8f00"

@@ -56,6 +56,22 @@ class Finetune:
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the proximal step.
+
+    Example:
+        >>> from fedmtl import FedAvg, Finetune, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     finetune=Finetune(kind="mean", lam=0.1, local=LocalSGD(lr=0.1)),
+        ...     progress=False,
+        ... )
+        >>> result = trainer.fit()
+        >>> result.finetuned.metric, sorted(result.finetuned.by_client)
+        ('accuracy', ['finetuned', 'personal', 'shared'])
     """
 
     kind: Kind = "mean"

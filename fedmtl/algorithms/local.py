@@ -17,6 +17,20 @@ class Local(Algorithm):
 
     Args:
         local: the clients' local solver; a client trains whenever the schedule calls it.
+
+    Example:
+        >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=Local(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))

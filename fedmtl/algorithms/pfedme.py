@@ -38,6 +38,20 @@ class PFedMe(SharedModel):
 
     Raises:
         ConfigError: a value outside these ranges, ``eta * lam >= 2``, or ``lr * lam >= 2`` without the proximal step.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, PFedMe, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=PFedMe(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     lam: Positive = 1.0

@@ -48,6 +48,20 @@ class PMTL(Algorithm):
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PMTL, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     lam: NonNegative = 1.0

@@ -35,6 +35,20 @@ class PPSGD(SharedModel):
 
     Raises:
         ConfigError: a value outside these ranges, or another solver.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, PPSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=PPSGD(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     ratio: NonNegative = 1.0

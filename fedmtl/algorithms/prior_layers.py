@@ -111,6 +111,20 @@ class PriorLayers(Algorithm):
 
     Raises:
         ConfigError: a value outside these ranges, or a step size too large for 20 ridge without the proximal step.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PriorLayers, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=PriorLayers(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     layers: tuple[str, ...] | None = None

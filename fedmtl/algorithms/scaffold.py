@@ -41,6 +41,20 @@ class Scaffold(SharedModel):
 
     Raises:
         ConfigError: a value outside these ranges, or another solver.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, Scaffold, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=Scaffold(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
     """
 
     name, title, colour = "scaffold", "SCAFFOLD", "#006b8f"

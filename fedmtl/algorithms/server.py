@@ -23,6 +23,12 @@ class ServerOptimizer:
         optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``.
         lr: its step size.
         options: its further arguments, such as ``{"momentum": 0.9}``.
+
+    Example:
+        >>> from fedmtl import FedAvg, LocalSGD, ServerOptimizer
+        >>> server = ServerOptimizer(optimizer_name="Adam", lr=0.01, options={"betas": (0.9, 0.99)})
+        >>> FedAvg(local=LocalSGD(lr=0.1), server_optimizer=server).server_optimizer.optimizer_name
+        'Adam'
     """
 
     optimizer_name: str = "SGD"

@@ -52,6 +52,17 @@ class FederatedDataset:
 
     Raises:
         DataError: malformed data; the message names the client, the field and what is accepted.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FederatedDataset
+        >>> data = FederatedDataset.from_tensors(
+        ...     {"ann": (torch.rand(8, 3), torch.rand(8)), "bob": (torch.rand(4, 3), torch.rand(4))},
+        ...     test_fraction=0.25,
+        ...     classes=None,
+        ... )
+        >>> data.ids, data.train.counts.tolist(), data.spec.shape
+        (('ann', 'bob'), [6, 3], (3,))
     """
 
     train: Examples

@@ -67,6 +67,11 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
     Raises:
         ConfigError: an unknown name or option, or a required option that is missing.
         DataError: malformed data.
+
+    Example:
+        >>> from fedmtl import load_data
+        >>> len(load_data("digits", clients=10))
+        10
     """
     if name not in LOADERS:
         raise ConfigError(f"data.name is {name!r}; accepted: {', '.join(map(repr, sorted(LOADERS)))}.")

@@ -47,6 +47,11 @@ class Execution:
             Local training takes fewer than 4 one by one, and without padding.
         threads: worker threads over which clients are spread; 0 for none, and operations divide themselves; ``None``
             takes the number of available cores for convolutions and perceptrons on a CPU, and 0 otherwise.
+
+    Example:
+        >>> from fedmtl import Execution
+        >>> Execution(chunk=16, threads=2)
+        Execution(chunk=16, threads=2)
     """
 
     chunk: int | None = None

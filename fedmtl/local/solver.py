@@ -89,6 +89,13 @@ class LocalSGD(LocalSolver):
     Args:
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
         momentum, nesterov, weight_decay: as in ``torch.optim.SGD``; momentum starts at zero in every participation.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import LocalSGD
+        >>> solver = LocalSGD(lr=0.1, epochs=2, batch_size=10)
+        >>> solver.step_counts(torch.tensor([25, 10, 0])).tolist()
+        [6, 2, 0]
     """
 
     momentum: float = 0.0
@@ -123,6 +130,13 @@ class LocalOptimizer(LocalSolver):
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
         optimizer_name: a class of ``torch.optim``, such as ``"Adam"``.
         options: its further arguments.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import LocalOptimizer
+        >>> solver = LocalOptimizer(optimizer_name="AdamW", lr=0.001, steps=5, options={"weight_decay": 0.01})
+        >>> solver.step_counts(torch.tensor([25, 10])).tolist()
+        [5, 5]
     """
 
     optimizer_name: str = "Adam"

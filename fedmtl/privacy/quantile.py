@@ -36,6 +36,12 @@ class QuantileClip:
         lr: eta_C, the rate of the geometric update, above 0.
         count_noise: sigma_b, standard deviation of the noise on the count, in clients; None for a twentieth of the
             expected cohort, as in the paper.
+
+    Example:
+        >>> from fedmtl import QuantileClip
+        >>> clip = QuantileClip(initial=1.0, quantile=0.5, lr=0.2)
+        >>> clip.updated_norm(1.0, noisy_fraction=0.9) < 1.0
+        True
     """
 
     initial: float

@@ -268,6 +268,11 @@ class PoissonSampling:
 
     Args:
         cohort: expected number of clients a step, above 0 and at most the population; the public denominator.
+
+    Example:
+        >>> from fedmtl import PoissonSampling
+        >>> PoissonSampling(cohort=100).bind(1000).describe()
+        'Poisson, expected cohort 100 of 1000 clients (q = 0.1)'
     """
 
     cohort: float = 100
@@ -292,6 +297,11 @@ class FixedCohort:
     Args:
         cohort: number of clients a step, at most the population.
         max_uses: most steps one client takes part in; clients at the cap are no longer drawn.
+
+    Example:
+        >>> from fedmtl import FixedCohort
+        >>> FixedCohort(cohort=100, max_uses=5).bind(1000).describe()
+        'fixed cohort of 100 of 1000 clients, each at most 5 times'
     """
 
     cohort: int
@@ -317,6 +327,11 @@ class CyclicCohorts:
 
     Args:
         cohort: number of clients a step, at most the population.
+
+    Example:
+        >>> from fedmtl import CyclicCohorts
+        >>> CyclicCohorts(cohort=100).bind(1000).separation
+        10
     """
 
     cohort: int
@@ -332,7 +347,13 @@ class CyclicCohorts:
 
 @dataclass(frozen=True)
 class FullParticipation:
-    """Every client takes part in every step."""
+    """Every client takes part in every step.
+
+    Example:
+        >>> from fedmtl import FullParticipation
+        >>> FullParticipation().bind(1000).describe()
+        'all 1000 clients in every step'
+    """
 
     def bind(self, n: int) -> BoundFull:
         """Attach the population size."""

@@ -47,6 +47,12 @@ class ClientPrivacy:
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy
+        >>> privacy = ClientPrivacy(clip_norm=0.5, epsilon=4.0)
+        >>> privacy.mechanism, privacy.resolved_delta(1000)
+        ('gaussian', 1e-05)
     """
 
     clip_norm: float | QuantileClip
@@ -115,6 +121,12 @@ class RecordPrivacy:
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
+
+    Example:
+        >>> from fedmtl import RecordPrivacy
+        >>> privacy = RecordPrivacy(clip_norm=1.0, epsilon={"ann": 1.0, "bob": 4.0})
+        >>> privacy.budgets(("ann", "bob"))
+        (1.0, 4.0)
     """
 
     clip_norm: float

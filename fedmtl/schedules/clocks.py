@@ -127,6 +127,12 @@ class PoissonClocks(AsynchronousSchedule):
         events: of the whole run, T; None to go on until every client has reached its cap.
         per_client: the most activations of each client, one number or one a client; None for no cap.
         rate: activations per unit of time, one number or one a client; 0 never acts.
+
+    Example:
+        >>> from fedmtl import PoissonClocks
+        >>> schedule = PoissonClocks(per_client=3).bind(4)
+        >>> schedule.steps, schedule.caps.tolist()
+        (12, [3, 3, 3, 3])
     """
 
     events: int | None = None
@@ -160,6 +166,12 @@ class Latencies(AsynchronousSchedule):
         events: of the whole run; None to go on until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
+
+    Example:
+        >>> from fedmtl import Latencies
+        >>> schedule = Latencies(latency=1.0, activations=2, scale=[1.0, 1.0, 5.0]).bind(3)
+        >>> schedule.events(0, 0, 6).client.tolist()
+        [[0, 1, 0, 1, 2, 2]]
     """
 
     latency: float | RandomLatency | TraceLatency
@@ -202,6 +214,12 @@ class Synchronous(Latencies):
 
     A round is one event a client, in the order of the clients, all at the time of the slowest. Activation k of
     a client takes exactly the latency that it takes under :class:`Latencies` with the same seed.
+
+    Example:
+        >>> from fedmtl import Synchronous
+        >>> schedule = Synchronous(latency=1.0, activations=2, scale=[1.0, 1.0, 5.0]).bind(3)
+        >>> schedule.events(0, 0, 6).client.tolist()
+        [[0, 1, 2, 0, 1, 2]]
     """
 
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:

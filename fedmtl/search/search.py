@@ -136,6 +136,25 @@ class PrivateSearch:
 
     Raises:
         ConfigError: a value outside its range, or candidates that differ in what the accounting needs equal.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD
+        >>> from fedmtl import PrivateSearch, Trainer, load_data, models
+        >>> data = load_data("digits", clients=20)
+        >>> def candidate(lr):
+        ...     return Trainer(
+        ...         algorithm=FedAvg(local=LocalSGD(lr=lr)),
+        ...         data=data,
+        ...         model=models.softmax_regression(),
+        ...         schedule=FullParticipation(),
+        ...         privacy=ClientPrivacy(clip_norm=0.5, epsilon=20.0),
+        ...         rounds=2,
+        ...         progress=False,
+        ...     )
+        >>> candidates = {str(lr): candidate(lr) for lr in (0.1, 0.5)}
+        >>> search = PrivateSearch(candidates=candidates, score_noise=0.1, progress=False)
+        >>> search.fit().privacy.epsilon <= 20.0
+        True
     """
 
     candidates: Mapping[str, Trainer]

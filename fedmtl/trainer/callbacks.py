@@ -30,6 +30,26 @@ class Callback:
     """What can be done around the loop; every method does nothing unless overridden.
 
     A callback must not write private numbers where observers can see them.
+
+    Example:
+        >>> from fedmtl import Callback, FullParticipation, Local, LocalSGD, Trainer, load_data, models
+        >>> class Count(Callback):
+        ...     rounds = 0
+        ...     def on_event(self, event, state):
+        ...         self.rounds += 1
+        >>> count = Count()
+        >>> result = Trainer(
+        ...     algorithm=Local(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=3,
+        ...     callbacks=(count,),
+        ...     progress=False,
+        ... ).fit()
+        >>> count.rounds
+        3
     """
 
     def on_start(self, name: str, rounds: int, step: int) -> None:

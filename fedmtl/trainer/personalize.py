@@ -296,6 +296,14 @@ def personalize(
     Raises:
         ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
         ModelError: see :func:`fedmtl.local.prepare_module`.
+
+    Example:
+        >>> from fedmtl import Finetune, LocalSGD, load_data, models, personalize
+        >>> data = load_data("digits", clients=10)
+        >>> released = models.softmax_regression()(data.spec)
+        >>> new = personalize(released, data, finetune=Finetune(kind="mean", local=LocalSGD(lr=0.1)))
+        >>> new.personal.shape
+        torch.Size([10, 650])
     """
     data = as_data(data)
     if not isinstance(model, nn.Module):

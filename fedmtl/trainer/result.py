@@ -61,6 +61,20 @@ class Result(Scored):
         tested: how many clients have something to test on.
         constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it is
             not known, as of a loss of the caller's own.
+
+    Example:
+        >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models
+        >>> result = Trainer(
+        ...     algorithm=Local(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... ).fit()
+        >>> result.metric, result.personal.shape, result.privacy.headline
+        ('accuracy', torch.Size([10, 650]), 'nothing is released: epsilon = 0')
     """
 
     algorithm: str

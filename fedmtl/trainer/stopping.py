@@ -21,6 +21,12 @@ class EarlyStopping:
     Args:
         patience: evaluations without an increase after which the run stops.
         min_delta: the least increase that counts, relative to the largest distance before.
+
+    Example:
+        >>> from fedmtl import EarlyStopping
+        >>> rule = EarlyStopping(patience=2)
+        >>> rule.stops([{"distance": 1.0}, {"distance": 0.9}]), rule.stops([{"distance": d} for d in (1.0, 0.9, 0.8)])
+        (False, True)
     """
 
     patience: int = 3

@@ -97,6 +97,21 @@ class Trainer:
 
     Raises:
         ConfigError: a value outside its range.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> result = trainer.fit()
+        >>> result.epsilon <= 8.0, len(result.ids)
+        (True, 10)
     """
 
     algorithm: Algorithm

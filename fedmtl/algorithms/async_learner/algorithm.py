@@ -70,6 +70,20 @@ class AsyncLearner(CentralLearner):
 
     Raises:
         ConfigError: an impossible value.
+
+    Example:
+        >>> from fedmtl import AsyncLearner, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=AsyncLearner(kappa=5.0),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=2),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=8,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     loss: LossName = "squared"

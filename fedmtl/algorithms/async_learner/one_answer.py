@@ -105,6 +105,23 @@ class PublicStart(OneAnswer):
 
     Raises:
         ConfigError: an impossible value.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from fedmtl import PoissonClocks, PublicStart, RecordPrivacy, Trainer, load_data, models
+        >>> public = load_data("synthetic_tasks", tasks=4, seed=1).train
+        >>> data = replace(load_data("synthetic_tasks", tasks=4), public=public)
+        >>> trainer = Trainer(
+        ...     algorithm=PublicStart(),
+        ...     data=data,
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=1),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=4,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     loss: Literal["squared", "logistic"] = "squared"  # the hinge has no second derivative
@@ -156,6 +173,20 @@ class Moments(OneAnswer):
 
     Raises:
         ConfigError: an impossible value.
+
+    Example:
+        >>> from fedmtl import Moments, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=Moments(),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=1),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=4,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     name, title, colour = "moments", "AdaSSP", "#558b2f"

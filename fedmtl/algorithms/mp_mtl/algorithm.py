@@ -83,6 +83,20 @@ class MPMTL(TaskAlgorithm):
 
     Raises:
         ConfigError: a value outside these ranges.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation, MPMTL, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=MPMTL(lam=0.1),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     loss: TaskLoss = "squared"

@@ -51,6 +51,20 @@ class MPMTLayers(Algorithm):
 
     Raises:
         ConfigError: a value outside these ranges.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, MPMTLayers, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=MPMTLayers(layers=("1",), local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.mlp(hidden=8),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 610])
     """
 
     layers: tuple[str, ...]

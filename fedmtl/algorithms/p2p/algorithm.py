@@ -101,6 +101,21 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
 
     Raises:
         ConfigError: a value outside these ranges, or settings that exclude one another.
+
+    Example:
+        >>> from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> from fedmtl.graphs import Ring
+        >>> trainer = Trainer(
+        ...     algorithm=PeerToPeer(graph=Ring()),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=2),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=8,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     graph: Graph | GraphSettings

@@ -94,6 +94,20 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
 
     Raises:
         ConfigError: a value outside these ranges.
+
+    Example:
+        >>> from fedmtl import PPDMTL, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=PPDMTL(lam=0.015),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=2),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=8,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     loss: Literal["logistic", "squared"] = "logistic"
