@@ -29,8 +29,9 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.rounds import Message
 from ..trainer import Trainer
 from ..trainer.checkpoint import read_tensors, write_json, write_tensors
-from ..trainer.evaluation import evaluate_each, metric_name
+from ..trainer.evaluation import evaluate_each
 from ..trainer.folder import RunFolder, model_state
+from ..trainer.metrics import main_metric
 from ..trainer.personalize import finetuned, held_out
 from ..trainer.problem import coded_for, fingerprint
 from ..trainer.scored import Scored
@@ -246,7 +247,7 @@ class Node:
             ids=problem.data.ids,
             personal=row,
             by_client=evaluate_each(problem, lambda own: row, ONE, metrics).by_client(problem),
-            metric=metric_name(problem),
+            metric=main_metric(problem.data.spec).name,
             shared=shared,
             shared_by_client=None if of_shared is None else of_shared.by_client(problem),
         )

@@ -25,9 +25,9 @@ from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.checkpoint import write_json
-from ..trainer.engine import Measured, distance
-from ..trainer.evaluation import metric_name
+from ..trainer.engine import Measured
 from ..trainer.folder import RunFolder
+from ..trainer.metrics import main_metric
 from ..trainer.result import Result
 from ..trainer.run import Run, fitted
 from ..trainer.sources import Source
@@ -219,7 +219,7 @@ class NodeEngine:
         nodes: that are connected.
     """
 
-    coins, counts = None, False
+    coins = None
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -294,8 +294,8 @@ class NodeEngine:
     def measure(self, run: Run, state: State) -> Measured:
         """Nothing is measured where there are no records."""
         nan = float("nan")
-        row = {"epsilon": run.channel.epsilon, "loss": nan, metric_name(run.problem): nan}
-        return Measured([row | distance(run, run.algorithm.shared(state))], None, None)
+        main = main_metric(run.problem.data.spec).name
+        return Measured([{"epsilon": run.channel.epsilon, "loss": nan, main: nan}], None, None)
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Hand the last public state to all nodes, each of which makes its own model of it; return the released model

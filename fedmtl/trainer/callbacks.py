@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .._files import write_bytes
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
-from .evaluation import metric_of
+from .evaluation import METRICS
 
 if TYPE_CHECKING:
     from ..algorithms.base import State
@@ -93,7 +93,7 @@ class ProgressBar(Callback):
         self._bar.update(self._task, completed=block.step + 1)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        metric = metric_of(row)
+        metric = next(name for name in METRICS if name in row)
         epsilon = "none" if math.isinf(row["epsilon"]) else rounded_up(row["epsilon"], 3)
         numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
         numbers += f"  epsilon {epsilon}"

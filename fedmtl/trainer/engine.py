@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, State
-from ..errors import ConfigError
 from ..privacy import NoiseSource, PrivacyReport
 from ..schedules import Block
 from .evaluation import Metrics, evaluate_each, evaluate_shared, summarize
@@ -42,15 +41,11 @@ class Engine(Protocol):
 
     Attributes:
         coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
-            seed, and nothing is logged.
-        counts: whether the clients' local trainings can be counted here.
+            seed, and nothing is logged, nor are local trainings counted.
     """
 
     @property
     def coins(self) -> NoiseSource | None: ...
-
-    @property
-    def counts(self) -> bool: ...
 
     def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         """Return the channel and the blocks of the run."""
@@ -78,10 +73,6 @@ class LocalEngine:
 
     coins: NoiseSource | None = None
 
-    @property
-    def counts(self) -> bool:
-        return self.coins is None
-
     def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
 
@@ -108,7 +99,6 @@ class LocalEngine:
             values: dict[str, Any] = {"epsilon": run.channel.epsilon} | numbers_of(panel.problem, personal)
             objective = algorithm.objective(problem, state)
             values |= {} if objective is None else {"objective": float(objective)}
-            values |= distance(run, model)
             if shared is not None:
                 values |= summarize(panel.problem, shared, "global_")
             return values
@@ -128,15 +118,6 @@ class LocalEngine:
 
     def report(self, run: Run, report: PrivacyReport) -> PrivacyReport:
         return report
-
-
-def distance(run: Run, model: Tensor | None) -> dict[str, float]:
-    """Return how far the shared model has moved, where early stopping asks for it."""
-    if run.settings.early_stopping is None:
-        return {}
-    if model is None:
-        raise ConfigError(f"early_stopping looks at the shared model, but {run.algorithm.name} has none.")
-    return {"distance": float((model - run.problem.initial).norm())}
 
 
 def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:

@@ -68,21 +68,19 @@ class Metrics:
         """Return every metric of every client of the problem for which it is defined, by name and id: the loss, the
         main metric, the nMSE of one real target, and the others."""
         tested = problem.data.test.counts > 0
-        columns = {"loss": (self.loss, tested), metric_name(problem): (self.score, self.weight > 0)}
+        columns = {"loss": (self.loss, tested), main_metric(problem.data.spec).name: (self.score, self.weight > 0)}
         if kind_of(problem.data.spec) == "number":
             part = problem.data.test
             task, _ = normalized(self.score, part.y.cpu(), part.offsets)
             columns["nmse"] = task, ~task.isnan()
         columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
-        return {name: _named(problem.data.ids, values, defined) for name, (values, defined) in columns.items()}
-
-
-def _named(ids: tuple[str, ...], values: Tensor, defined: Tensor) -> dict[str, float]:
-    """Values (n,) of the clients ``defined`` (n,), by id."""
-    if bool(defined.all()):
-        return dict(zip(ids, values.tolist(), strict=True))
-    places = defined.nonzero()[:, 0].tolist()
-    return {ids[place]: value for place, value in zip(places, values[defined].tolist(), strict=True)}
+        return {
+            name: {
+                problem.data.ids[client]: value
+                for client, value in zip(defined.nonzero()[:, 0].tolist(), values[defined].tolist(), strict=True)
+            }
+            for name, (values, defined) in columns.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -121,16 +119,6 @@ class Panel:
     def ids(self) -> tuple[str, ...] | None:
         """Ids of the clients that were drawn; None where all are evaluated."""
         return self.problem.data.ids if self.drawn else None
-
-
-def metric_name(problem: Problem) -> str:
-    """Return the name of the main metric: ``"accuracy"``, ``"mse"`` or ``"recall_at_5"``."""
-    return main_metric(problem.data.spec).name
-
-
-def metric_of(row: Mapping[str, object]) -> str:
-    """The main metric that a row of the history has."""
-    return next(name for name in METRICS if name in row)
 
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:

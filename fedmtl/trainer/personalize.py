@@ -22,9 +22,9 @@ from ..errors import ConfigError
 from ..local import Execution, operation_threads
 from ..local.losses import Loss
 from ..privacy import Privacy, RecordPrivacy
-from .evaluation import Metrics, evaluate_each, evaluate_shared, metric_name, try_metrics
+from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
-from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
+from .metrics import REGISTRY, Metric, MetricFunction, main_metric, resolve_metrics, usual_metrics
 from .problem import build_problem, coded_for
 from .scored import ByClient, Finetuned, Scored, Stage, beside, score_lines, spread_of
 
@@ -325,7 +325,7 @@ def personalize(
             ids=data.ids,
             personal=problem.initial.expand(problem.clients, -1),
             by_client=scores,
-            metric=metric_name(problem),
+            metric=main_metric(data.spec).name,
             shared=problem.initial,
             shared_by_client=scores,
             asked=asked,

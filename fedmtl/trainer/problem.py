@@ -98,9 +98,11 @@ def build_problem(
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
             resolved = Execution(chunk=1, threads=cores)
+    if place.type != "cpu" and not isinstance(data.transform, MappedImages):  # these are read as they are needed
+        data = data.to(place)
     executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
-        data=place_data(data, place),
+        data=data,
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
         loss=resolve_loss(loss),
@@ -229,11 +231,6 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
     outputs = _tried(module, sample, dtype)  # of an error the check of the module says what is wrong
     single = isinstance(outputs, Tensor) and outputs.shape[1:].numel() == 1
     return "binary_cross_entropy" if single else "cross_entropy"
-
-
-def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:
-    """Return the data on the device; images in files stay there, and are read as they are needed."""
-    return data if device.type == "cpu" or isinstance(data.transform, MappedImages) else data.to(device)
 
 
 def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:

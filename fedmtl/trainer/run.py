@@ -29,8 +29,9 @@ from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .engine import Engine, LocalEngine, Measured
-from .evaluation import Panel, constant_loss, metric_name, try_metrics
+from .evaluation import Panel, constant_loss, try_metrics
 from .folder import RunFolder
+from .metrics import main_metric
 from .personalize import Terms, finetuned, held_out, not_covered
 from .problem import describe, fingerprint, share_beyond
 from .replicates import OUTSIDE, chosen, numbers_of
@@ -222,13 +223,10 @@ class Run:
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        self.algorithm = self.settings.algorithm
         self.callbacks: list[Callback] = []
         self.warned = 0  # diverged local trainings at the last warning
         self.written = -math.inf  # when metrics.csv was
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.settings.algorithm
 
     @cached_property
     def fingerprint(self) -> str:
@@ -251,12 +249,14 @@ class Run:
         self.channel, self.source = self.engine.open(self, resume)
         with closing(self.channel):  # also after an interruption
             state, step, tally = self.engine.init(self), 0, Tally()
+            if self.settings.early_stopping is not None and self.algorithm.shared(state) is None:
+                raise ConfigError(f"early_stopping looks at the shared model, but {self.algorithm.name} has none.")
             if checkpoint is not None and folder is not None:
                 checkpoint.check(folder.checkpoint, self.fingerprint)
                 step, tally = checkpoint.step, checkpoint.tally
                 self._restore(checkpoint, state, folder)
             self.channel.start(step)  # also when no round is left to draw
-            if self.engine.counts:
+            if self.engine.coins is None:
                 self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
                 self.warned = tally.diverged if first else 0
             signal = self.channel.snr() if first and self.engine.coins is None else None
@@ -267,7 +267,7 @@ class Run:
             self.callbacks *= int(first)
             self.began = time.monotonic() - (self.history[-1]["time"] if self.history else 0.0)
             self.saved = time.monotonic()
-            result: Result | None = None
+            outcome: Result | None = None
             try:
                 for callback in self.callbacks:
                     callback.on_start(self.algorithm.name, self.source.stop, step)
@@ -275,10 +275,10 @@ class Run:
                     state, step, stopped = self._advance(state, step, interrupted)
                 if ranks.share(interrupted):
                     raise KeyboardInterrupt
-                result = self._finish(state, step, stopped)
+                outcome = result = self._finish(state, step, stopped)
             finally:  # also after an interruption
                 for callback in self.callbacks:
-                    callback.on_end(result)
+                    callback.on_end(outcome)
         ledger = self.channel.account.ledger  # has its last line
         return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
 
@@ -349,7 +349,9 @@ class Run:
         while self.history and self.history[-1]["round"] == step:  # the run ended at an evaluated round
             self.history.pop()
         when = self.ranks.share(lambda: time.monotonic() - self.began)
-        counts = self._diverged(step, measured)
+        counts: dict[str, float] = dict(self._diverged(step, measured))
+        if self.settings.early_stopping is not None and (model := self.algorithm.shared(state)) is not None:
+            counts["distance"] = float((model - self.problem.initial).norm())
         for row in measured.rows:
             self.history.append({"round": step, "time": when} | row | counts)
             for callback in self.callbacks:
@@ -435,7 +437,7 @@ class Run:
         personal, parts = self.engine.models(self, state)
         if (count := self.settings.repeated.count) > 1:
             report = replace(report, outside=(OUTSIDE.format(count=count), *report.outside))
-        metric = metric_name(problem)
+        metric = main_metric(problem.data.spec).name
         nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
         return Result(
             algorithm=self.algorithm.name,
