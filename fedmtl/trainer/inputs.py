@@ -7,12 +7,13 @@ import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from .. import models
 from ..algorithms import Algorithm, ServerOptimizer
+from ..algorithms.finetune import Finetune
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
@@ -21,8 +22,10 @@ from ..privacy import Privacy
 from .callbacks import Callback
 from .stopping import EarlyStopping
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 _NAMED = ("softmax_regression", "logistic_regression", "linear_regression", "mlp", "femnist_cnn", "celeba_cnn")
-_METHODS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 def as_data(data: Any) -> FederatedDataset:
@@ -69,40 +72,42 @@ def as_folder(folder: Any) -> str | Path | None:
 
 
 def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return objects with the methods of a callback."""
+    """Return the callbacks that were given."""
     if not isinstance(callbacks, Iterable):
-        raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects with the methods of Callback.")
+        raise ConfigError(f"callbacks is {callbacks!r}; give a list of callbacks.")
     listeners = tuple(callbacks)
     for listener in listeners:
-        lacking = [name for name in _METHODS if not callable(getattr(listener, name, None))]
-        if isinstance(listener, type) or lacking:
-            why = "a class: make an object of it" if isinstance(listener, type) else f"without {', '.join(lacking)}"
-            raise ConfigError(f"callbacks has {listener!r}, {why}; derive from fedmtl.Callback, which does nothing.")
+        if not isinstance(listener, Callback):
+            raise ConfigError(f"callbacks has {listener!r}; give objects of a class derived from fedmtl.Callback.")
     return listeners
 
 
-def as_execution(execution: Any) -> Execution:
-    """Return how client work runs."""
-    if not isinstance(execution, Execution):
-        raise ConfigError(f"execution is {execution!r}; give Execution(chunk=..., threads=...).")
-    return execution
+def check_kinds(settings: Trainer) -> None:
+    """Refuse settings that are of another kind.
 
-
-def check_kinds(algorithm: Algorithm, early_stopping: Any, seed: Any) -> None:
-    """Refuse a local solver, an optimizer of the server, a stopping rule or a seed that is of another kind."""
-    local, server = algorithm.local, getattr(algorithm, "server_optimizer", None)
-    if local is not None and not isinstance(local, LocalSolver):
-        raise ConfigError(f"the algorithm's local is {local!r}; give a local solver, such as LocalSGD(lr=0.1).")
-    if server is not None and not isinstance(server, ServerOptimizer):
-        raise ConfigError(
-            f"the algorithm's server_optimizer is {server!r}; give None or a ServerOptimizer, such as "
-            "ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
-            "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: {momentum: 0.9}}'."
-        )
-    if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
-        raise ConfigError(f"early_stopping is {early_stopping!r}; give EarlyStopping(patience=3) or None.")
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise ConfigError(f"seed is {seed!r}; it must be a whole number.")
+    Raises:
+        ConfigError: named.
+    """
+    algorithm = settings.algorithm
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"algorithm is {algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
+    server = (
+        "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
+        "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: {momentum: 0.9}}'"
+    )
+    optimizer = getattr(algorithm, "server_optimizer", None)
+    for name, value, kinds, accepted in (
+        ("privacy", settings.privacy, Privacy | None, "ClientPrivacy(...), RecordPrivacy(...) or None"),
+        ("execution", settings.execution, Execution, "Execution(chunk=..., threads=...)"),
+        ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
+        ("finetune", settings.finetune, Finetune | None, "Finetune(...) or None"),
+        ("the algorithm's local", algorithm.local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),
+        ("the algorithm's server_optimizer", optimizer, ServerOptimizer | None, server),
+    ):
+        if not isinstance(value, kinds):
+            raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
+        raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
 
 
 def check_declared(data: FederatedDataset, privacy: Privacy | None, epsilons: Sequence[float] | None) -> None:

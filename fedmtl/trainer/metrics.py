@@ -135,7 +135,7 @@ def _recall(outputs: Tensor, y: Tensor) -> float:
 
 
 def class_scores(outputs: Tensor) -> Tensor:
-    """Return the log-odds of every class against all others, float64 (N, C), or (N, 1) of the second of two classes.
+    """Return the log-odds of every class against all others, float64 (N, C); of one logit itself.
 
     They order examples as the softmax probabilities do, without their rounding to 1.
 
@@ -143,8 +143,6 @@ def class_scores(outputs: Tensor) -> Tensor:
         outputs: (N,) or (N, 1), one logit for the second class, or (N, C), one a class.
     """
     z = outputs.double().reshape(len(outputs), -1)
-    if z.shape[1] == 2:
-        return z[:, 1:] - z[:, :1]
     if z.shape[1] == 1:
         return z
     others = [torch.cat([z[:, :c], z[:, c + 1 :]], 1).logsumexp(1) for c in range(z.shape[1])]

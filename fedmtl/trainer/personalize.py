@@ -53,8 +53,6 @@ def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions:
     """
     if finetune is None:
         return
-    if not isinstance(finetune, Finetune):
-        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...) or None.")
     if algorithm.loss is not None:
         raise ConfigError(
             f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."

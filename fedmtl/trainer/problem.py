@@ -367,10 +367,8 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
         return [describe(v, within) for v in value]
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray):
         return _digest(value)
-    if isinstance(value, np.ndarray):
-        return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     state = {} if any(value is outer for outer in within) else _state(value)
     return name + json.dumps(describe(state, (*within, value)), sort_keys=True) if state else name
@@ -411,5 +409,6 @@ def _plain(constant: Any) -> str:
     return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.blake2b(tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+def _digest(values: Tensor | np.ndarray) -> str:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()

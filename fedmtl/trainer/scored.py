@@ -7,7 +7,7 @@ import copy
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite, isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -286,12 +286,7 @@ def score_lines(
         if few < clients:
             most = f" to {max(defined):,}" if max(defined) > few else ""
             lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
-    tenths = sorted({ceil(len(stage.by_client.get(m.name, {})) / 10) for stage in stages for m in metrics})
-    size = "tenth of" if len(tenths) > 1 else "" if tenths == [1] else f"{tenths[0]:,}"
-    who = "the client" if size == "" else f"the {size} clients"
-    directions = {metric.higher_is_better for metric in metrics}
-    end = "lowest" if directions == {True} else "largest" if directions == {False} else "worst"
-    lines.append(f"  tenth: mean over {who} with the {end} scores")
+    lines.append("  tenth: mean over the tenth of the clients with the worst scores")
     lines.append("  spread: standard deviation")
     if reference is not None:
         lines[-1] += f"; than {name}: % of clients better/equal/worse"

@@ -10,23 +10,22 @@ from typing import Any
 
 from torch import nn
 
-from .._check import one_of, positive_int
+from .._check import given, one_of, positive_int
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..data import FederatedDataset
-from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
 from ..models import ModelFactory
-from ..privacy import BoundSampler, ClientPrivacy, NoiseSource, Privacy, RecordPrivacy
+from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import BoundSchedule
 from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine
-from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_declared, check_kinds
+from .inputs import as_callbacks, as_data, as_folder, as_model, check_declared, check_kinds
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .personalize import check_finetune
 from .problem import build_problem, coded_for, resolve_device
@@ -140,23 +139,17 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
-            raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
-        if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
-            raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
-        check_kinds(self.algorithm, self.early_stopping, self.seed)
+        check_kinds(self)
         values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
         values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
-        values |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}
-        values |= {"seed": int(self.seed)}
+        values |= {"callbacks": as_callbacks(self.callbacks), "seed": int(self.seed)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds, replicates=self.replicates)
         one_of(self, ("float32", "float64"), dtype=self.dtype)
-        for name in ("eval_every", "evaluate_clients", "checkpoint_every"):
-            if getattr(self, name) is not None:
-                positive_int(self, **{name: getattr(self, name)})
+        counts = ("eval_every", "evaluate_clients", "checkpoint_every")
+        positive_int(self, **given(**{name: getattr(self, name) for name in counts}))
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
