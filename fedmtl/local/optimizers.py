@@ -157,31 +157,3 @@ def check_stable(lr: float, lam: float) -> None:
             f"lr * lam = {lr:g} * {lam:g} = {lr * lam:g}: from 2 on, the anchor term makes every step overshoot and "
             "the local models explode. Lower lr or lam, or set proximal=True."
         )
-
-
-def check_elementwise(factory: Callable[[Iterable[Tensor]], Any]) -> None:
-    """Run three steps on a 2 x 3 tensor and on each of its elements; refuse an optimizer that moves them differently.
-
-    Raises:
-        ConfigError: the results differ, or the optimizer cannot step without a closure.
-    """
-    gradients = torch.linspace(-1.3, 1.7, 18, dtype=torch.float64).reshape(3, 2, 3)
-
-    def run(columns: Tensor) -> Tensor:
-        p = torch.ones_like(columns[0]).requires_grad_()
-        optimizer = factory([p])
-        for g in columns:
-            p.grad = g.clone()
-            optimizer.step()
-        return p.detach()
-
-    try:
-        whole = run(gradients)
-        single = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(2, 3)
-    except (TypeError, RuntimeError) as error:
-        raise ConfigError(f"This optimizer cannot be used as a local solver: {error}") from error
-    if not torch.allclose(whole, single, rtol=1e-12, atol=0.0):
-        raise ConfigError(
-            f"{getattr(factory, '__name__', factory)} mixes the elements of a tensor, so stacked clients would "
-            "influence one another; use an elementwise optimizer such as SGD, Adam, AdamW, RMSprop or Adagrad."
-        )

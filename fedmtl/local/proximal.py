@@ -11,15 +11,14 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .._check import one_of
 from ..errors import ConfigError
 
 Threshold = float | Tensor
+_TOLERANCE = 1e-9  # relative error of a nuclear operator
 
 
 def l1_norm(x: Tensor) -> Tensor:
@@ -70,42 +69,34 @@ def prox_half_squared(x: Tensor, t: Threshold) -> Tensor:
     return x / (1.0 + threshold_of(t, x))
 
 
-def prox_nuclear(
-    x: Tensor, t: Threshold, *, method: Literal["auto", "svd", "gram"] = "auto", tolerance: float = 1e-9
-) -> Tensor:
+def prox_nuclear(x: Tensor, t: Threshold) -> Tensor:
     """Apply the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
 
-    ``"svd"`` decomposes x. ``"gram"`` decomposes the product G of x with its transpose on the smaller side and
-    multiplies x by f(G), f(w) = max(0, 1 - t / sqrt(w)). If D is the rounding error of G and of its decomposition,
-    the result is off by at most ||D||_F / (2 t) in Frobenius norm (see :func:`gram_error`), so it is for thresholds
-    that are not tiny beside x. ``"auto"`` takes the product where that bound is at most ``tolerance`` ||x||_F, and
-    the decomposition of x elsewhere, matrix by matrix.
+    The decomposition G = V diag(w) V^T of the product of x with its transpose on the smaller side gives x f(G) with
+    f(w) = max(0, 1 - t / sqrt(w)), and is faster than that of x. If D is the rounding error of G and of its
+    decomposition, the entry of x (f(G + D) - f(G)) between a singular direction i of x and an eigenvector j of G + D is
+    s_i f[w_i, w'_j] D_ij, and s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the threshold: the result
+    is off by at most ||D||_F / (2 t). Where that may be more than 1e-9 ||x||_F, x itself is decomposed, matrix by
+    matrix.
 
     Args:
         x: (..., d, T).
         t: threshold, a number or a tensor over the leading axes, at least 0.
-        method: which decomposition.
-        tolerance: relative error allowed to ``"auto"``.
 
     Returns:
         (..., d, T).
 
     Raises:
-        ConfigError: x is not a finite float matrix, t is negative or not finite, or the method is unknown.
+        ConfigError: x is not a finite float matrix, or t is negative or not finite.
     """
-    one_of("prox_nuclear", ("auto", "svd", "gram"), method=method)
     size = threshold_of(t, x)
     norm = torch.linalg.matrix_norm(x)
     level = size if isinstance(size, float) else size[..., 0, 0]
-    fine = norm * _coarseness(x.shape, x.dtype) < level * (2 * tolerance)  # false where the norm is not finite
-    if method == "auto" and bool(fine.all()) and x.numel():
+    fine = norm * coarseness(x.shape, x.dtype) < level * (2 * _TOLERANCE)  # false where the norm is not finite
+    if bool(fine.all()) and x.numel():
         return _by_gram(x, size)
     check_finite(norm)
-    if method == "svd" or x.numel() == 0:
-        return _by_svd(x, size)
-    if method == "gram":
-        return _by_gram(x, size)
-    if not bool(fine.any()):
+    if x.numel() == 0 or not bool(fine.any()):
         return _by_svd(x, size)
     flat = torch.as_tensor(level, dtype=x.dtype, device=x.device).expand(x.shape[:-2])
     out = torch.empty_like(x)
@@ -114,19 +105,9 @@ def prox_nuclear(
     return out
 
 
-def gram_error(norm: Tensor, t: Threshold, shape: torch.Size) -> Tensor:
-    """Bound on the Frobenius error of the nuclear operator taken through G = x^T x (or x x^T): shape of ``norm``.
-
-    With G' = G + D and f(w) = max(0, 1 - t / sqrt(w)), the entry of x (f(G') - f(G)) between a singular direction i
-    of x and an eigenvector j of G' is s_i f[w_i, w'_j] D_ij, and s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two
-    lie above the threshold. For D: products of length max(d, T), and a backward error of 10 min(d, T) ulps for the
-    decomposition, both relative to ||x||_F^2.
-    """
-    return _coarseness(shape, norm.dtype) * norm.square() / (2 * t)
-
-
-def _coarseness(shape: torch.Size, dtype: torch.dtype) -> float:
-    """Bound on ||D||_F / ||x||_F^2 of :func:`gram_error`."""
+def coarseness(shape: torch.Size, dtype: torch.dtype) -> float:
+    """Bound ||D||_F / ||x||_F^2 of :func:`prox_nuclear`: products of length max(d, T), and a backward error of
+    10 min(d, T) ulps for the decomposition."""
     return (max(shape[-2:]) + 10 * min(shape[-2:])) * torch.finfo(dtype).eps
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._check import boolean, non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
 from .batches import batches_per_epoch
-from .optimizers import StackedOptimizer, Strength, check_elementwise, check_stable, momentum_rule, torch_rule
+from .optimizers import StackedOptimizer, Strength, check_stable, momentum_rule, torch_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +122,17 @@ class LocalSGD(LocalSolver):
         return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
+ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+"""The optimizers of ``torch.optim`` that move each element by its own gradients: no client depends on another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalOptimizer(LocalSolver):
     """Any elementwise optimizer of ``torch.optim``, by name.
 
     Args:
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
-        optimizer_name: a class of ``torch.optim``, such as ``"Adam"``.
+        optimizer_name: one of :data:`ELEMENTWISE`.
         options: its further arguments.
 
     Example:
@@ -144,9 +148,13 @@ class LocalOptimizer(LocalSolver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = tuple(n for n, c in vars(torch.optim).items() if isinstance(c, type) and n != "Optimizer")
-        one_of(self, names, optimizer_name=self.optimizer_name)
-        check_elementwise(self._factory(self.lr))
+        one_of(self, ELEMENTWISE, optimizer_name=self.optimizer_name)
+        try:
+            torch_rule(torch.zeros(1, 1), self._factory(self.lr))(torch.zeros(1, 1))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"LocalOptimizer.options does not fit torch.optim.{self.optimizer_name}: {error}"
+            ) from error
 
     def _factory(self, lr: float) -> Callable[..., Any]:
         cls = getattr(torch.optim, self.optimizer_name)

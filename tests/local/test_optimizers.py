@@ -114,5 +114,11 @@ def test_divergent_regularization_is_refused_and_really_diverges(lam):
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
 def test_optimizers_that_mix_elements_are_refused(name):
-    with pytest.raises(ConfigError, match=r"local solver|mixes"):
+    with pytest.raises(ConfigError, match=rf"optimizer_name is '{name}'; accepted: .*'Adam'"):
         LocalOptimizer(lr=0.1, optimizer_name=name)
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.9}, {"betas": (1.5, 0.9)}])
+def test_options_that_an_optimizer_has_not_are_refused(options):
+    with pytest.raises(ConfigError, match=r"options does not fit torch.optim.Adam: .*beta"):
+        LocalOptimizer(lr=0.1, options=options)

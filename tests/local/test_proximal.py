@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 from fedmtl.errors import ConfigError
-from fedmtl.local.proximal import PENALTIES, gram_error, prox_nuclear
+from fedmtl.local.proximal import PENALTIES, _by_gram, _by_svd, coarseness, prox_nuclear
 
 NORMS = ("nuclear", "rows", "columns", "l1")
 
@@ -140,13 +140,13 @@ def spectrum(d, width, values, seed=0):
     return (u * values) @ v.mT, u, v
 
 
-@pytest.mark.parametrize("method", ["auto", "svd", "gram"])
-def test_known_singular_values_are_shrunk(method):
+@pytest.mark.parametrize("prox", [prox_nuclear, _by_svd, _by_gram])
+def test_known_singular_values_are_shrunk(prox):
     for d, width in ((20, 28), (28, 20), (80, 150), (150, 80)):
         values = [9.0, 9.0, 4.0, 2.0 + 1e-9, 2.0, 1.5, 0.2]  # a tie, one at the threshold, rank below the side
         x, u, v = spectrum(d, width, values)
         expected = (u * torch.tensor([7.0, 7.0, 2.0, 1e-9, 0.0, 0.0, 0.0], dtype=torch.float64)) @ v.mT
-        torch.testing.assert_close(prox_nuclear(x, 2.0, method=method), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(prox(x, 2.0), expected, rtol=0, atol=1e-12)
 
 
 def test_the_product_is_within_its_stated_error():
@@ -159,8 +159,8 @@ def test_the_product_is_within_its_stated_error():
                 t = 1 / ratio
                 exact = (u * (values - t).clamp_min(0)) @ v.mT
                 norm = torch.linalg.matrix_norm(x)
-                bound = float(gram_error(norm, t, x.shape)) + 1e-14
-                assert float(torch.linalg.matrix_norm(prox_nuclear(x, t, method="gram") - exact)) <= bound
+                bound = coarseness(x.shape, x.dtype) * float(norm) ** 2 / (2 * t) + 1e-14
+                assert float(torch.linalg.matrix_norm(_by_gram(x, t) - exact)) <= bound
                 assert float(torch.linalg.matrix_norm(prox_nuclear(x, t) - exact)) <= 1e-9 * float(norm)
 
 
@@ -173,7 +173,7 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
     torch.testing.assert_close(out[0], expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(out[1], 0.9 * u[:, :1] @ v[:, :1].mT, rtol=0, atol=1e-13)
     torch.testing.assert_close(out[2], x[2], rtol=0, atol=1e-8)
-    coarse = prox_nuclear(x[0], 1e-8, method="gram")
+    coarse = _by_gram(x[0], 1e-8)
     assert float((coarse - expected).abs().max()) > 1e-12  # which is why
 
 
@@ -206,8 +206,3 @@ def test_the_nuclear_operator_refuses_what_is_not_finite(bad):
     x[2, 3] = bad
     with pytest.raises(ConfigError, match="not finite"):
         prox_nuclear(x, 1.0)
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ConfigError, match="accepted: 'auto', 'svd', 'gram'"):
-        prox_nuclear(random(2, 2), 1.0, method="qr")
