@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ModelFactory = Callable[["DataSpec"], nn.Module]
 """From the shape of the data to a module, so that a model can be named before the data are read."""
+
+Model = TypeVar("Model", nn.Module, ModelFactory)
+"""A module, or a factory of modules."""
 
 Settings = ParamSpec("Settings")
 
@@ -84,9 +87,7 @@ def factory(
     return decorate
 
 
-def transformed(
-    name: str, change: Callable[[nn.Module], nn.Module], model: nn.Module | ModelFactory, **settings: Any
-) -> nn.Module | ModelFactory:
+def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any) -> Any:
     """Return a changed copy of a module, or the factory of the changed modules of a factory.
 
     Args:

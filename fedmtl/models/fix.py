@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 from torch import nn
 
 from ..errors import ConfigError
-from .factory import ModelFactory, transformed
+from .factory import Model, transformed
 from .images import with_group_norm
 
 
-@overload
-def fix(model: nn.Module) -> nn.Module: ...
-
-
-@overload
-def fix(model: ModelFactory) -> ModelFactory: ...
-
-
-def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
+def fix(model: Model) -> Model:
     """Return the model, or the factory of it, with layers that ``torch.func.vmap`` can batch.
 
     ``nn.RNN``, ``nn.LSTM``, ``nn.GRU`` and ``nn.MultiheadAttention``, also within a transformer, become Opacus' layers
@@ -35,7 +27,8 @@ def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
         ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen and others not; for
             a factory, when the model is built.
     """
-    return transformed("fix", _fixed, model)
+    result: Model = transformed("fix", _fixed, model)
+    return result
 
 
 def _fixed(module: nn.Module) -> nn.Module:

@@ -147,35 +147,25 @@ def _group_norm(channels: int, groups: int, *, eps: float = 1e-5, affine: bool =
 
 
 def _replace_first(module: nn.Module, channels: int, name: str) -> None:
-    """A first convolution with ``channels`` inputs, everything else of it as it was."""
-    for path, child in module.named_modules():
+    """Make the first convolution one of ``channels`` inputs, in place, with new weights."""
+    for child in module.modules():
         if isinstance(child, nn.Conv2d):
-            made = nn.Conv2d(
-                channels,
-                child.out_channels,
-                child.kernel_size,  # type: ignore[arg-type]
-                child.stride,  # type: ignore[arg-type]
-                child.padding,  # type: ignore[arg-type]
-                child.dilation,  # type: ignore[arg-type]
-                bias=child.bias is not None,
-            )
-            _put(module, path, made)
+            child.in_channels = channels
+            child.weight = nn.Parameter(child.weight.new_empty(child.out_channels, channels, *child.kernel_size))
+            child.reset_parameters()
             return
     raise ModelError(f"torchvision_model: {name!r} has no convolution that could take {channels} channels.")
 
 
 def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
-    """A last linear layer with ``outputs`` outputs."""
-    layers = [(path, child) for path, child in module.named_modules() if isinstance(child, nn.Linear)]
+    """Make the last linear layer one of ``outputs`` outputs, in place, with new weights."""
+    layers = [child for child in module.modules() if isinstance(child, nn.Linear)]
     if not layers:
         raise ModelError(f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; use weights=null.")
-    path, last = layers[-1]
-    _put(module, path, nn.Linear(last.in_features, outputs, bias=last.bias is not None))
-
-
-def _put(module: nn.Module, path: str, child: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(module.get_submodule(parent), name, child)
+    last = layers[-1]
+    last.out_features, last.weight = outputs, nn.Parameter(last.weight.new_empty(outputs, last.in_features))
+    last.bias = None if last.bias is None else nn.Parameter(last.weight.new_empty(outputs))
+    last.reset_parameters()
 
 
 def _two_convolutions(spec: DataSpec, name: str, first: int) -> tuple[list[nn.Module], int]:

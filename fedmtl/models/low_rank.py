@@ -19,7 +19,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import cast, overload
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .._check import positive, positive_int
 from ..errors import ConfigError
 from ..local import belongs
-from .factory import ModelFactory, transformed
+from .factory import Model, transformed
 
 
 class _LowRank(nn.Module):
@@ -129,25 +129,7 @@ _ADAPTED: dict[type[nn.Module], type[_LowRank]] = {
 }
 
 
-@overload
-def lora(
-    model: nn.Module, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)
-) -> nn.Module: ...
-
-
-@overload
-def lora(
-    model: ModelFactory, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)
-) -> ModelFactory: ...
-
-
-def lora(
-    model: nn.Module | ModelFactory,
-    *,
-    rank: int = 4,
-    alpha: float | None = None,
-    targets: Sequence[str] = ("*",),
-) -> nn.Module | ModelFactory:
+def lora(model: Model, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)) -> Model:
     """Return the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
 
     Its outputs are at first those of the given model, which is not changed. ``trainable`` of :class:`fedmtl.Trainer`
@@ -173,7 +155,8 @@ def lora(
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not all(isinstance(t, str) for t in targets):
         raise ConfigError(f"lora.targets is {targets!r}; give a list of names of layers, as text, such as ['*'].")
     adapt = partial(_adapt, rank=rank, scale=factor / rank, targets=targets)
-    return transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=tuple(targets))
+    result: Model = transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=tuple(targets))
+    return result
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
@@ -188,11 +171,11 @@ def merge_lora(model: nn.Module) -> nn.Module:
         ConfigError: a model without adapters.
     """
     merged = copy.deepcopy(model)
-    if not any(isinstance(child, _LowRank) for child in merged.modules()):
+    adapted = [child for child in merged.modules() if isinstance(child, _LowRank)]
+    if not adapted:
         raise ConfigError("merge_lora: the model has no adapters of fedmtl.models.lora.")
-
-    adapted = {id(child): child for child in merged.modules() if isinstance(child, _LowRank)}
-    return _replaced(merged, {key: _without(layer) for key, layer in adapted.items()}).requires_grad_(True)
+    plain = {id(layer): _without(layer) for layer in adapted}
+    return _replaced(merged, plain).requires_grad_(True)
 
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
