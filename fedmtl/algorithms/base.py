@@ -173,8 +173,31 @@ class Algorithm:
     A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and
     ``receive`` are the clients' part: they read the public state and the data and tensors of their own clients, and
     nothing else, so that they give the same numbers for one client in a process of its own as for a stack of clients.
-    ``server`` never sees a client. The smallest algorithm defines ``name``, :meth:`init`, :meth:`plan`, :meth:`client`,
-    :meth:`server`, and :meth:`personal`; settings are the fields of a frozen dataclass.
+    ``server`` never sees a client. Settings are the fields of a frozen dataclass; what ``server`` and the public state
+    hold is public, what ``client`` returns is private until the channel has clipped, added up and noised it.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl.algorithms import Algorithm, State
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> class Average(Algorithm):
+        ...     name, local = "average", LocalSGD(lr=0.1)
+        ...     def plan(self, problem, schedule):  # what is released in each of the rounds
+        ...         return (ReleasePlan(name="step", dimension=problem.dimension, uses=problem.rounds),)
+        ...     def init(self, problem, replicates=1):  # the public state, and nothing that clients keep
+        ...         return State({"w": problem.initial}, problem.client_store({}))
+        ...     def client(self, c):  # rows (k, D) of the clients, and what they keep
+        ...         return {"step": c.train(self.local, c.public["w"]) - c.public["w"]}, c.own
+        ...     def server(self, problem, public, released):
+        ...         return {"w": public["w"] + released.values["step"].to(public["w"])}
+        ...     def personal(self, c):  # the clients' models (k, D) in the end
+        ...         return c.public["w"].expand(len(c.ids), -1)
+        >>> data, model = load_data("digits", clients=10), models.softmax_regression()
+        >>> Trainer(
+        ...     algorithm=Average(), data=data, model=model, schedule=FullParticipation(), privacy=None, rounds=2,
+        ...     progress=False,
+        ... ).fit().personal.shape
+        torch.Size([10, 650])
 
     Attributes:
         name: of the algorithm, in results and reports. A class with a name of its own registers itself by it.
