@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..._check import one_of
+from ..._check import check_arguments
 from ...errors import ConfigError, DataError, first_line
 from ..assemble import choose
 from ..dataset import FederatedDataset
@@ -32,6 +32,7 @@ FILE_NAME = "the name of an image file"
 
 
 @reader("celeba")
+@check_arguments
 def read_celeba(
     root: str | Path,
     *,
@@ -39,7 +40,7 @@ def read_celeba(
     size: int | Sequence[int] = 84,
     min_examples: int = 5,
     clients: int | None = None,
-    part: str = "all",
+    part: Literal["all", "train", "valid", "test"] = "all",
     test_fraction: float | None = 0.2,
     seed: int = 0,
     images: str | Path | None = None,
@@ -72,7 +73,6 @@ def read_celeba(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    one_of("read_celeba", ("all", *_PARTS), part=part)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
     sides: Sequence[dict[str, Pair]]
     if base is not None:
