@@ -18,7 +18,7 @@ from fedmtl.errors import BudgetExhausted
 from fedmtl.privacy.audit import table
 from fedmtl.privacy.audit.findings import too_large
 from fedmtl.privacy.report import PrivacyReport
-from fedmtl.report import bands, canvas, report
+from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar
 
 from .helpers import price_of
@@ -134,7 +134,7 @@ def test_messages_bands_ticks_and_audits(noise: float) -> None:
         _begin_all(channel, 50)
     assert "31." in str(spent.value)
     assert below(str(spent.value), channel.epsilon) == []
-    assert bands._label(1.0000004) == "epsilon 1.00001"
+    assert figures._budget(1.0000004) == "epsilon 1.00001"
     assert "1.001" in table([too_large("charges: budget", 1.00049, 2.0, "")])
 
 

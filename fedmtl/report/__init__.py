@@ -50,7 +50,7 @@ def report(
     Raises:
         DataError: no finished run, or a result that cannot be read.
     """
-    from .frontier import plot_frontier
+    from .figures import plot_frontier
 
     rows = frame(folders)
     _, unfinished, failed = find_runs(folders)

@@ -1,7 +1,7 @@
-"""The pictures of one run: epsilon by round, accuracy by round, accuracy by client.
+"""The figures of runs: epsilon by round, scores by round, by client and by epsilon.
 
-``plot_epsilon`` uses the plan alone. ``plot_history`` and ``plot_clients`` are computed from private test data: they
-belong in a run's ``private/`` folder and say so under the plot.
+``plot_epsilon`` uses the plan of a run, which is public. All others are computed from private test data: they belong in
+``private/`` folders and say so under the plot.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
 from .._rounding import number_text, rounded_up
-from ..errors import ConfigError
-from ._names import title_of
-from .canvas import INK, MUTED, drawing, legend_beside, styles_of
+from ..errors import ConfigError, DataError
+from ._names import UNITS, title_of
+from .canvas import INK, MUTED, drawing, legend_beside, plain_ticks, styles_of
+from .tables import DEVIATION, data_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
+COVERED = "An epsilon covers one run, not the runs behind a band."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."
 _STEPS = 1000  # of a line by client: more clients than that are drawn by as many quantiles
 
@@ -183,6 +188,104 @@ def plot_epsilon(
     return Path(path)
 
 
+def plot_bands(
+    history: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    metric: str = "accuracy",
+    step: str = "round",
+) -> Path:
+    """Draw the percentiles of ``metric``, and of the objective where there is one.
+
+    Args:
+        history: one mapping for each evaluated round and budget with ``round``, ``budget`` and, for a number X,
+            ``X_p5``, ``X_p25``, ``X_p50``, ``X_p75`` and ``X_p95``, or ``X`` alone (one run a budget: a line).
+        path: where the PNG goes; written to a temporary name and renamed.
+        name: the algorithm.
+        metric: the number drawn in the first panel.
+        step: what a round is called.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ConfigError: no row has the metric.
+    """
+    if not history or metric not in history[0]:
+        raise ConfigError(f"history has no {metric!r}; there is nothing to plot.")
+    numbers = [metric, *(["objective"] if "objective" in history[0] else [])]
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in history:
+        lines.setdefault(_budget(row["budget"]), []).append(row)
+    styles = styles_of(list(lines))
+    note = f"Bands: 25th to 75th and 5th to 95th percentile. {COVERED} {NOT_PRIVATE}"
+    with drawing(path, 0.6 + 6.4 * len(numbers), 4.2, note) as figure:
+        for axes, number in zip(figure.subplots(1, len(numbers), squeeze=False)[0], numbers, strict=True):
+            axes.set(xlabel=step, ylabel=number, title=f"{title_of(name)}: {number} by {step}")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            for label, rows in lines.items():
+                colour, rounds = styles[label][0], [float(row["round"]) for row in rows]
+                for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)):
+                    if f"{number}_p{low}" in rows[0]:
+                        edges = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
+                        axes.fill_between(rounds, *edges, color=colour, alpha=alpha, linewidth=0)
+                middle = [float(row.get(f"{number}_p50", row[number])) for row in rows]
+                axes.plot(rounds, middle, color=colour, marker="o" if len(rounds) <= 30 else "", label=label)
+            if number == "objective" and _spans_a_decade(history, number):
+                axes.set_yscale("log")
+                plain_ticks(axes.yaxis)
+            axes.set_xlim(0, max(row["round"] for row in history))
+            axes.legend()
+    return Path(path)
+
+
+def plot_frontier(groups: pd.DataFrame, path: str | os.PathLike[str], *, metric: str = "accuracy") -> Path:
+    """Draw ``metric`` against epsilon, one line a method, one panel for each protected unit and data set.
+
+    The epsilons of different units (all data of a client, one record) do not compare, so they never share
+    an axis. A method that releases nothing (epsilon 0) and one that protects nothing (epsilon inf) are
+    horizontal lines in every panel of their data: bounds, not points of a curve. Settings that differ between
+    runs of one method are part of its label; seeds are averaged, with bars of one standard deviation.
+
+    Args:
+        groups: from :func:`fedmtl.report.tables.grouped`.
+        path: where the PNG goes; written to a temporary name and renamed.
+        metric: one that the runs have.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        DataError: no group has a finite value of the metric.
+    """
+    groups = groups[groups[metric].map(math.isfinite)]
+    if groups.empty:
+        raise DataError(f"no run has a finite {metric!r}; there is nothing to plot.")
+    on_axis = (groups["epsilon"] > 0) & groups["epsilon"].map(math.isfinite)
+    groups = groups.assign(place=groups.apply(data_text, axis=1), on_axis=on_axis)
+    points = groups[groups["on_axis"]]
+    places = sorted(set(zip(points["place"], points["unit"], strict=True)))
+    places += sorted({(data, "") for data in groups["place"]} - {(data, "") for data, _ in places})
+    styles = _frontier_styles(groups)
+    words, columns = metric.replace("_", " "), min(len(places), 2)
+    most = groups["seeds"].max()
+    note = f"{NOT_PRIVATE} Mean ± standard deviation of up to {most} seeds." if most > 1 else NOT_PRIVATE
+    with drawing(path, 0.4 + 7.4 * columns, 0.4 + 4.2 * math.ceil(len(places) / 2), note) as figure:
+        panels = list(figure.subplots(math.ceil(len(places) / 2), columns, squeeze=False).flat)
+        for spare in panels[len(places) :]:
+            spare.remove()
+        for axes, (data, unit) in zip(panels, places, strict=False):
+            shown = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
+            deltas = sorted(set(shown.loc[shown["on_axis"], "delta"].dropna()))
+            at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
+            title = f"Privacy and {words}" + (f": {data}" if data else "")
+            axes.set(ylabel=f"{words}, mean over clients", title=fill(title, 70))
+            axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}")
+            _frontier_panel(axes, shown, metric, styles)
+    return Path(path)
+
+
 def _history_line(axes: Axes, rows: History, metric: str, title: str, colour: str, **style: Any) -> None:
     """Draw one method's line, with its last value in the legend."""
     rounds, values = _column(rows, metric)
@@ -259,3 +362,55 @@ def _is_private(history: History) -> bool:
 def _words(metric: str) -> str:
     words = metric.replace("_", " ")
     return words.upper() if words == "mse" else words.capitalize()
+
+
+def _spans_a_decade(history: Sequence[Mapping[str, Any]], number: str) -> bool:
+    """Return whether a logarithmic axis has marks to read: all positive, the largest at least 10 times the smallest."""
+    drawn = [float(row.get(f"{number}_{mark}", row[number])) for row in history for mark in ("p5", "p50", "p95")]
+    return min(drawn) > 0 and max(drawn) >= 10 * min(drawn)
+
+
+def _budget(budget: float | None) -> str:
+    return "no budget" if budget is None else f"epsilon {rounded_up(budget, 6)}"
+
+
+def _frontier_styles(groups: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Return a (colour, marker) by label; a method's first label has the method's own colour."""
+    first = groups.drop_duplicates("label")
+    names = first["label"].where(first["algorithm"].duplicated(), first["algorithm"])
+    styles = styles_of(list(names))
+    return {label: styles[name] for label, name in zip(first["label"], names, strict=True)}
+
+
+def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: dict[str, tuple[str, str]]) -> None:
+    """Draw the curves and bounds of one unit, and name each with its last value."""
+    points = groups[groups["on_axis"]]
+    ticks: list[float] = []
+    for epsilon in sorted(points["epsilon"]):  # as many of the epsilons as stay legible
+        if not ticks or epsilon > ticks[-1] * 1.12:
+            ticks.append(epsilon)
+    axes.set_xscale("log")
+    axes.set_xlim(points["epsilon"].min() / 1.25 if ticks else 0.8, points["epsilon"].max() * 1.25 if ticks else 1.25)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
+    for label, same in groups.groupby("label", sort=False):
+        colour, marker = styles[str(label)]
+        for _, bound in same[~same["on_axis"]].iterrows():
+            level, style = ("no privacy", (0, (1, 1.5))) if bound["epsilon"] > 0 else ("epsilon 0", "solid")
+            text = f"{_short(str(label))}, {level} {number_text(bound[metric])}"
+            axes.axhline(bound[metric], color=colour, linewidth=1.6, linestyle=style, label=text)
+        curve = same[same["on_axis"]].sort_values("epsilon")
+        if len(curve):
+            text = f"{_short(str(label))} {number_text(curve[metric].iloc[-1])}"
+            bars = curve[f"{metric}{DEVIATION}"] if (curve["seeds"] > 1).any() else None
+            axes.errorbar(curve["epsilon"], curve[metric], yerr=bars, color=colour, marker=marker, markersize=5,
+                          capsize=2.5, label=text)  # fmt: skip
+    axes.margins(y=0.1)
+    legend_beside(axes)
+
+
+def _short(label: str) -> str:
+    """Return at most 40 letters, so that the names never crowd out the curves."""
+    return label if len(label) <= 40 else f"{label[:39]}…"

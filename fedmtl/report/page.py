@@ -1,6 +1,6 @@
 """A run or a sweep as one page that needs nothing else: no network, no script, its pictures inside of it.
 
-The numbers are those of the text report: the table is :func:`fedmtl.report.tables.short_table`, the privacy block
+The numbers are those of the text report: the table is :func:`fedmtl.report.tables.table_of`, the privacy block
 :meth:`fedmtl.privacy.PrivacyReport.rows`, and the pictures are the files of the run folder. ``page.html`` is a template
 of jinja2, which escapes every text.
 """
@@ -25,7 +25,7 @@ from ..privacy import PrivacyReport
 from ._names import CHOICE_NOT_COVERED, UNITS, title_of
 from ._settings import command_of, value_text
 from .runs import SETTING, named_of, settings_of
-from .tables import TITLE, data_text, grouped, main_metric, short_table, than_local
+from .tables import TITLE, data_text, grouped, main_metric, table_of, than_local
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +107,7 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     groups = grouped(rows)
-    table, caption = short_table(groups)
+    table, caption = table_of(groups)
     if "worst tenth" in table:
         caption.append(
             "worst tenth: mean over the tenth of the clients with the worst scores; spread: standard deviation"

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 THAN_LOCAL = ("better_than_local", "as_local", "worse_than_local")
-PRINTED = ("accuracy", "recall_at_5", "mse", "median", "worst_tenth", "spread", *THAN_LOCAL)
+PRINTED = ("accuracy", "recall_at_5", "mse", "median", "worst_tenth", "spread")
 METRICS = (
     *PRINTED,
+    *THAN_LOCAL,
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
     *("weighted_recall_at_5", "global_recall_at_5"),
 )

@@ -72,55 +72,47 @@ def data_text(group: pd.Series) -> str:
     return ", ".join([*words, f"{group['clients']:.0f} clients"] if notna(group["clients"]) else words)
 
 
-def full_table(groups: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as text: a row for each group, mean and (over several seeds) standard deviation."""
+def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table as text, a row for each group with mean and (over several seeds) standard deviation, and lines
+    with what is the same in all groups."""
     import pandas as pd
 
-    names = [*PRINTED, *[name for name in metrics_of(groups) if name not in METRICS], *METRICS[len(PRINTED) :]]
-    names = [name for name in names if f"{name}{DEVIATION}" in groups and groups[name].map(math.isfinite).any()]
-    lines = [
-        {
-            "method": group["label"],
-            "data": data_text(group) or "-",
-            "protects": group["unit"] or "-",
-            "epsilon": rounded_up(group["epsilon"], 3),
-            "delta": "-" if math.isnan(group["delta"]) else rounded_up(group["delta"], 3),
-            "runs": str(group["seeds"]),
-        }
-        for _, group in groups.iterrows()
-    ]
-    numbers = {name.replace("_", " "): _texts(groups, name) for name in names}
-    return pd.DataFrame(lines, dtype=object).assign(**numbers)
-
-
-def short_table(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table without the columns that are the same in all groups, which are in lines of text beside it. One
-    column stands for the three shares of clients that are better, equally and worse off than alone."""
-    table = full_table(groups)
-    same = [name for name in ("data", "protects", "delta", "runs") if len(set(table[name]) - {"-"}) <= 1]
-    caption = ["; ".join(f"{name} {max(table[name])}" for name in same if max(table[name]) != "-")]
+    columns = {
+        "method": list(groups["label"]),
+        "data": [data_text(group) or "-" for _, group in groups.iterrows()],
+        "protects": [unit or "-" for unit in groups["unit"]],
+        "epsilon": [rounded_up(epsilon, 3) for epsilon in groups["epsilon"]],
+        "delta": ["-" if math.isnan(delta) else rounded_up(delta, 3) for delta in groups["delta"]],
+        "runs": list(map(str, groups["seeds"])),
+    }
+    same = [name for name in ("data", "protects", "delta", "runs") if len({*columns[name], "-"}) <= 2]
+    caption = ["; ".join(f"{name} {max(columns[name])}" for name in same if max(columns[name]) != "-")]
     caption += ["±: standard deviation over runs"] * bool((groups["seeds"] > 1).any())
     caption += [CHOICE_NOT_COVERED] * (len(groups) > 1)
-    shares = [name.replace("_", " ") for name in THAN_LOCAL]
-    if shares[0] in table:
-        texts = ["/".join(f"{100 * share:.0f}" for share in than_local(group)) for _, group in groups.iterrows()]
-        table.insert(list(table).index(shares[0]), SHARES, [text or "-" for text in texts])
-    rest = [name.replace("_", " ") for name in METRICS[len(PRINTED) :]]
-    return table.drop(columns=[*same, *shares, *rest], errors="ignore"), [line for line in caption if line]
+    shares = ["/".join(f"{100 * share:.0f}" for share in than_local(group)) or "-" for _, group in groups.iterrows()]
+    for name in (*PRINTED, SHARES, *[name for name in metrics_of(groups) if name not in METRICS]):
+        if name == SHARES and set(shares) != {"-"}:
+            columns[name] = shares
+        elif f"{name}{DEVIATION}" in groups and groups[name].map(math.isfinite).any():
+            columns[name.replace("_", " ")] = _texts(groups, name)
+    table = pd.DataFrame({name: texts for name, texts in columns.items() if name not in same}, dtype=object)
+    return table, [line for line in caption if line]
 
 
 def markdown_text(groups: pd.DataFrame) -> str:
     """Return the table as GitHub markdown."""
-    table = full_table(groups)
-    rule = ["---"] * 3 + ["---:"] * (len(table.columns) - 3)
+    table, caption = table_of(groups)
+    words = list(table).index("epsilon")
+    rule = ["---"] * words + ["---:"] * (len(table.columns) - words)
     lines = [list(map(str, table)), rule, *table.to_numpy().tolist()]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    text = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return text + "".join(f"\n{line}\n" for line in caption)
 
 
 def terminal_text(groups: pd.DataFrame, width: int = 80) -> str:
     """Return the table for a terminal of ``width`` columns: as many tables below each other as it takes, each with
     method and epsilon."""
-    table, caption = short_table(groups)
+    table, caption = table_of(groups)
     shown = table.set_index(["method", "epsilon"]).to_string(line_width=width, sparsify=False)
     return "\n".join([TITLE, "", shown, "", *caption])
 

@@ -147,7 +147,7 @@ class RunFolder:
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
         if result.replicates is not None:
-            from ..report.bands import plot_bands
+            from ..report.figures import plot_bands
 
             plot_bands(
                 result.history,

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmtl.errors import ConfigError
-from fedmtl.report import bands
+from fedmtl.report import figures
 
 
 def history(objective: float, rounds: int = 5) -> list[dict[str, float]]:
@@ -32,7 +32,7 @@ def test_every_budget_has_its_median_and_its_band(
     objective: float, scale: str, tmp_path: Path, drawn: list[Figure]
 ) -> None:
     rows = history(objective)
-    path = bands.plot_bands(rows, tmp_path / "bands.png", name="pp_dmtl", step="answer")
+    path = figures.plot_bands(rows, tmp_path / "bands.png", name="pp_dmtl", step="answer")
     assert path.stat().st_size > 0
     left, right = drawn[0].axes
     assert (left.get_yscale(), right.get_yscale()) == ("linear", scale)
@@ -49,4 +49,4 @@ def test_every_budget_has_its_median_and_its_band(
 
 def test_a_history_without_the_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="history has no 'mse'"):
-        bands.plot_bands(history(1.0), tmp_path / "bands.png", name="p2p", metric="mse")
+        figures.plot_bands(history(1.0), tmp_path / "bands.png", name="p2p", metric="mse")

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from fedmtl import algorithms
 from fedmtl.errors import ConfigError
-from fedmtl.report import _names, bands, canvas, figures
+from fedmtl.report import _names, canvas, figures
 
 pytestmark = pytest.mark.figures
 
@@ -205,7 +205,7 @@ def test_titles_and_notes_are_inside_of_the_figure(tmp_path: Path, drawn: list[F
     others = {other: [0.1, 0.4] for other in ("local", "fedavg + finetuning", "clustered_pmtl + finetuning of mine")}
     figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png")
     history = [{"round": r, "budget": b, "mse": 1 / r, "mse_p50": 1 / r} for r in (1, 10, 100) for b in (1.0, None)]
-    bands.plot_bands(history, tmp_path / "b.png", name=name, metric="mse", step="activation")
+    figures.plot_bands(history, tmp_path / "b.png", name=name, metric="mse", step="activation")
     for figure in drawn:
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
         for text in figure.findobj(Text):
@@ -215,7 +215,7 @@ def test_titles_and_notes_are_inside_of_the_figure(tmp_path: Path, drawn: list[F
 
 def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     history = [{"round": r, "budget": 1.0, "mse": 1.0, "objective": 10.0 / r**2} for r in (1, 10, 100)]
-    bands.plot_bands(history, tmp_path / "b.png", name="async_learner", metric="mse")
+    figures.plot_bands(history, tmp_path / "b.png", name="async_learner", metric="mse")
     axes = drawn[0].axes[1]
     assert axes.get_yscale() == "log"
     written = {text.get_text() for text in axes.get_yticklabels()}
