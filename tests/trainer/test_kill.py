@@ -13,8 +13,8 @@ from dp_accounting.pld import PLDAccountant
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from .killed import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, run
 from .ledgers import charges, participations, read_lines
-from .zygote import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, Zygote
 
 KILLS = 5
 MANY = {"pmtl-global": 15, "pmtl-records": 15}
@@ -23,21 +23,14 @@ BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
 
 
 @pytest.fixture(scope="module")
-def zygote():
-    parent = Zygote.start()
-    yield parent
-    parent.close()
-
-
-@pytest.fixture(scope="module")
-def reference(zygote, tmp_path_factory):
+def reference(tmp_path_factory):
     """case -> (folder, seconds) of a run that nobody disturbed."""
     done: dict[str, tuple[Path, float]] = {}
 
     def get(case: str) -> tuple[Path, float]:
         if case not in done:
             folder = tmp_path_factory.mktemp("reference") / case
-            killed, seconds = zygote.run(case, folder)
+            killed, seconds = run(case, folder)
             assert not killed
             done[case] = folder, seconds
         return done[case]
@@ -70,9 +63,9 @@ def contents(folder: Path) -> dict[str, object]:
 
 def anonymous(value: object) -> object:
     """Without what is random in every run."""
-    if not isinstance(value, dict):
-        return value
-    return {k: anonymous(v) for k, v in value.items() if k not in ("run", "ledger_lines", "ledger_head", "time")}
+    if isinstance(value, dict):
+        return {k: anonymous(v) for k, v in value.items() if k not in ("run", "ledger_lines", "ledger_head", "time")}
+    return [anonymous(item) for item in value] if isinstance(value, list) else value
 
 
 def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
@@ -125,7 +118,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_random_times(case, zygote, reference, tmp_path):
+def test_random_times(case, reference, tmp_path):
     expected, seconds = reference(case)
     clock = random.Random(f"times of {case}")
     kills, chains, most = 0, 0, MANY.get(case, KILLS)
@@ -134,7 +127,7 @@ def test_random_times(case, zygote, reference, tmp_path):
         watch, killed = Watch(case, folder), True
         while killed:
             delay = clock.uniform(0, 0.4 * seconds) if kills < most else None
-            killed, _ = zygote.run(case, folder, resume=True, delay=delay)
+            killed, _ = run(case, folder, resume=True, delay=delay)
             kills += killed
             watch.look()
         assert_same(folder, expected)
@@ -151,13 +144,13 @@ def charged_uses(case: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("case", POINTED)
-def test_exact_points(case, zygote, reference, tmp_path):
+def test_exact_points(case, reference, tmp_path):
     """Between reserve, release, update and checkpoint, and within the writing of clients' rows and of a checkpoint."""
     expected, _ = reference(case)
     folder = tmp_path / "run"
     watch, step = Watch(case, folder), 4
     for point in POINTS:
-        killed, _ = zygote.run(case, folder, resume=True, point=point, step=step)
+        killed, _ = run(case, folder, resume=True, point=point, step=step)
         assert killed, f"{point} was never reached"
         watch.look()
         assert step in watch.before, "the noise was drawn before its charge was on the disk"
@@ -175,35 +168,35 @@ def test_exact_points(case, zygote, reference, tmp_path):
         elif point in ("writing", "written"):
             assert (folder / "private/checkpoint.safetensors.tmp").exists()
         step += 5
-    assert not zygote.run(case, folder, resume=True)[0]
+    assert not run(case, folder, resume=True)[0]
     assert_same(folder, expected)
     assert charged_uses(case, folder) == ROUNDS
 
 
-def test_comparison_sees_a_different_run(zygote, reference, tmp_path):
+def test_comparison_sees_a_different_run(reference, tmp_path):
     expected, _ = reference("pmtl-global")
     for name, settings in {
         "seed": {"seed": 1},
         "rounds": {"rounds": ROUNDS - 1},
         "evaluated": {"eval_every": 15},
     }.items():
-        zygote.run("pmtl-global", tmp_path / name, settings=settings)
+        run("pmtl-global", tmp_path / name, **settings)
         with pytest.raises(AssertionError):
             assert_same(tmp_path / name, expected)
 
 
-def test_finished_run_resumed_and_killed_keeps_its_files(zygote, reference, tmp_path):
+def test_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
     expected, seconds = reference("pmtl-global")
     folder = tmp_path / "run"
-    zygote.run("pmtl-global", folder)
+    run("pmtl-global", folder)
     clock = random.Random("finished")
     names = ("clients.csv", "models.safetensors")
     for _ in range(5):
-        zygote.run("pmtl-global", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
+        run("pmtl-global", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
         for name in names:
             assert (folder / "private" / name).read_bytes() == (expected / "private" / name).read_bytes()
         assert anonymous(result(folder)) == anonymous(result(expected))
-    assert not zygote.run("pmtl-global", folder, resume=True)[0]
+    assert not run("pmtl-global", folder, resume=True)[0]
     assert_same(folder, expected)
 
 
@@ -221,25 +214,25 @@ def budget_of(uses: int) -> float:
     return (epsilon(uses) + epsilon(uses + 1)) / 2
 
 
-def test_secure_replays_are_charged_again(zygote, tmp_path):
+def test_secure_replays_are_charged_again(tmp_path):
     folder = tmp_path / "run"
-    assert zygote.run("fedavg", folder, privacy={"source": "secure"}, point="stepped", step=10)[0]
+    assert run("fedavg", folder, privacy={"source": "secure"}, point="stepped", step=10)[0]
     lost = charges(ledger(folder))
     assert lost == dict.fromkeys(range(lost.total()), 1)
     assert lost.total() > 10
-    assert not zygote.run("fedavg", folder, privacy={"source": "secure"}, resume=True)[0]
+    assert not run("fedavg", folder, privacy={"source": "secure"}, resume=True)[0]
     twice = range(9, lost.total())  # the checkpoint holds 9 rounds
     assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(ROUNDS)}
     assert result(folder)["releases"] == ROUNDS + len(twice)
     assert result(folder)["epsilon"] == pytest.approx(epsilon(ROUNDS + len(twice)), rel=1e-3)
 
 
-def test_secure_budget_pays_for_a_crash(zygote, tmp_path):
+def test_secure_budget_pays_for_a_crash(tmp_path):
     folder = tmp_path / "run"
     privacy = {"source": "secure", "epsilon": budget_of(ROUNDS)}
-    assert zygote.run("pmtl-global", folder, privacy=privacy, point="stepped", step=10)[0]
+    assert run("pmtl-global", folder, privacy=privacy, point="stepped", step=10)[0]
     lost = charges(ledger(folder)).total()
-    assert not zygote.run("pmtl-global", folder, privacy=privacy, resume=True)[0]
+    assert not run("pmtl-global", folder, privacy=privacy, resume=True)[0]
     found = result(folder)
     assert found["stopped"] == "budget"
     assert found["rounds"] == 9 + ROUNDS - lost  # 9 rounds are kept
@@ -249,7 +242,7 @@ def test_secure_budget_pays_for_a_crash(zygote, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["pmtl-local", "pmtl-records"])
-def test_secure_random_times(case, zygote, reference, tmp_path):
+def test_secure_random_times(case, reference, tmp_path):
     _, seconds = reference(case)
     clock = random.Random(f"secure {case}")
     capacity = 60
@@ -259,7 +252,7 @@ def test_secure_random_times(case, zygote, reference, tmp_path):
         folder, before, killed = tmp_path / str(chains), 0, True
         while killed:
             delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
-            killed, _ = zygote.run(case, folder, privacy=privacy, resume=True, delay=delay)
+            killed, _ = run(case, folder, privacy=privacy, resume=True, delay=delay)
             spent = charges(ledger(folder)).total()
             assert spent >= before, "spend has gone back"
             assert spent >= checkpointed(folder)
@@ -276,8 +269,8 @@ def test_secure_random_times(case, zygote, reference, tmp_path):
         assert found["epsilon"] == pytest.approx(epsilon(spent), rel=1e-3)
 
 
-def test_secure_noise_is_fresh(zygote, tmp_path):
+def test_secure_noise_is_fresh(tmp_path):
     for name in "ab":
-        zygote.run("fedavg", tmp_path / name, privacy={"source": "secure"}, settings={"rounds": 2})
+        run("fedavg", tmp_path / name, privacy={"source": "secure"}, rounds=2)
     first, second = (load_file(tmp_path / n / "public/model.safetensors") for n in "ab")
     assert not any(torch.equal(first[key], second[key]) for key in first)

@@ -1,0 +1,32 @@
+"""What the fork server of :mod:`tests.trainer.killed` does before it forks: it is imported there alone.
+
+It imports what a run imports, writes a line of text for each figure, and computes the epsilons of the plan.
+"""
+
+import os
+from importlib import import_module
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import pytest
+import torch
+
+from fedmtl import ClientPrivacy, PoissonSampling
+from fedmtl.privacy import ReleasePlan, open_channel
+from tests.conftest import quick_figures
+from tests.trainer.killed import CLIENTS, COHORT, PRIVACY, ROUNDS, trainer_of
+
+import_module("torch._dynamo")  # which torch imports on first use, in seconds
+torch.set_num_threads(1)
+quick_figures(pytest.MonkeyPatch())
+trainer_of("pmtl-fixed")
+channel = open_channel(
+    ClientPrivacy(**PRIVACY),
+    (ReleasePlan(name="update", dimension=5, uses=ROUNDS),),
+    PoissonSampling(cohort=COHORT).bind(CLIENTS),
+    seed=0,
+    steps=ROUNDS,
+)
+for uses in (16, 32, ROUNDS):
+    channel.epsilon_at(uses)
+channel.close()
