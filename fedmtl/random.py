@@ -82,23 +82,24 @@ def philox_words(
     others are made in place, on two words at a time: those that are multiplied, x, and those that are not, y.
     ``words`` should be so small that a few arrays of its size fit the cache.
     """
-    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    mask, half = np.uint64(_MASK), np.uint64(32)
+    shape = (10, *[1] * (words.ndim - 1))
+    turns = np.arange(10, dtype=np.uint64).reshape(shape)
+    keys = np.stack([(key & _MASK) + turns * _W0, (key >> 32 & _MASK) + turns * _W1], axis=1) & mask
+    factors = np.array([_M1, _M0], dtype=np.uint64).reshape(2, *shape[1:])
     p0, p1 = c0 * _M0, c2 * _M1
     x, y, product, high = _scratch(4, words.shape)
-    x[0], x[1] = ((p1 >> 32) ^ c1 ^ k0) & _MASK, ((p0 >> 32) ^ c3 ^ k1) & _MASK
+    x[0], x[1] = ((p1 >> 32) ^ c1 ^ keys[0, 0]) & _MASK, ((p0 >> 32) ^ c3 ^ keys[0, 1]) & _MASK
     y[0], y[1] = p1, p0  # of which the low words count
-    for _ in range(9):
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-        np.multiply(x[0], _M0, out=product[1])
-        np.multiply(x[1], _M1, out=product[0])
-        np.right_shift(product, 32, out=high)
+    for turn in range(1, 10):
+        np.multiply(x[::-1], factors, out=product)
+        np.right_shift(product, half, out=high)
         np.bitwise_xor(high, y, out=high)
-        np.bitwise_xor(high[0], k0, out=high[0])
-        np.bitwise_xor(high[1], k1, out=high[1])
-        np.bitwise_and(high, _MASK, out=high)
+        np.bitwise_xor(high, keys[turn], out=high)
+        np.bitwise_and(high, mask, out=high)
         x, y, product, high = high, product, y, x
-    np.left_shift(x, 32, out=x)
-    np.bitwise_and(y, _MASK, out=y)
+    np.left_shift(x, half, out=x)
+    np.bitwise_and(y, mask, out=y)
     np.bitwise_or(x, y, out=words)
 
 

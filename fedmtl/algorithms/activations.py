@@ -1,7 +1,9 @@
 """Methods whose clients act one at a time, by clocks of their own; and their objective in a simulated run.
 
-A method says what a client answers at the public state (:meth:`OneAtATime.gradients`), and what an answer does to that
-state (:meth:`OneAtATime.serve`). Both are of R runs at once, with arrays that have a leading axis of that length.
+A method says at which point of the public state a client answers (:meth:`OneAtATime.points`), what it answers there
+(:meth:`OneAtATime.gradients`), and what an answer does to that state (:meth:`OneAtATime.serve`). Each of them returns a
+function of one activation, which computes nothing that is the same in all of them. All are of R runs at once, with
+arrays that have a leading axis of that length.
 """
 
 from __future__ import annotations
@@ -24,16 +26,22 @@ Array = np.ndarray[Any, Any]
 
 
 class Answers(NamedTuple):
-    """One activation in each of R runs.
+    """One activation in each of the k runs in which a client acts.
 
     Attributes:
-        clients: int64 (R,), who acts; -1 where no client does.
-        values: (R, D) float64, the noised mean of the gradients of its records; zero unless it ``answered``.
-        answered: bool (R,), whether it releases something.
-        noise_std: returns the standard deviations of the noise on a coordinate of ``values``, (R,).
+        runs: int64 (k,), which of the R runs these are; a slice of all of them where a client acts in each.
+        clients: int64 (k,), who acts.
+        at: int64 (k,), rows of these clients in public tensors (R, n, ...), whose first two axes are one.
+        points: (k, D) float64, where they answer.
+        values: (k, D) float64, the noised mean of the gradients of its records; zero unless it ``answered``.
+        answered: bool (k,), whether it releases something.
+        noise_std: returns the standard deviations of the noise on a coordinate of a value, (R,).
     """
 
+    runs: Array | slice
     clients: Array
+    at: Array
+    points: Array
     values: Array
     answered: Array
     noise_std: Callable[[], Tensor]
@@ -47,13 +55,17 @@ class OneAtATime(Algorithm):
     on_host = True
 
     @abstractmethod
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
-        """Return what the ``clients``, int64 (R,), of R runs answer at the public state; -1 where no client acts, which
-        is not asked."""
+    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
+        """Return the function from the rows ``at``, int64 (R,), of clients to the points (R, D) at which they answer by
+        the public state; where no client acts the point is that of any."""
 
     @abstractmethod
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
-        """Change the public state by an answer, in place."""
+    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
+        """Return the function from points (R, D) to what the clients that act answer there."""
+
+    @abstractmethod
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        """Return the function that changes the public state by answers, in place."""
 
     @staticmethod
     def gradient_plan(problem: Problem, caps: Array, **others: Any) -> GradientPlan:
@@ -65,11 +77,24 @@ class OneAtATime(Algorithm):
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block in their order, of all runs; in place."""
-        for clients in block.client.T.numpy():
-            answered = channel.answering
-            values = channel.release(self.gradients(problem, state.public, clients))
-            self.serve(problem, state.public, Answers(clients, values, answered, channel.noise_std))
+        public, acting = state.public, np.ascontiguousarray(block.client.T.numpy())
+        points, gradients, serve = self.points(problem, public), self.gradients(problem), self.serve(problem, public)
+        rows = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
+        runs: Array | slice = slice(None)
+        everyone = bool((acting >= 0).all())
+        for clients, at in zip(acting, rows, strict=True):
+            asked, answered = points(at), channel.answering
+            values = channel.release(gradients(asked))
+            if not everyone:
+                runs = np.flatnonzero(clients >= 0)
+            of = clients[runs], at[runs], asked[runs], values[runs], answered[runs]
+            serve(Answers(runs, *of, channel.noise_std))
         return state
+
+
+def client_rows(tensor: Tensor) -> Array:
+    """Return a view (R n, ...) of a public tensor (R, n, ...)."""
+    return tensor.numpy().reshape(-1, *tensor.shape[2:])
 
 
 def simulated_objectives(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .._check import Count, Positive, check_fields
+from .._check import positive, positive_int
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .assemble import as_tensor
@@ -45,12 +45,13 @@ class Dirichlet:
         min_examples: examples that every client must get.
     """
 
-    clients: Count
-    alpha: Positive
-    min_examples: Count = 2
+    clients: int
+    alpha: float
+    min_examples: int = 2
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        positive_int(self, clients=self.clients, min_examples=self.min_examples)
+        positive(self, alpha=self.alpha)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client.
@@ -91,11 +92,11 @@ class Shards:
         shards_per_client: shards each client gets; shard sizes differ by at most 1.
     """
 
-    clients: Count
-    shards_per_client: Count = 2
+    clients: int
+    shards_per_client: int = 2
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        positive_int(self, clients=self.clients, shards_per_client=self.shards_per_client)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client; the seed shuffles within a label and deals.
@@ -134,11 +135,11 @@ class ByClasses:
         classes_per_client: different classes of each client.
     """
 
-    clients: Count
-    classes_per_client: Count
+    clients: int
+    classes_per_client: int
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        positive_int(self, clients=self.clients, classes_per_client=self.classes_per_client)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client, from labels in ``0 .. classes - 1``.

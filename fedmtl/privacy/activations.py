@@ -5,7 +5,6 @@ Order of a block: ``begin`` (the charge is written), then one ``release`` for ea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,6 @@ from .settings import Privacy
 from .sums import GradientMessage, RecordDraws, RecordSums
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
-_FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(eq=False)
@@ -37,6 +35,9 @@ class _Window:
         first: number of the first activation.
         clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
             it is silent.
+        answering: (S, R) bool, in which replicates a client releases something.
+        groups: of each activation, its clients in ascending order, from -1 on, with the replicates of each, int64 (k,).
+        places: (S, R) int64 place of each replicate in the groups of its activation, one after another.
         uses: (S, R) int64 how often it acted before.
         divisors: (S, R) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
@@ -47,6 +48,9 @@ class _Window:
 
     first: int
     clients: np.ndarray
+    answering: np.ndarray
+    groups: list[list[tuple[int, np.ndarray]]]
+    places: np.ndarray
     uses: np.ndarray
     divisors: np.ndarray
     scales: np.ndarray
@@ -144,14 +148,15 @@ class Activations(Channel):
         if self.prices is not None:
             scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
-        by_step = [np.array(one.T, order="C") for one in (acting, uses, divisors, scales)]
-        return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing, np.zeros(0))
+        acting, uses, divisors, scales = (np.array(one.T, order="C") for one in (acting, uses, divisors, scales))
+        groups, places = _grouped(acting)
+        return _Window(first, acting, acting >= 0, groups, places, uses, divisors, scales, nothing, np.zeros(0))
 
     @property
     def answering(self) -> np.ndarray:
         """Return in which replicates the next activation releases something, bool (R,); public."""
         window, start = self._next()
-        return window.clients[start] >= 0
+        return window.answering[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
         """Return the records of a client that take part in its next release, for what it computes from them by itself;
@@ -182,7 +187,7 @@ class Activations(Channel):
         window, start = self._next()
         step, clients, value = self._place, window.clients[start], np.zeros(0)
         if self._replay is None or self.tap is not None:
-            value = self._sums(message, clients)
+            value = self._sums(message, window, start)
         if self.tap is not None:
             for client, row in zip(clients.tolist(), torch.tensor(value), strict=True):
                 if client >= 0:
@@ -212,17 +217,15 @@ class Activations(Channel):
 
     # Sums and noise
 
-    def _sums(self, message: GradientMessage, clients: np.ndarray) -> np.ndarray:
-        """Return (R, D): clipped sums over the records of ``clients`` (R,) that take part; zero where -1, no client. A
-        client that acts in several replicates is asked once."""
-        order = np.argsort(clients, kind="stable") if len(clients) > 1 else _FIRST
-        sums, start = np.zeros((len(clients), self.sums.dimension)), 0
-        for client, times in Counter(clients[order].tolist()).items():  # in ascending order
-            runs, start = order[start : start + times], start + times
-            if client >= 0:
-                drawn = self.members(client, runs) if self.draws.sampled else None
-                sums[runs] = self.sums.of(message, client, runs, drawn)
-        return sums
+    def _sums(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray:
+        """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
+        where no client acts. A client that acts in several replicates is asked once."""
+        parts = []
+        for client, runs in window.groups[start]:
+            drawn = self.members(client, runs) if self.draws.sampled and client >= 0 else None
+            none = np.zeros((len(runs), self.sums.dimension)) if client < 0 else None
+            parts.append(self.sums.of(message, client, runs, drawn) if none is None else none)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
@@ -232,8 +235,8 @@ class Activations(Channel):
         if not window.drawn <= start < window.drawn + len(window.noise):
             self._draw_noise(window, start)
         at = start - window.drawn
-        noise, width = torch.from_numpy(window.noise[at]), float(window.widths[at]) if self._secure else None
-        means: np.ndarray = noised(torch.from_numpy(total), noise, width).numpy()
+        width = float(window.widths[at]) if self._secure else None
+        means = noised(total, window.noise[at], width)
         means /= divisors
         if width is not None and window.clients[start, 0] >= 0:
             value = torch.from_numpy(means[0].copy())
@@ -291,3 +294,16 @@ class Activations(Channel):
         if self.prices is not None and self.gradients.published is not None:
             return max(map(self.gradients.published.claim, self.prices.by_account.ravel()))
         return super()._claimed()
+
+
+def _grouped(clients: np.ndarray) -> tuple[list[list[tuple[int, np.ndarray]]], np.ndarray]:
+    """Return ``groups`` and ``places`` of a :class:`_Window` of ``clients`` (S, R)."""
+    order = np.argsort(clients, axis=1, kind="stable")
+    ordered = np.take_along_axis(clients, order, 1)
+    rows, starts = np.nonzero(np.diff(ordered, axis=1, prepend=-2))
+    groups: list[list[tuple[int, np.ndarray]]] = [[] for _ in clients]
+    ends = np.where(np.diff(rows, append=-1) == 0, np.append(starts[1:], 0), clients.shape[1])
+    of = ordered[rows, starts].tolist()
+    for row, client, start, end in zip(rows.tolist(), of, starts.tolist(), ends.tolist(), strict=True):
+        groups[row].append((client, order[row, start:end]))
+    return groups, np.argsort(order, axis=1)

@@ -224,7 +224,8 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer]
         assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
     channel.begin(0, ONCE)
     for owner in ONCE[0].tolist():
-        channel.release(learner.gradients(work, learner.init(work).public, np.array([owner])))
+        points = learner.points(work, learner.init(work).public)(np.array([owner]))
+        channel.release(learner.gradients(work)(points))
         std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
         assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
 

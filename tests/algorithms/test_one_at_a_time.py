@@ -92,9 +92,10 @@ class _Client:
         """What leaves the client in one activation."""
         channel = self.channel.channel
         channel.begin(block.first, block.client)
-        answered = channel.answering
-        message = self.algorithm.gradients(self.problem, public, block.client[:, 0].numpy())
-        return channel.release(message), answered
+        answered, clients = channel.answering, block.client[:, 0].numpy()
+        points = self.algorithm.points(self.problem, public)(clients)
+        values = channel.release(self.algorithm.gradients(self.problem)(points))
+        return Answers(np.zeros(1, dtype=int), clients, clients, points, values, answered, channel.noise_std)
 
     def model(self, public):
         """The client's personal model, from the public state and what it keeps."""
@@ -117,10 +118,9 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
                 process.channel.begin(block.first, torch.full((1, 1), -1))
                 process.channel.release(lambda *_: torch.zeros(1, 1))
         if int(block.client) >= 0:
-            value, answered = processes[int(block.client)].release(public, block)
-            record += [(block.first, GRADIENT, torch.from_numpy(value))] if answered[0] else []
-            std = processes[int(block.client)].channel.channel.noise_std
-            algorithm.serve(problem, public, Answers(block.client[:, 0].numpy(), value, answered, std))
+            answers = processes[int(block.client)].release(public, block)
+            record += [(block.first, GRADIENT, torch.from_numpy(answers.values))] if answers.answered[0] else []
+            algorithm.serve(problem, public)(answers)
             after = getattr(algorithm, "model", None)
             if after is not None:
                 clip = processes[int(block.client)].channel.channel.sums.clip
@@ -134,13 +134,18 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
 class _Curious(PPDMTL):
     """Its tasks look at the records of another one."""
 
-    def gradients(self, problem, public, clients):
-        message, data = super().gradients(problem, public, clients), self.data(problem)
+    def gradients(self, problem):
+        plain, data = super().gradients(problem), self.data(problem)
 
-        def factors(task, where):
-            return message.factors(task, where) + 1e-3 * float(data.x[task - 1].mean())
+        def curious(points):
+            message = plain(points)
 
-        return replace(message, factors=factors)
+            def factors(task, where):
+                return message.factors(task, where) + 1e-3 * float(data.x[task - 1].mean())
+
+            return replace(message, factors=factors)
+
+        return curious
 
 
 def test_a_client_that_reads_the_data_of_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

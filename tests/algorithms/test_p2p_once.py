@@ -166,7 +166,7 @@ def refuse(self, *arguments):
 
     from fedmtl.privacy import ScaledRows
 
-    return ScaledRows(asked)
+    return lambda points: ScaledRows(asked)
 
 
 def trainer(**settings) -> Trainer:

@@ -35,6 +35,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel, private_prior
+from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
@@ -1237,7 +1238,7 @@ def _plain_float_sum(total, noise, width=None):
 
 def _grid_of_the_sum(total, noise, width=None):
     """The width follows what is added up, and says how large that is."""
-    largest = float(total.abs().max())
+    largest = float(abs(total).max())
     return _adds(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-44)))
 
 
@@ -1248,7 +1249,7 @@ def _not_added(total, noise, width=None):
 
 def _rounded_noise(total, noise, width=None):
     """The noise and the sum are rounded to a coarser grid than the one that is stated."""
-    return _adds(total, noise if width is None else torch.round(noise / (1024 * width)) * 1024 * width, 1024 * width)
+    return _adds(total, noise if width is None else (noise / (1024 * width)).round() * 1024 * width, 1024 * width)
 
 
 def _adding(change: Callable[..., torch.Tensor]) -> _Patch:
@@ -1603,26 +1604,29 @@ def _ridge_of_raw_moments(self, problem, public, clip):
     return _ridge(replace(self, reg=self.reg + least), problem, public, clip)
 
 
-def _moments_of_the_next_too(self, problem, public, clients):
-    own, n = _moments(self, problem, public, clients).gradients, problem.clients
+def _moments_of_the_next_too(self, problem):
+    own, n = _moments(self, problem)(np.zeros(0)).gradients, problem.clients
 
     def both(client, where):
         return own(client, where) + 1e-3 * own((client + 1) % n, where).mean(1, keepdim=True)
 
-    return RecordGradients(both)
+    return lambda points: RecordGradients(both)
 
 
-def _silent_along_raw_gradients(self, problem, public, answers):
+def _silent_along_raw_gradients(self, problem, public):
     """Agents whose budget is spent look at their records again."""
-    silent, theta = (answers.clients >= 0) & ~answers.answered, public["theta"].numpy().copy()
-    _serve_peers(self, problem, public, answers)
-    network = self.network(problem)
-    for run in np.flatnonzero(silent).tolist():
-        agent = answers.clients[run]
-        x, y = self.data(problem).arrays[agent]
-        gradient = (self.linear_loss.factors(theta[run, agent][None], x, y) @ x / len(x))[0]
-        step = self.mu * network.alpha[agent] * network.confidence[agent]
-        public["theta"][run, agent] -= torch.from_numpy(step * gradient)
+    serve, network = _serve_peers(self, problem, public), self.network(problem)
+
+    def leaky(answers):
+        serve(answers)
+        for place in np.flatnonzero(~answers.answered).tolist():
+            agent = answers.clients[place]
+            x, y = self.data(problem).arrays[agent]
+            gradient = (self.linear_loss.factors(answers.points[place][None], x, y) @ x / len(x))[0]
+            step = self.mu * network.alpha[agent] * network.confidence[agent]
+            client_rows(public["theta"])[answers.at[place]] -= step * gradient
+
+    return leaky
 
 
 def _caps_before_the_block(self, members):

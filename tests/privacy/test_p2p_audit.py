@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedmtl import PeerToPeer, Trainer
+from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.p2p import PublishedPeerToPeer
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
@@ -66,9 +67,10 @@ def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
 def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
     serve = PeerToPeer.serve
 
-    def leaky(self, problem, public, answers):
+    def leaky(self, problem, public):
         raw = torch.stack([x.mean(0) for x in self.data(problem).x]).mean(0).numpy()
-        serve(self, problem, public, answers._replace(values=answers.values + 1e-6 * raw))
+        plain = serve(self, problem, public)
+        return lambda answers: plain(answers._replace(values=answers.values + 1e-6 * raw))
 
     patch.setattr(PeerToPeer, "serve", leaky)
 
@@ -76,12 +78,17 @@ def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
 def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:
     serve = PeerToPeer.serve
 
-    def leaky(self, problem, public, answers):
-        serve(self, problem, public, answers)
-        data = self.data(problem)
-        for run in np.flatnonzero((answers.clients >= 0) & ~answers.answered).tolist():
-            agent = answers.clients[run]
-            public["theta"][run, agent] += 1e-6 * (data.x[agent] * data.y[agent][:, None]).mean(0)
+    def leaky(self, problem, public):
+        plain, data = serve(self, problem, public), self.data(problem)
+
+        def beside(answers):
+            plain(answers)
+            for place in np.flatnonzero(~answers.answered).tolist():
+                agent = answers.clients[place]
+                raw = (data.x[agent] * data.y[agent][:, None]).mean(0)
+                client_rows(public["theta"])[answers.at[place]] += 1e-6 * raw.numpy()
+
+        return beside
 
     patch.setattr(PeerToPeer, "serve", leaky)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.algorithms import Problem, State
-from fedmtl.algorithms.activations import Answers
+from fedmtl.algorithms.activations import Answers, client_rows
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 
 
@@ -29,16 +30,18 @@ class Weighted(AsyncLearner):
         state.public["events"] = torch.zeros(replicates, problem.clients, dtype=torch.float64)
         return state
 
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Weigh the answers, and take them."""
-        events, (runs,) = public["events"].numpy(), np.nonzero(answers.clients >= 0)
-        owners, n = answers.clients[runs], events.shape[1]
-        events[runs, owners] += 1
+        events, by_owner, n = public["events"].numpy(), client_rows(public["events"]), problem.clients
+        unweighted = super().serve(problem, public)
         known = None if self.frequencies is None else np.array(self.frequencies)
-        if known is None:
-            weights = (events[runs].sum(1) + n) / (n * (events[runs, owners] + 1))
-        else:
-            weights = known.sum() / (n * known[owners])
-        values = answers.values.copy()
-        values[runs] *= weights[:, None]
-        super().serve(problem, public, answers._replace(values=values))
+
+        def serve(answers: Answers) -> None:
+            by_owner[answers.at] += 1
+            if known is None:
+                weights = (events[answers.runs].sum(1) + n) / (n * (by_owner[answers.at] + 1))
+            else:
+                weights = known.sum() / (n * known[answers.clients])
+            unweighted(answers._replace(values=answers.values * weights[:, None]))
+
+        return serve

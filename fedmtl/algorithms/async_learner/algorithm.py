@@ -25,7 +25,7 @@ theta_L and every theta_i are functions of releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -35,9 +35,9 @@ from torch import Tensor
 
 from ..._check import Count, Positive, Rate, positive_or
 from ...errors import ConfigError
-from ...privacy import GradientMessage, GradientPlan
+from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
-from ..activations import Answers
+from ..activations import Answers, client_rows
 from ..base import Problem, State
 from ..linear.data import LossName
 from .central import CentralLearner
@@ -118,29 +118,28 @@ class AsyncLearner(CentralLearner):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         return State(public, problem.client_store({}))
 
-    def tbar(self, public: Mapping[str, Tensor], owners: Array) -> Array:
-        """Return the models (R, p) at which the ``owners`` (R,) of R runs answer."""
-        theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()
-        middle: Array = (theta_l + theta[np.arange(len(owners)), owners]) / 2  # (6)
-        return middle
+    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
+        theta_l, theta, two = public["theta_l"].numpy(), client_rows(public["theta"]), np.array(2.0)
+        return lambda at: (theta_l + theta.take(at, 0)) / two  # tbar, (6)
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
-        return self.data(problem).gradients(self.linear_loss, self.tbar(public, clients))  # (3), (4)
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        theta_l, theta = public["theta_l"].numpy(), client_rows(public["theta"])
+        counts, (runs, p) = problem.data.train.counts.numpy(), theta_l.shape
+        n, a = len(counts), np.full(runs, self.effective_step(len(counts), problem.rounds))
+        # operands of the shape of a model, or of none: broadcasting costs NumPy more than the arithmetic
+        share, own_step, central_step = (
+            np.repeat(each[:, None], p, 1) for each in (counts / counts.sum(), a * n, a * self.central_share(n))
+        )
+        of_g, owners, low, high = map(np.array, (2 * self.reg, 2.0 * n, -self.theta_max, self.theta_max))
 
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
-        theta_l, theta = public["theta_l"].numpy(), public["theta"].numpy()
-        (runs,) = np.nonzero(answers.clients >= 0)
-        owner, answer, counts = answers.clients[runs], answers.values[runs], problem.data.train.counts.numpy()
-        n, share = len(counts), (counts[owner] / counts.sum())[:, None]
-        a = np.full(len(theta), self.effective_step(n, problem.rounds))[runs, None]
-        tbar = self.tbar(public, answers.clients)[runs]
-        slope = 2 * self.reg * tbar  # of g
-        theta[runs, owner] = self.project(tbar - a * n * (slope / (2 * n) + share * answer))  # (5)
-        theta_l[runs] = self.project(tbar - a * self.central_share(n) * slope)  # (7')
+        def serve(answers: Answers) -> None:
+            tbar, slope = answers.points, of_g * answers.points  # of g
+            owned = tbar - own_step[answers.runs] * (slope / owners + share.take(answers.clients, 0) * answers.values)
+            theta[answers.at] = np.minimum(np.maximum(owned, low), high)  # (5)
+            central = tbar - central_step[answers.runs] * slope
+            theta_l[answers.runs] = np.minimum(np.maximum(central, low), high)  # (7')
 
-    def project(self, theta: Array) -> Array:
-        """Return the nearest point with ||theta||_inf <= theta_max."""
-        return np.minimum(np.maximum(theta, -self.theta_max), self.theta_max)
+        return serve
 
     def effective_step(self, owners: int, events: int) -> float | Array:
         """Return a, for N ``owners`` who give ``events`` answers in all; (R,) where the replicates have a kappa

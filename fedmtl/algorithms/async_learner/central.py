@@ -26,7 +26,7 @@ _BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralLearner(OneAtATime, LinearAlgorithm):
+class CentralLearner(LinearAlgorithm, OneAtATime):
     """A learner of one linear model; all settings are public.
 
     Args:

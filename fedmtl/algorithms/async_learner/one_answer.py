@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ from ...privacy import Activations, GradientMessage, GradientPlan, RecordGradien
 from ...privacy.clip import Clip, clip_rows
 from ...privacy.noise.symmetric import smat, svec
 from ...schedules import Block, BoundSchedule
-from ..activations import Answers
+from ..activations import Answers, client_rows
 from ..base import Problem, State
 from ..linear.data import LinearData, prepared
 from ..linear.solve import minimize
@@ -75,12 +75,19 @@ class OneAnswer(CentralLearner):
         public = {"theta_l": theta.repeat(r, 1), "theta_0": theta.clone(), **empty}
         return State(public, problem.client_store({}))
 
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
-        (runs,) = np.nonzero(answers.clients >= 0)
-        at = torch.from_numpy(runs), torch.from_numpy(answers.clients[runs])
-        public["sums"][at] += torch.from_numpy(answers.values[runs])
-        public["variances"][at] += answers.noise_std()[at[0]] ** 2
-        public["answers"][at] += 1
+    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
+        theta_0 = public["theta_0"].numpy()
+        return lambda at: np.broadcast_to(theta_0, (len(at), len(theta_0)))
+
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        sums, variances, number = (client_rows(public[name]) for name in ("sums", "variances", "answers"))
+
+        def serve(answers: Answers) -> None:
+            sums[answers.at] += answers.values
+            variances[answers.at] += answers.noise_std().numpy()[answers.runs] ** 2
+            number[answers.at] += 1
+
+        return serve
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Take all answers of the block, and solve once."""
@@ -140,10 +147,6 @@ class PublicStart(OneAnswer):
         x, y = (part.numpy() for part in public.pooled())
         return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
-        points = public["theta_0"].expand(len(clients), -1).numpy()
-        return self.data(problem).gradients(self.linear_loss, points)
-
     def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
         prior = prepared(problem, (self, "prior", clip), lambda: PublicPrior.of(self, self.public_rows(problem), clip))
         return prior.solve(public, problem.data.train.counts)
@@ -202,8 +205,8 @@ class Moments(OneAnswer):
     def theta_0(self, problem: Problem) -> Tensor:
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
-        """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips."""
+    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
+        """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips, at any point."""
         data = self.data(problem)
 
         def moments(owner: int, runs: Array) -> Tensor:
@@ -211,7 +214,7 @@ class Moments(OneAnswer):
             rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
             return rows.expand(len(runs), -1, -1)
 
-        return RecordGradients(moments)
+        return lambda points: RecordGradients(moments)
 
     def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
         """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.

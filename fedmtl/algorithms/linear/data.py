@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
 from ...local import Layout
-from ...privacy import ScaledRows
+from ...privacy import GradientMessage, ScaledRows
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class LinearData:
             loss: of a record.
             points: (R, p), the model at which the client that acts in each of R runs answers.
         """
-        return ScaledRows(lambda client, runs: loss.factors(points[runs], *self.arrays[client]))
+        return ScaledRows(lambda client, runs: loss.factors(points.take(runs, 0), *self.arrays[client]))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""
@@ -358,6 +358,10 @@ class LinearAlgorithm(Algorithm):
         self.linear_loss.check_targets(records.y, records.name)
         rows, target = self.bounds(domain)
         return records.bounded(rows, min(target, LARGEST_TARGET))
+
+    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
+        """Return the function from points (R, p) to the gradients of the clients' records there."""
+        return partial(self.data(problem).gradients, self.linear_loss)
 
     def largest_row(self, problem: Problem) -> float:
         """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the

@@ -40,7 +40,7 @@ calibrated to T_i.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ from ...graphs import Graph, GraphSettings
 from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.noise.registry import LAWS
 from ...schedules import BoundSchedule
-from ..activations import Answers, OneAtATime
+from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import fit_own
@@ -65,7 +65,7 @@ from .network import Array, Ints, Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer(OneAtATime, LinearAlgorithm):
+class PeerToPeer(LinearAlgorithm, OneAtATime):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -265,38 +265,41 @@ class PeerToPeer(OneAtATime, LinearAlgorithm):
             }
         return State(public, problem.client_store({}))
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: Array) -> GradientMessage:
-        """Return the gradients of the agents' records at their own models."""
-        theta = public["theta"].numpy()[np.arange(len(clients)), clients]
-        if self.loss == "model":
-            return self._model_records(problem).gradients_at(theta)
-        return self.data(problem).gradients(self.linear_loss, theta)
+    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Ints], Array]:
+        """Return the agents' own models, at which they answer."""
+        theta = client_rows(public["theta"])
+        return lambda at: theta.take(at, 0)
 
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
+        return self._model_records(problem).gradients_at if self.loss == "model" else super().gradients(problem)
+
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
-        network, theta = self.network(problem), public["theta"].numpy()
-        (runs,) = np.nonzero(answers.clients >= 0)
-        who = answers.clients[runs]
-        at, alpha, pull = (runs, who), network.alpha[who, None], self.mu * network.confidence[who, None]
-        gradient = self._data_gradients(network, public, at, answers.values[runs], answers.answered[runs])
-        gradient = gradient + 2 * network.ridge[who, None] * theta[at]  # of L_i
-        theta[at] = (1 - alpha) * theta[at] + alpha * (network.means(theta, runs, who) - pull * gradient)  # (4), (6)
-        public["sent"].numpy()[runs] += network.graph.degrees[who]
+        network, theta, every_run = self.network(problem), public["theta"].numpy(), np.arange(len(public["theta"]))
+        rows, sent = client_rows(public["theta"]), public["sent"].numpy()
 
-    def _data_gradients(
-        self, network: Network, public: Mapping[str, Tensor], at: tuple[Ints, Ints], answer: Array, answered: Array
-    ) -> Array:
-        """Return the data gradients (k, D) that agents step along, ``at`` repetitions and agents (k,).
+        def serve(answers: Answers) -> None:
+            who, own = answers.clients, answers.points
+            alpha, pull = network.alpha[who, None], self.mu * network.confidence[who, None]
+            gradient = self._data_gradients(network, public, answers) + 2 * network.ridge[who, None] * own  # of L_i
+            means = network.means(theta, every_run[answers.runs], who)
+            rows[answers.at] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
+            sent[answers.runs] += network.graph.degrees[who]
 
-        It is the released one, ``answer`` (k, D), of those who ``answered`` (k,). The others, whose budget is spent,
-        take the mean of what they have released to their present model by the public curvature h: of releases g_1,
-        ..., g_K at Theta_i(1), ..., Theta_i(K) it is (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))). This is
-        post-processing and reads no record.
+        return serve
+
+    def _data_gradients(self, network: Network, public: Mapping[str, Tensor], answers: Answers) -> Array:
+        """Return the data gradients (k, D) that agents step along.
+
+        It is the released one of those who answered. The others, whose budget is spent, take the mean of what they have
+        released to their present model by the public curvature h: of releases g_1, ..., g_K at Theta_i(1), ...,
+        Theta_i(K) it is (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))). This is post-processing and reads no record.
         """
+        answer, answered, at = answers.values, answers.answered, answers.at
         if self.releases is None:
             return answer
-        theta, slope, answers_so_far = (public[name].numpy() for name in ("theta", "slope", "answers_so_far"))
-        bend = network.smoothness * theta[at]
+        slope, answers_so_far = client_rows(public["slope"]), client_rows(public["answers_so_far"])
+        bend = network.smoothness * answers.points
         mean, count = slope[at], answers_so_far[at] + answered
         mean += np.where(answered, 1.0 / np.maximum(count, 1), 0.0)[:, None] * (answer - bend - mean)
         slope[at], answers_so_far[at] = mean, count

@@ -21,7 +21,7 @@ training, q_t is fitted once to the raw records and never sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -32,11 +32,11 @@ from torch import Tensor
 from ..._check import Count, NonNegative, Positive, Rate
 from ...errors import ConfigError
 from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
-from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
+from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
-from ..activations import Answers, OneAtATime
+from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
-from ..linear.data import LinearAlgorithm, prepared
+from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .step_size import choose_step
@@ -50,7 +50,7 @@ SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL(OneAtATime, LinearAlgorithm):
+class PPDMTL(LinearAlgorithm, OneAtATime):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -153,28 +153,29 @@ class PPDMTL(OneAtATime, LinearAlgorithm):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
         return State(public, problem.client_store({}))
 
-    def gradients(self, problem: Problem, public: Mapping[str, Tensor], clients: np.ndarray) -> GradientMessage:
-        """Return the gradients of the tasks' records at p_t + q_t, which the release clips and noises: Algorithm 1,
+    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[np.ndarray], np.ndarray]:
+        """Return p_t + q_t, at which the release clips and noises the gradients of the tasks' records: Algorithm 1,
         lines 9 and 11 to 13."""
-        at = np.arange(len(clients)), clients
-        return self.data(problem).gradients(
-            self.linear_loss, public["returned"].numpy()[at] + public["own"].numpy()[at]
-        )
+        returned, own = client_rows(public["returned"]), client_rows(public["own"])
+        return lambda at: returned.take(at, 0) + own.take(at, 0)
 
-    def serve(self, problem: Problem, public: dict[str, Tensor], answers: Answers) -> None:
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Take the noised gradients G_t of the tasks that act."""
-        a2, threshold = prepared(problem, self, lambda: self.steps(problem))
-        (runs,) = np.nonzero(answers.clients >= 0)
-        gradient, at = answers.values[runs], (runs, answers.clients[runs])
-        shared, stale, returned = (public[name].numpy() for name in ("shared", "stale", "returned"))
-        if self.a1 > 0 and "own" in public:  # line 10, by the gradient that was released
-            own = public["own"].numpy()
-            moved = own_step(torch.from_numpy(own[at]), torch.from_numpy(gradient), self.a1, self.tau, self.own_penalty)
-            own[at] = moved.numpy()
-        stale[at] = gradient  # line 14: column t of S
-        step = torch.from_numpy(shared[runs] - a2 * stale[runs])
-        shared[runs] = SHARED_PENALTIES[self.penalty].prox(step, threshold)  # line 15: P
-        returned[at] = shared[at]  # line 16: p_t goes back
+        a2, threshold = self.steps(problem)
+        shared, stale, prox = public["shared"], public["stale"], SHARED_PENALTIES[self.penalty].prox
+        all_stale, all_shared, returned = (client_rows(public[name]) for name in ("stale", "shared", "returned"))
+        own = client_rows(public["own"]) if self.a1 > 0 and "own" in public else None
+
+        def serve(answers: Answers) -> None:
+            at, runs, gradient = answers.at, answers.runs, answers.values
+            if own is not None:  # line 10, by the gradient that was released
+                before, taken = torch.from_numpy(own[at]), torch.from_numpy(gradient)
+                own[at] = own_step(before, taken, self.a1, self.tau, self.own_penalty).numpy()
+            all_stale[at] = gradient  # line 14: column t of S
+            shared[runs] = prox(shared[runs] - a2 * stale[runs], threshold)  # line 15: P
+            returned[at] = all_shared.take(at, 0)  # line 16: p_t goes back
+
+        return serve
 
     def curvature(self, problem: Problem) -> float:
         """Return L, ``smoothness`` or that of the domain."""

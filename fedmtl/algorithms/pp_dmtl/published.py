@@ -71,6 +71,7 @@ class PublishedPPDMTL(PPDMTL):
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block, of all replicates; in place."""
         data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
+        gradients, serve = self.gradients(problem), self.serve(problem, public)
         for tasks in block.client.T:
             points = self._query_noise(problem, public["acted"], tasks, channel)  # z1
             for task in tasks[tasks >= 0].unique().tolist():
@@ -84,8 +85,11 @@ class PublishedPPDMTL(PPDMTL):
                 points[runs] += p + row[0, runs]  # line 11
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
-            released = channel.release(data.gradients(self.linear_loss, points.numpy()))  # 12 and 13
-            self.serve(problem, public, Answers(tasks.numpy(), released, tasks.numpy() >= 0, lambda: none))
+            released = channel.release(gradients(points.numpy()))  # 12 and 13
+            acting = np.flatnonzero(tasks.numpy() >= 0)
+            who, asked = tasks.numpy()[acting], points.numpy()[acting]
+            at, answered = acting * problem.clients + who, np.ones(len(acting), dtype=bool)
+            serve(Answers(acting, who, at, asked, released[acting], answered, lambda: none))
         return state
 
     def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:

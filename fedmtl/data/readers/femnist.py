@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from ..._check import check_arguments
+from ..._check import one_of
 from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
@@ -33,7 +33,6 @@ CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 @reader("femnist")
-@check_arguments
 def read_femnist(
     root: str | Path,
     *,
@@ -41,7 +40,7 @@ def read_femnist(
     seed: int = 0,
     min_examples: int = 2,
     clients: int | None = None,
-    background: Literal["white", "black"] = "white",
+    background: str = "white",
 ) -> FederatedDataset:
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
@@ -63,6 +62,7 @@ def read_femnist(
         ConfigError: an impossible setting.
     """
     root = Path(root)
+    one_of("read_femnist", ("white", "black"), background=background)
     train, test = _read(root, background)
     return FederatedDataset.from_tensors(
         train,

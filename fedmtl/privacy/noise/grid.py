@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,8 @@ from ...errors import PrivacyError
 from .discrete import LARGEST
 from .laws import NoiseLaw
 from .sources import NoiseSource
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray[Any, Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +149,14 @@ def client_noise(
     return noise, widths
 
 
-def noised(total: Tensor, noise: Tensor, width: float | Tensor | None = None) -> Tensor:
+def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) -> Numbers:
     """Return a private sum with its noise: the one place where noise is added.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
 
     Args:
-        total: (..., D) float64 private sum.
-        noise: the same shape and device.
+        total: (..., D) float64 private sum, a tensor or an array.
+        noise: likewise, of the same shape and device.
         width: of the public grid, of which the noise is a multiple, to which the sum is rounded: a number, or a tensor
             that broadcasts; None adds as it is.
 
@@ -161,4 +165,4 @@ def noised(total: Tensor, noise: Tensor, width: float | Tensor | None = None) ->
     """
     if width is None:
         return total + noise
-    return torch.round(total / width) * width + noise
+    return (total / width).round() * width + noise

@@ -229,8 +229,12 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
         part = slice(row, row + rows)
         key, client, use = (one[part, None] for one in (keys, clients, uses))
         block = words[part, column : column + columns]
-        place = np.arange(column, column + block.shape[1], dtype=np.uint64)
-        philox_words(block.transpose(2, 0, 1), key, place, use, client & _MASK, client >> _HALF)
+        place = np.arange(column, column + block.shape[1], dtype=np.uint64)[None]
+        addresses = key, place, use, client & _MASK, client >> _HALF
+        if len(block) < block.shape[1]:
+            philox_words(block.transpose(2, 0, 1), *addresses)
+        else:  # along the longer axis
+            philox_words(block.transpose(2, 1, 0), *(one.T for one in addresses))
     return words.reshape(len(uses), 2 * pairs)[:, :size]
 
 
