@@ -249,13 +249,13 @@ class Algorithm:
         for scores, and in the models of the result. None by default."""
         return None
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Algorithm:
         """Return this algorithm with its settings that are ``"auto"`` filled in from public rows and bounds.
 
         Args:
             problem: of the run.
             schedule: of the activations, a ``BoundSchedule``; None for an algorithm that goes in rounds.
-            privacy: settings of the run, or a sequence of those of its repetitions.
+            privacy: settings of the run, or those of its repetitions; None where there is none.
         """
         return self
 

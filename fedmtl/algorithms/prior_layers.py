@@ -32,7 +32,7 @@ freezes them. Low-rank adapters are layers like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -144,7 +144,7 @@ class PriorLayers(Algorithm):
         super().__post_init__()
         LocalSolver.check_given(self, self.local, self.ridge / FLOOR)
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PriorLayers:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PriorLayers:
         """Take twice the clip norm for ``scale``, 2 without privacy."""
         return replace(self, scale=2 * clip_of(privacy)) if self.scale == "auto" else self
 

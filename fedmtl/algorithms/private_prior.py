@@ -29,7 +29,7 @@ place of one in every iteration, and the shrinkage that the noise asks for in pl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -110,7 +110,7 @@ class PrivatePrior(TaskAlgorithm):
     name, title, colour = "private_prior", "Private prior", "#ad1457"
     needs_row_bound = False
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PrivatePrior:
         """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy."""
         resolved = super().resolve_auto(problem, schedule, privacy)
         return replace(resolved, scale=clip_of(privacy)) if resolved.scale == "auto" else resolved
@@ -150,7 +150,7 @@ class PrivatePrior(TaskAlgorithm):
         tasks, d = self.tasks(problem), self.features(problem)
         directions = torch.eye(d, dtype=torch.float64).repeat(replicates, 1, 1)
         excess = torch.zeros(replicates, d, dtype=torch.float64)
-        fields = {"model": ((replicates, tasks.dimension), torch.float64), "ridge": ((1,), torch.float64)}
+        fields = {"model": ((replicates, tasks.data.dimension), torch.float64), "ridge": ((1,), torch.float64)}
         store, everyone = problem.client_store(fields), torch.arange(problem.clients)
         ridges = self._ridges(tasks)
         store.scatter("ridge", everyone, ridges[:, None])
@@ -161,7 +161,7 @@ class PrivatePrior(TaskAlgorithm):
         """Return the ridge of every task, (n,)."""
         if self.own_ridge:
             return own_ridges(tasks, self.ridge, scale)
-        return torch.full((len(tasks.counts),), self.ridge, dtype=torch.float64)
+        return torch.full((len(tasks.data.y),), self.ridge, dtype=torch.float64)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         d, fits = self.features(c.problem), c.own["model"][:, 0]
@@ -233,7 +233,7 @@ class PrivatePrior(TaskAlgorithm):
         for r, (directions, excess) in enumerate(zip(c.public["directions"], c.public["excess"], strict=True)):
             if bool(excess.any()):
                 variances = 1 + d * excess / determined[:, None].clamp_min(_LEAST_NORM)
-                scale = torch.eye(tasks.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
+                scale = torch.eye(tasks.data.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
                 scale[:, :d, :d] = directions * variances.clamp(FLOOR, d / FLOOR).sqrt()[:, None, :]
                 models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
         return {**c.own, "model": models}
@@ -288,10 +288,9 @@ def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampl
         )
 
 
-def clip_of(privacy: Any) -> float:
+def clip_of(privacy: Sequence[Any]) -> float:
     """Return the clip norm of a run, or of the first of its repetitions that has one; 1 without privacy."""
-    settings = privacy if isinstance(privacy, (tuple, list)) else [privacy]
-    return next((float(private.initial_norm) for private in settings if private is not None), 1.0)
+    return next((float(settings.initial_norm) for settings in privacy if settings is not None), 1.0)
 
 
 def mean_signal(mean: Tensor, noise: float) -> Tensor:

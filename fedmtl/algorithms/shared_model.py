@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -80,14 +80,13 @@ class SharedModel(Algorithm):
         """Whether clients release their numbers of examples, which are their weights."""
         return self.weights == "examples" and self.cap is None
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
         """Refuse numbers of examples as weights where they are private.
 
         Raises:
             ConfigError: they have no cap, and whole clients are protected.
         """
-        settings = privacy if isinstance(privacy, (tuple, list)) else [privacy]
-        if self.counts and any(isinstance(one, ClientPrivacy) for one in settings):
+        if self.counts and any(isinstance(settings, ClientPrivacy) for settings in privacy):
             name = type(self).__name__
             raise ConfigError(
                 f"{name}.weights is 'examples' without {name}.cap, and privacy=client protects how many examples a "

@@ -201,11 +201,11 @@ def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
         return None
     config: Any = _plain(compose(chosen, EXTRA.get(), name))
     for key in (override.key_or_group for override in keys if not override.is_add()):
-        if key in REMOVED:
-            return no_setting(key, ())
         node, place = config, ""
         for word in key.split("."):
             if not isinstance(node, Mapping):
+                if key in REMOVED:
+                    return no_setting(key, ())
                 return ConfigError(f"{key} cannot be set alone: {place} is {node}; write '{place}={{{word}: VALUE}}'.")
             if word not in node and not key.startswith("hydra"):
                 near = [f"{place}.{name}" for name in difflib.get_close_matches(word, list(node))]

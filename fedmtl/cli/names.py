@@ -47,6 +47,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
     "data.progress": "a bar is there where standard error is a terminal",
     "data.categories": "use data.bounds={COLUMN: [A, B, ...]}",
+    "algorithm.cap": "an owner answers schedule.per_client times at most",
     "algorithm.edge": "a value counts that is 5% beyond the spectrum of the noise",
     "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",
     "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",

@@ -226,7 +226,8 @@ class Trainer:
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
         bound = self.bound if isinstance(self.bound, BoundSchedule) else None
-        algorithm = self.algorithm.resolve_auto(problem, bound, self.repeated.privacies(self.privacy))
+        privacy = self.repeated.privacies(self.privacy)
+        algorithm = self.algorithm.resolve_auto(problem, bound, privacy if isinstance(privacy, tuple) else (privacy,))
         return self if algorithm is self.algorithm else replace(self, algorithm=algorithm)
 
     def first_run(self) -> Trainer:

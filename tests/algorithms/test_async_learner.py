@@ -13,7 +13,7 @@ from fedmtl import models
 from fedmtl.algorithms.async_learner import AsyncLearner, PublishedAsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import BudgetExhausted, ConfigError, DataError
+from fedmtl.errors import DataError
 from fedmtl.privacy import RecordPrivacy, SeededSource
 from tests.algorithms.harness import block_of, noise_of, open_activations
 
@@ -234,17 +234,12 @@ def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
     privacy = RecordPrivacy(clip_norm=2.0, epsilon=4.0, mechanism="laplace", delta=0.0)
     given = np.array([10, 10, 3, 10])
     assert AsyncLearner().hard_caps(given, 40).tolist() == [10, 10, 3, 10]
-    assert AsyncLearner(cap=5).hard_caps(given, 40).tolist() == [5, 5, 3, 5]
     horizon = PublishedAsyncLearner()
     assert horizon.hard_caps(given, 40).tolist() == [40] * 4
     assert PublishedAsyncLearner(horizon=90).hard_caps(given, 40).tolist() == [90] * 4
-    with pytest.raises(ConfigError, match="cap has no effect"):
-        PublishedAsyncLearner(cap=3)
     _, channel = run(horizon, work, torch.zeros(1, 4, dtype=torch.int64), privacy)
     assert channel.noise_multipliers == pytest.approx(40 / 4.0, rel=1e-4)  # scale 2 Xi T / (n_i eps), Theorem 1
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
-    with pytest.raises(BudgetExhausted, match="cap of 5"):
-        run(AsyncLearner(cap=5), work, torch.zeros(1, 6, dtype=torch.int64), privacy)
 
 
 def test_an_owner_that_never_answers_keeps_its_copy_at_the_start() -> None:

@@ -99,7 +99,7 @@ def test_rows_of_pp_dmtl_are_within_the_stated_bound():
     ("algorithm", "left_out", "said"),
     [
         (AsyncLearner(kappa="auto"), "public", r"kappa is 'auto', but data has no public rows"),
-        (PPDMTL(loss="squared"), "domain", r"row_norm is 'auto', but the data state no public bounds"),
+        (PPDMTL(loss="squared"), "domain", r"row_norm is 'auto', and the data state no public bounds"),
     ],
 )
 def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, said):

@@ -26,8 +26,8 @@ def problem(seed: int = 0, *, kind: str = "classification", rounds: int = EVENTS
     return problem_of(data, model=models.linear_regression(bias=bias), loss="auto", rounds=rounds)
 
 
-def resolved(algorithm: PPDMTL, work, privacy=None) -> PPDMTL:
-    return algorithm.resolve_auto(work, bind_schedule(SLOW, work.data), privacy)
+def resolved(algorithm: PPDMTL, work, *privacy: RecordPrivacy) -> PPDMTL:
+    return algorithm.resolve_auto(work, bind_schedule(SLOW, work.data), privacy or [None])
 
 
 def test_it_is_a_function_of_public_things_alone() -> None:
@@ -64,7 +64,7 @@ def test_louder_noise_asks_for_a_smaller_step() -> None:
         steps.append(resolved(algorithm, problem(), privacy).a2)
     assert steps[0] < steps[1]
     several = [RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5) for epsilon in (1e5, 0.5, 1e5)]
-    assert resolved(algorithm, problem(), several).a2 == steps[0]
+    assert resolved(algorithm, problem(), *several).a2 == steps[0]
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 3.0])

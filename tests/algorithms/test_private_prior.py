@@ -269,7 +269,7 @@ def test_the_ridge_of_the_largest_evidence_with_two_classes() -> None:
     tasks, ridge = stack("logistic", n=60, p=1), 0.02
     grid = np.linspace(-8, 8, 4001)
     for i, found in enumerate(own_ridges(tasks, ridge).tolist()):
-        x, y = tasks.x[i].numpy()[:, 0], tasks.y[i].numpy()
+        x, y = tasks.data.x[i].numpy()[:, 0], tasks.data.y[i].numpy()
         fits = -np.logaddexp(0.0, -np.outer(grid, x) * y).sum(1)
         values = []
         for factor in FACTORS:
@@ -283,7 +283,7 @@ def test_the_ridge_of_the_largest_evidence_with_two_classes() -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> None:
     tasks = stack(loss, p=70 if wide else 3)
-    p = tasks.dimension
+    p = tasks.data.dimension
     generator = torch.Generator().manual_seed(5)
     scale = torch.randn(4, p, p, generator=generator, dtype=torch.float64) / p**0.5 + torch.eye(p)
     ridges = torch.tensor([0.1, 0.2, 0.4, 0.8], dtype=torch.float64)

@@ -33,7 +33,7 @@ BOUNDS = {"row_norm": 0.5, "target": 0.1}
 OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "APFL": SHARED | {"alpha": 0.2, "adaptive": True},
     "AsyncLearner": BOUNDS | {
-        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5, "cap": 1,
+        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5,
         "batch_rate": 0.5,
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
@@ -52,7 +52,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "MPMTLayers": {
         "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
     },
-    "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3, "cap": 1},
+    "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3},
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
@@ -74,7 +74,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "scale": 0.5,
     },
     "Scaffold": SHARED,
-    "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1},
+    "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",

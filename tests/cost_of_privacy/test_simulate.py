@@ -46,8 +46,6 @@ def test_simulations_respect_caps() -> None:
     privacy = RecordPrivacy(clip_norm=5.0, epsilon=1.0, delta=0.0, mechanism="laplace")
     assert simulate(AsyncLearner(), data, privacy, clients).shape == (2, 3)
     with pytest.raises(BudgetExhausted):
-        simulate(AsyncLearner(cap=4), data, privacy, clients)
-    with pytest.raises(BudgetExhausted):
         simulate(AsyncLearner(), data, privacy, clients, caps=np.array([4, 9, 9]))
     caps = np.array([3, 3, 3])
     clients = torch.tensor([[0, 1, 0, 0, 0, 1], [2, 1, 0, 1, 2, 0]])  # the first repetition ends before its last 0

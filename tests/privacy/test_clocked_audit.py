@@ -75,7 +75,7 @@ def test_settings_of_other_kinds_pass() -> None:
         replace(base, privacy=replace(CLOCKED["clocks, gaussian"], noise_multiplier=9.0)),
         replace(base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=None, noise_multiplier=2.0)),
         replace(base, algorithm=domain, privacy=loose),
-        replace(base, algorithm=AsyncLearner(loss="logistic", cap=1), rounds=3),
+        replace(base, algorithm=AsyncLearner(loss="logistic"), rounds=3),
     ):
         findings = audit(run, processes=False)
         assert not [finding for finding in findings if finding.refuted]

@@ -220,8 +220,8 @@ def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytes
     from fedmtl.algorithms.linear.stack import TaskStack
 
     def together(self: TaskStack, ridge: float) -> torch.Tensor:
-        largest = max(float(x.square().sum()) / len(x) for x in self.x)
-        w = torch.zeros(len(self.x), 1, self.dimension, dtype=torch.float64)
+        largest = max(float(x.square().sum()) / len(x) for x in self.data.x)
+        w = torch.zeros(len(self.data.x), 1, self.data.dimension, dtype=torch.float64)
         for _ in range(300):
             gradient = self.gradient(w) + ridge * w
             if float(gradient.norm(dim=2).max()) <= 1e-10:

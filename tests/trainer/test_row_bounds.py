@@ -90,7 +90,7 @@ def test_with_privacy_a_bound_must_be_stated(name):
         with pytest.raises(ConfigError, match=needed) as e:
             trainer(algorithm, dataset(), protection(name)).fit()
         assert algorithm.__class__.__name__ in str(e.value)
-    with pytest.raises(ConfigError, match=r"row_norm is None, and with privacy .*algorithm\.row_norm=1\.0"):
+    with pytest.raises(ConfigError, match=r"row_norm is None; with privacy .*algorithm\.row_norm=1\.0"):
         trainer(METHODS[name](row_norm=None), dataset(), protection(name)).fit()
 
 

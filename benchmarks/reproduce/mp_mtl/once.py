@@ -125,7 +125,7 @@ def about(tasks: TaskStack, centres: Tensor, ridge: float) -> Tensor:
     assert tasks.moments is not None
     gram, cross, _ = tasks.moments
     pulled = cross[:, :, None] + ridge * centres.T
-    return torch.linalg.solve(gram + ridge * torch.eye(tasks.dimension, dtype=gram.dtype), pulled).permute(2, 0, 1)
+    return torch.linalg.solve(gram + ridge * torch.eye(tasks.data.dimension, dtype=gram.dtype), pulled).permute(2, 0, 1)
 
 
 def fedavg(

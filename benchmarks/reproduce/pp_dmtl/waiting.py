@@ -47,7 +47,7 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
         start="single_task",
     )  # fmt: skip
     if rule == "simulated":
-        algorithm = algorithm.resolve_auto(problem, bound, None)
+        algorithm = algorithm.resolve_auto(problem, bound, [None])
     else:
         delay = largest_delay(bound.events(seed, 0, 2000, replicates=1).client)
         algorithm = replace(algorithm, a2=1 / ((delay + 1) * own.curvature), delay=delay)

@@ -62,8 +62,6 @@ class AsyncLearner(CentralLearner):
             simulation on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
             None: 10.
         horizon: T, planned number of ticks; None: the problem's number of events.
-        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps. Theorem 1 makes
-            every owner's noise for T answers, although it gives about T / N: see :mod:`.published`.
         batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the owner's records, each of them with
             this public probability, and divides by the constant q n_i. The privacy of an answer is amplified, and its
             noise at equal epsilon of the release grows by 1 / q. Not in the paper, whose query (3) is of all records.
@@ -162,7 +160,7 @@ class AsyncLearner(CentralLearner):
         (plan,) = super().plan(problem, schedule)
         return (replace(plan, rate=self.batch_rate),)
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> AsyncLearner:
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> AsyncLearner:
         """Return these settings with the ``"auto"`` ones filled in from the data's public rows and bounds.
 
         Raises:

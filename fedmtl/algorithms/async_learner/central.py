@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Count, Positive
+from ..._check import Positive
 from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
 from ..activations import OneAtATime
@@ -32,7 +32,6 @@ class CentralLearner(LinearAlgorithm, OneAtATime):
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
         row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to which they are scaled
             down in training and wherever the models are used; ``"auto"``: the one that the data state, if any; None:
             features stay as they are.
@@ -41,7 +40,6 @@ class CentralLearner(LinearAlgorithm, OneAtATime):
 
     reg: Positive = 1e-5
     theta_max: Positive = 10.0
-    cap: Count | None = None
     row_norm: Positive | Literal["auto"] | None = None
     target: Positive | Literal["auto"] | None = None
 
@@ -60,8 +58,7 @@ class CentralLearner(LinearAlgorithm, OneAtATime):
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
         """Return the most activations of each client in a run of ``events``, int64 (n,), to which its noise is made."""
-        caps = np.asarray(scheduled, dtype=np.int64)
-        return caps if self.cap is None else np.minimum(caps, self.cap)
+        return np.asarray(scheduled, dtype=np.int64)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return the central model for every client, (k, p), a view of one row."""

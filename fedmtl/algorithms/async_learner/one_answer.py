@@ -106,7 +106,6 @@ class PublicStart(OneAnswer):
         loss: ``"squared"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
         row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 
@@ -170,7 +169,6 @@ class Moments(OneAnswer):
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        cap: most answers of an owner, to which its noise is calibrated; None takes the schedule's caps.
         row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 

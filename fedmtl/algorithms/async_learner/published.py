@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import ConfigError
 from .algorithm import AsyncLearner
 
 
@@ -22,11 +21,6 @@ class PublishedAsyncLearner(AsyncLearner):
     """Algorithm 1 with equation (7) and the noise of Theorem 1; settings are those of :class:`.AsyncLearner`."""
 
     name, title = "async_learner_published", "Asynchronous learner, published"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cap is not None:
-            raise ConfigError("PublishedAsyncLearner.cap has no effect: noise is made for all T answers; leave it out.")
 
     def central_share(self, owners: int) -> float:
         """Return (N - 1) / N of equation (7), for N = ``owners``."""

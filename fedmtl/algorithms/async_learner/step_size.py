@@ -26,7 +26,9 @@ KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 _TRIALS = 20
 
 
-def resolve_kappa(learner: AsyncLearner, problem: Problem, schedule: BoundSchedule, privacy: Any) -> AsyncLearner:
+def resolve_kappa(
+    learner: AsyncLearner, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]
+) -> AsyncLearner:
     """Return the settings with ``kappa`` by noisy simulation on the public rows, for each budget.
 
     The simulation has owners of the true sizes whose records are drawn from the public rows, the true caps and
@@ -42,7 +44,7 @@ def resolve_kappa(learner: AsyncLearner, problem: Problem, schedule: BoundSchedu
     block = schedule.events(seed, 0, events, replicates=_TRIALS)
     trial = replace(problem, data=public_owners(problem.data, seed), rounds=events)
     chosen: list[tuple[Any, float]] = []  # budgets by name have no hash
-    for settings in privacy if isinstance(privacy, Sequence) else [privacy]:
+    for settings in privacy:
         kappas = [kappa for other, kappa in chosen if other == settings]
         if not kappas:
             fitness = {}

@@ -63,10 +63,7 @@ class LinearLoss:
     def factors(self, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Compute as :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than
         torch's."""
-        return self.slopes(theta.dot(x.T), y)
-
-    def slopes(self, margins: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the derivatives of the loss by the ``margins`` of targets ``y``, in place where that is faster."""
+        margins = theta.dot(x.T)
         if self.name == "squared":
             margins -= y
             margins += margins
@@ -289,7 +286,7 @@ class LinearAlgorithm(Algorithm):
         """Return the loss of a record."""
         return LinearLoss(self.loss)  # type: ignore[arg-type]
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
         """Return these settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.
 
         Without privacy and without a stated bound, rows stay as they are.
@@ -297,41 +294,31 @@ class LinearAlgorithm(Algorithm):
         Raises:
             ConfigError: no bound on rows, with privacy.
         """
-        budgets = privacy if isinstance(privacy, Sequence) else [privacy]
-        private, domain = self.needs_row_bound and any(one is not None for one in budgets), problem.data.domain
-        if private and self.row_norm is None:
+        rows, target = self.bounds(problem.data.domain)
+        if rows is None and self.needs_row_bound and any(settings is not None for settings in privacy):
+            stated = ", and the data state no public bounds on their records" if self.row_norm == "auto" else ""
             raise ConfigError(
-                f"{type(self).__name__}.row_norm is None, and with privacy the step sizes rest on a public bound on "
-                f"rows; give a number, as algorithm.row_norm=1.0, or 'auto' for the bound that the data state."
+                f"{type(self).__name__}.row_norm is {self.row_norm!r}{stated}; with privacy the step sizes rest on a "
+                f"public bound on rows. Give a number, as algorithm.row_norm=1.0 (features of larger norm are scaled "
+                f"down to it), or 'auto' and bounds that the data state: "
+                f"dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
             )
-        stated = domain is not None and math.isfinite(getattr(domain, self.norm))
-        optional = self.row_norm == "auto" and not stated and not private
-        rows, target = (replace(self, row_norm=None) if optional else self).bounds(domain)  # type: ignore[type-var]
-        chosen: Any = {"row_norm": rows and rows.bound, "target": target if target < math.inf else None}
-        return replace(self, **chosen)  # type: ignore[type-var]
+        return replace(
+            self, row_norm=None if rows is None else rows.bound, target=target if target < math.inf else None
+        )
 
     def bounds(self, domain: Domain | None) -> tuple[RowBound | None, float]:
         """Return the bound on features, None for none, and that on abs(y) of the squared loss, infinite for none.
 
         Args:
             domain: the bounds that the data state.
-
-        Raises:
-            ConfigError: ``row_norm="auto"``, and the data state no bound.
         """
         stated = (math.inf, math.inf) if domain is None else (getattr(domain, self.norm), domain.target)
-        given = (self.row_norm, None if self.loss in TWO_CLASS_LOSSES else self.target)  # type: ignore[attr-defined]
-        pairs = zip(given, stated, strict=True)
+        settings = (self.row_norm, None if self.loss in TWO_CLASS_LOSSES else self.target)
         rows, target = (
-            auto if value == "auto" else math.inf if value is None else float(value) for value, auto in pairs
+            bound if value == "auto" else math.inf if value is None else float(value)
+            for value, bound in zip(settings, stated, strict=True)
         )
-        if self.row_norm == "auto" and rows == math.inf:
-            raise ConfigError(
-                f"{type(self).__name__}.row_norm is 'auto', but the data state no public bounds on their records, and "
-                f"with privacy the step sizes rest on one. Give a number, as algorithm.row_norm=1.0 (features of "
-                f"larger norm are scaled down to it), or state bounds with the data: "
-                f"dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
-            )
         return None if rows == math.inf else RowBound(rows, self.norm), target
 
     def row_bound(self, problem: Problem) -> RowBound | None:

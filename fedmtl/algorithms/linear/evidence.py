@@ -38,45 +38,41 @@ def own_ridges(tasks: TaskStack, ridge: float, scale: Tensor | None = None) -> T
     """
     ridges: Array = ridge * FACTORS
     prior: Array = -(np.log(FACTORS) ** 2) / 2
-    chosen = np.full(len(tasks.counts), ridge)
-    evidence = _squared if tasks.loss == "squared" else _logistic
-    for i in range(len(chosen)):
-        within = np.eye(tasks.dimension) if scale is None else scale[i].numpy()
+    chosen = np.full(len(tasks.data.y), ridge)
+    for i, y in enumerate(tasks.data.y):
+        within = np.eye(tasks.data.dimension) if scale is None else scale[i].numpy()
         with np.errstate(all="ignore"):
-            values = evidence(tasks, i, ridges, within) + prior
+            values = _evidence(*_quadratic(tasks, i, ridge, within), len(y), ridges) + prior
         if np.isfinite(values).any():
             chosen[i] = ridges[np.argmax(np.where(np.isfinite(values), values, -np.inf))]
     return torch.from_numpy(chosen)
 
 
-def _squared(tasks: TaskStack, i: int, ridges: Array, within: Array) -> Array:
-    n = int(tasks.counts[i])
-    if tasks.moments is not None:
-        gram, cross, square = (part[i].numpy() for part in tasks.moments)
-    else:
-        x, y = tasks.x[i].numpy(), tasks.y[i].numpy()
-        gram, cross, square = x.T @ x / n, x.T @ y / n, y @ y / n
-    try:
-        sizes, vectors = np.linalg.eigh(within.T @ gram @ within)
-    except np.linalg.LinAlgError:
-        return np.full(len(ridges), np.nan)
-    along = (vectors.T @ (within.T @ cross)) ** 2
-    left = square - (along / (sizes + ridges[:, None])).sum(1)
-    rounding = 1e-15 * square + 1e-300
-    spread: Array = np.log1p(np.maximum(sizes, 0.0) / ridges[:, None]).sum(1)
-    return -n / 2 * np.log(np.maximum(left, rounding)) - spread / 2
-
-
-def _logistic(tasks: TaskStack, i: int, ridges: Array, within: Array) -> Array:
-    x, y = tasks.x[i].numpy() @ within, tasks.y[i].numpy()
-    theta = minimize(tasks.linear, x, y, float(ridges[len(ridges) // 2])).theta
+def _quadratic(tasks: TaskStack, i: int, ridge: float, within: Array) -> tuple[Array, Array, float | None]:
+    """Return S^T X^T X S / n, S^T X^T y / n and mean y^2 of task i; for the logistic loss those of the quadratic
+    function that it is about the fit, and None."""
+    x, y = tasks.data.x[i].numpy(), tasks.data.y[i].numpy()
+    if tasks.loss == "squared":
+        if tasks.moments is None:
+            gram, cross, square = x.T @ x / len(y), x.T @ y / len(y), y @ y / len(y)
+        else:
+            gram, cross, square = (part[i].numpy() for part in tasks.moments)
+        return within.T @ gram @ within, within.T @ cross, square
+    x = x @ within
+    theta = minimize(tasks.linear, x, y, ridge).theta
     slope = 1 / (1 + np.exp(y * (x @ theta)))
     bend = (x * (slope * (1 - slope))[:, None]).T @ x / len(y)
-    pull = bend @ theta + (y * slope) @ x / len(y)
+    return bend, bend @ theta + (y * slope) @ x / len(y), None
+
+
+def _evidence(curvature: Array, cross: Array, square: float | None, n: int, ridges: Array) -> Array:
+    """Return the logarithm of the evidence of every ridge; NaN where rounding leaves no eigenvalues."""
     try:
-        sizes, vectors = np.linalg.eigh(bend)
+        sizes, vectors = np.linalg.eigh(curvature)
     except np.linalg.LinAlgError:
         return np.full(len(ridges), np.nan)
-    gain: Array = ((vectors.T @ pull) ** 2 / (sizes + ridges[:, None])).sum(1)
+    gain: Array = ((vectors.T @ cross) ** 2 / (sizes + ridges[:, None])).sum(1)
     spread: Array = np.log1p(np.maximum(sizes, 0.0) / ridges[:, None]).sum(1)
-    return len(y) / 2 * gain - spread / 2
+    if square is not None:
+        gain = -np.log(np.maximum(square - gain, 1e-15 * square + 1e-300))
+    return n / 2 * gain - spread / 2

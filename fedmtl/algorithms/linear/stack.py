@@ -34,22 +34,14 @@ class TaskStack:
 
     Attributes:
         loss: ``"squared"`` (with its 1/2) or ``"logistic"``.
-        x: (n_i, D) float64 of every task, none where there are moments.
-        y: (n_i,) float64, likewise.
+        data: the records of every task, (n_i, D).
         moments: of squared losses, where they are small, by the numbers of tasks and parameters: (n, D, D)
             X^T X / n_i, (n, D) X^T y / n_i and (n,) mean y^2; else None.
-        counts: (n,) int64, records of every task.
-        dimension: D, with the bias.
-        bias: whether the last parameter is a bias.
     """
 
     loss: TaskLoss
-    x: tuple[Tensor, ...]
-    y: tuple[Tensor, ...]
-    moments: tuple[Tensor, Tensor, Tensor] | None
-    counts: Tensor
-    dimension: int
-    bias: bool
+    data: LinearData
+    moments: tuple[Tensor, ...] | None
 
     @classmethod
     def of(cls, problem: Problem, data: LinearData, loss: TaskLoss) -> TaskStack:
@@ -59,15 +51,14 @@ class TaskStack:
     @classmethod
     def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
         """Return the tasks of ``data``, whose rows are taken as they are."""
-        size = data.dimension
-        small = size <= _STATISTICS_WIDEST and 8 * len(data.y) * size**2 <= _STATISTICS_LARGEST
-        if loss == "squared" and small:
-            each = [_moments(x.clone(), y.clone()) for x, y in zip(data.x, data.y, strict=True)]
-            gram, cross, squares = (torch.stack(values) for values in zip(*each, strict=True))
-            return cls(loss, (), (), (gram, cross, squares), data.counts, size, data.bias)
         # copies begin where memory is aligned, wherever the records of others end
         x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
-        return cls(loss, x, y, None, data.counts, size, data.bias)
+        size, moments = data.dimension, None
+        if loss == "squared" and size <= _STATISTICS_WIDEST and 8 * len(y) * size**2 <= _STATISTICS_LARGEST:
+            pairs = list(zip(x, y, strict=True))
+            gram, cross = [a.T @ a / len(a) for a in x], [a.T @ b / len(a) for a, b in pairs]
+            moments = torch.stack(gram), torch.stack(cross), torch.stack([b.square().mean() for b in y])
+        return cls(loss, replace(data, x=x, y=y), moments)
 
     def smoothness(self, row: float) -> float:
         """Return the Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2
@@ -81,7 +72,7 @@ class TaskStack:
             product -= self.moments[1][:, None, :].numpy()
             return torch.from_numpy(product)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
-        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+        for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
             out[i] = self.linear.scale(w[i], x, y) @ x / (self.halves * len(x))
         return out
 
@@ -91,7 +82,7 @@ class TaskStack:
             gram, cross, squares = self.moments
             quadratic = ((w @ gram) * w).sum(-1) / 2
             return quadratic - (w @ cross[:, :, None])[..., 0] + squares[:, None] / 2
-        each = zip(w, self.x, self.y, strict=True)
+        each = zip(w, self.data.x, self.data.y, strict=True)
         return torch.stack([self.linear.value(own, x, y).mean(1) / self.halves for own, x, y in each])
 
     def fit(self, ridge: float | Tensor, scale: Tensor | None = None) -> Tensor:
@@ -114,15 +105,15 @@ class TaskStack:
                 gram = torch.from_numpy(within.swapaxes(1, 2) @ gram.numpy() @ within)
                 cross = torch.from_numpy((cross.numpy()[:, None, :] @ within)[:, 0])
             each = ridge if isinstance(ridge, float) else ridge[:, None, None]
-            fits = solve_regularized(gram + each * torch.eye(self.dimension, dtype=gram.dtype), cross)
-            return fits if scale is None else _mapped(scale, fits)
-        ridges = [ridge] * len(self.x) if isinstance(ridge, float) else ridge.tolist()
-        thetas = []
-        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
-            rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
-            thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
-        fits = torch.from_numpy(np.stack(thetas))
-        return fits if scale is None else _mapped(scale, fits)
+            fits = solve_regularized(gram + each * torch.eye(self.data.dimension, dtype=gram.dtype), cross)
+        else:
+            ridges = [ridge] * len(self.data.x) if isinstance(ridge, float) else ridge.tolist()
+            thetas = []
+            for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
+                rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
+                thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
+            fits = torch.from_numpy(np.stack(thetas))
+        return fits if scale is None else torch.from_numpy((scale.numpy() @ fits.numpy()[:, :, None])[:, :, 0])
 
     def curvature(self, w: Tensor) -> Iterator[Tensor]:
         """Yield the second derivative of every L_i, (D, D) float64; for the logistic loss that of its quadratic upper
@@ -130,7 +121,7 @@ class TaskStack:
         if self.moments is not None:
             yield from self.moments[0]
             return
-        for own, x in zip(w, self.x, strict=True):
+        for own, x in zip(w, self.data.x, strict=True):
             if self.loss == "squared":
                 yield x.T @ x / len(x)
             else:
@@ -169,14 +160,5 @@ class TaskAlgorithm(LinearAlgorithm):
 
     def features(self, problem: Problem) -> int:
         """Return d, the length of a model without its bias."""
-        tasks = self.tasks(problem)
-        return tasks.dimension - int(tasks.bias)
-
-
-def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x.T @ x / len(x), x.T @ y / len(x), y.square().mean()
-
-
-def _mapped(scale: Tensor, rows: Tensor) -> Tensor:
-    """Return S_i v_i for scales (n, D, D) and rows (n, D)."""
-    return torch.from_numpy((scale.numpy() @ rows.numpy()[:, :, None])[:, :, 0])
+        data = self.data(problem)
+        return data.dimension - int(data.bias)

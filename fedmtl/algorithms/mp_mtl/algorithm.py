@@ -170,7 +170,7 @@ class MPMTL(TaskAlgorithm):
         tasks, d = self.tasks(problem), self.features(problem)
         shape = (replicates, d, d) if self._sharing.form == "symmetric" else (replicates, d)
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
-        sizes = {"model": tasks.dimension, "projected": tasks.dimension}
+        sizes = {"model": tasks.data.dimension, "projected": tasks.data.dimension}
         if self.own_penalty is not None:
             sizes |= {"own": d, "own_projected": d}
         store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
@@ -185,7 +185,8 @@ class MPMTL(TaskAlgorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # Step 6: the map M of the noised covariance, with a public shift; what is below 0 counts as 0
-        return self._sharing.of_release(released, RELEASE, self._rho, self._step_size(problem) * self.lam)
+        rho = self.usual_rho if self.rho is None else self.rho
+        return self._sharing.of_release(released, RELEASE, rho, self._step_size(problem) * self.lam)
 
     def receive(self, c: Cohort) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
@@ -270,10 +271,6 @@ class MPMTL(TaskAlgorithm):
     @property
     def _sharing(self) -> Sharing:
         return SHARING[self.penalty]
-
-    @property
-    def _rho(self) -> float:
-        return self.usual_rho if self.rho is None else self.rho
 
     def _step_size(self, problem: Problem) -> float:
         """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2

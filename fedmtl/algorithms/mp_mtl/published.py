@@ -45,13 +45,13 @@ class PublishedMPMTL(MPMTL):
     name, title = "mp_mtl_published", "MP-MTL, published"
     usual_rho = 0.0
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PublishedMPMTL:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PublishedMPMTL:
         """Resolve as :class:`MPMTL`.
 
         Raises:
             PrivacyError: noise of another law.
         """
-        for settings in privacy if isinstance(privacy, Sequence) else [privacy]:
+        for settings in privacy:
             if settings is not None and not settings.noiseless and settings.mechanism != WishartNoise.name:
                 raise PrivacyError(
                     f"mp_mtl_published adds Wishart noise, privacy.mechanism=wishart, not {settings.mechanism!r}."

@@ -163,12 +163,11 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         if self.loss != "model":
             super().check_data(data)
 
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PeerToPeer:
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[RecordPrivacy | None]) -> PeerToPeer:
         """Resolve as every linear method does; ``loss="model"`` has no bounds. Where the noise is fixed and the budget
         is, too, it may allow fewer releases than the schedule has wake-ups, and agents will remember theirs."""
         resolved = self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
-        settings = privacy if isinstance(privacy, Sequence) else [privacy]
-        fixed = any(one is not None and None not in (one.epsilon, one.noise_multiplier) for one in settings)
+        fixed = any(s is not None and None not in (s.epsilon, s.noise_multiplier) for s in privacy)
         if fixed and self.releases is None:
             resolved = replace(resolved, releases=max(1, int(schedule.caps.max())))
         return resolved

@@ -212,7 +212,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         caps = schedule.caps.clip(max=problem.rounds)
         return (self.gradient_plan(problem, caps, x=self.data(problem).x, rate=self.batch_rate),)
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> PPDMTL:
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> PPDMTL:
         """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
         several budgets a2 is the smallest that one of them chooses.
 
@@ -223,9 +223,9 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         if resolved.a2 != "auto":
             return resolved
         budgets: list[RecordPrivacy | None] = []
-        for one in privacy if isinstance(privacy, Sequence) else [privacy]:
-            budgets += [] if one in budgets else [one]
-        a2, delay = min(choose_step(resolved, problem, schedule, one) for one in budgets)
+        for settings in privacy:
+            budgets += [] if settings in budgets else [settings]
+        a2, delay = min(choose_step(resolved, problem, schedule, settings) for settings in budgets)
         return replace(resolved, a2=a2, delay=delay)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
