@@ -14,7 +14,6 @@ from fedmtl.graphs import Ring
 PACKAGES = ("algorithms", "local", "privacy", "schedules", "graphs", "trainer.stopping", "data.transforms")
 REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those that others need
     "ClientPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
-    "Clusters": {"labels": {"a": 1}},
     "ClusteredPMTL": {"clusters": {"a": 1}},
     "CyclicCohorts": {"cohort": 2},
     "Dropouts": {"rate": 1.0, "duration": 1.0},
@@ -41,8 +40,9 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
     },
 }
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
-    "CentralLearner", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw", "Packed", "Price",
-    "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset", "ReleasePlan",
+    "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
+    "Packed", "Price", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
+    "ReleasePlan",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)
@@ -74,7 +74,7 @@ WORDS = ("Literal", "LossName", "TaskLoss", "SharedPenalty", "OwnPenalty", "Mome
 WORDS += ("Mechanism", "SourceName")
 # what takes more than one value to say, or what a Trainer refuses: tests of the class have it
 ELSEWHERE = {
-    "Clusters.labels", "ClusteredPMTL.clusters", "Dropouts.intervals", "Latencies.dropouts", "Synchronous.dropouts",
+    "ClusteredPMTL.clusters", "Dropouts.intervals", "Latencies.dropouts", "Synchronous.dropouts",
     "LocalOptimizer.options", "ServerOptimizer.options", "MPMTL.curator_epsilon",
     "PublishedMPMTL.curator_epsilon", "MPMTL.curator_delta", "PublishedMPMTL.curator_delta", "server_optimizer",
 }  # fmt: skip

@@ -22,10 +22,11 @@ public, else by that of all over C.
 from __future__ import annotations
 
 import csv
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +43,34 @@ from .store import ClientStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusteredPMTL(Algorithm):
+class SharedModels(Algorithm):
+    """A method with a shared model for each of C clusters, whose clients send an update in the block of one cluster."""
+
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+
+    from_training: ClassVar[bool] = True
+
+    @abstractmethod
+    def rates(self, problem: Problem) -> Tensor:
+        """Return the server's step size for the block of each cluster, (C,) float64."""
+
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        size, rounds = len(self.rates(problem)) * problem.dimension, problem.rounds
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=self.from_training),)
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        models, rates = public["models"], self.rates(problem)
+        step = rates[:, None] * released.values["update"].reshape(len(rates), -1)
+        return {**public, "models": (models.double() + step.to(models.device)).to(models.dtype)}
+
+    def shared(self, state: State) -> Tensor | None:
+        """Return the model, where there is a single one; else None."""
+        models = state.public["models"]
+        return models[0] if len(models) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusteredPMTL(SharedModels):
     """Mean-regularized multi-task learning with a mean for each public cluster (Hu et al. 2023).
 
     Args:
@@ -76,7 +104,6 @@ class ClusteredPMTL(Algorithm):
 
     clusters: Mapping[str, Any] | str | Path
     lam: NonNegative = 1.0
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     server_lr: Rate = 1.0
 
     name, title, colour = "clustered_pmtl", "Clustered PMTL", "#4a8fd0"
@@ -104,30 +131,25 @@ class ClusteredPMTL(Algorithm):
         assert isinstance(self.clusters, Mapping)
         return sorted({str(name) for name in self.clusters.values()})
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        self.cluster_of(problem)
-        size, rounds = len(self._names()) * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
-
     def init(self, problem: Problem, replicates: int = 1) -> State:
         means = problem.initial.expand(len(self._names()), -1).clone()
-        return State({"means": means}, problem.client_store(personal_fields(problem)))
+        return State({"models": means}, problem.client_store(personal_fields(problem)))
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         cluster, mean = self._means(c)
         start = c.models(mean)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
-        return {"update": blocks(models - mean, cluster, len(c.public["means"]))}, c.keep(models, start)
+        return {"update": blocks(models - mean, cluster, len(c.public["models"]))}, c.keep(models, start)
 
     def _means(self, c: Cohort) -> tuple[Tensor, Tensor]:
         """Return the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
         cluster = self.cluster_of(c.problem)[c.ids].to(c.initial.device)
-        return cluster, c.public["means"][cluster]
+        return cluster, c.public["models"][cluster]
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def rates(self, problem: Problem) -> Tensor:
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
         share = sizes.clamp(min=1).double() / problem.clients  # of the cohort, in expectation
-        return moved(public, "means", released.values["update"], self.server_lr / share)
+        return self.server_lr / share
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the clients' own models; a client that never took part trains once from the mean of its cluster."""
@@ -138,14 +160,9 @@ class ClusteredPMTL(Algorithm):
 
         return c.personal(new)
 
-    def shared(self, state: State) -> Tensor | None:
-        """Return the mean, where there is a single cluster; else None."""
-        means = state.public["means"]
-        return means[0] if len(means) == 1 else None
-
 
 @dataclass(frozen=True, kw_only=True)
-class IFCA(Algorithm):
+class IFCA(SharedModels):
     """Several global models, each client training the one that fits its records best (Ghosh et al. 2020, Algorithm 1,
     Option II).
 
@@ -180,18 +197,14 @@ class IFCA(Algorithm):
 
     clusters: Count = 3
     spread: NonNegative = 0.1
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     server_lr: Positive = 1.0
 
     name, title, colour = "ifca", "IFCA", "#5d4037"
+    from_training = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         LocalSolver.check_given(self, self.local, 0.0)
-
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = self.clusters * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         noise = keyed_generator(derive_key(problem.seed, "ifca"), "start").normal(
@@ -210,18 +223,12 @@ class IFCA(Algorithm):
         start = c.public["models"][chosen]
         return {"update": blocks(c.train(self.local, start) - start, chosen, self.clusters)}, c.own
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        rates = torch.full((self.clusters,), self.server_lr * self.clusters, dtype=torch.float64)
-        return moved(public, "models", released.values["update"], rates)
+    def rates(self, problem: Problem) -> Tensor:
+        return torch.full((self.clusters,), self.server_lr * self.clusters, dtype=torch.float64)
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the model that each client chooses."""
         return c.public["models"][self.choice(c.problem, c.public["models"], c.ids)]
-
-    def shared(self, state: State) -> Tensor | None:
-        """Return the model, where there is a single one; else None."""
-        models = state.public["models"]
-        return models[0] if len(models) == 1 else None
 
 
 def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
@@ -229,14 +236,6 @@ def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
     rows = updates.new_zeros(len(updates), count, updates.shape[1])
     rows[torch.arange(len(updates), device=updates.device), cluster] = updates
     return rows.flatten(1)
-
-
-def moved(public: Mapping[str, Tensor], name: str, update: Tensor, rates: Tensor) -> dict[str, Tensor]:
-    """Return ``public`` with every model (C, D) moved by its block of the released update (C * D,), times its rate
-    (C,)."""
-    models = public[name]
-    step = rates[:, None] * update.reshape(len(rates), -1)
-    return {**public, name: (models.double() + step.to(models.device)).to(models.dtype)}
 
 
 def read_clusters(path: str | Path) -> dict[str, str]:

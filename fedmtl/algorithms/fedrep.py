@@ -112,13 +112,9 @@ class FedRep(SharedModel):
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
         models = self._train(c, start, shared)
-        finite = torch.isfinite(models).all(dim=1)
-        heads = torch.where(finite[:, None], models, start)[:, _numbers(~shared, models)]
-        return (models - start)[:, _numbers(shared, models)], {
-            "head": heads,
-            "seen": torch.ones_like(c.own["seen"]),
-            "trained": c.own["trained"] | finite,
-        }
+        own = c.keep(models, start)
+        own["head"] = own.pop("model")[:, _numbers(~shared, models)]
+        return (models - start)[:, _numbers(shared, models)], own
 
     def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
         """Return the cohort's models after a round: the head first, with the received representation, then that."""

@@ -236,7 +236,9 @@ class PriorLayers(Algorithm):
         start = c.initial.expand(len(c.ids), -1)
         own = c.keep(self._train(c, start, self.ridge), start)
         size = max(1, _BLOCK // max(1, problem.dimension, *(part.width**2 for part in self._matrices(parts))))
-        pieces = [self._rows(problem, parts, own["model"][at], c.ids[at]) for at in _slices(len(c.ids), size)]
+        pieces = [
+            self._rows(problem, parts, own["model"][at], c.ids[at]) for at in torch.arange(len(c.ids)).split(size)
+        ]
         rows, lengths, determined = (torch.cat(of) for of in zip(*pieces, strict=True))
         return {**own, "length": lengths.to(own["length"]), "known": determined.to(own["known"])}, rows
 
@@ -382,8 +384,3 @@ def shrunk_matrix(matrix: Tensor, noise: float) -> Tensor:
 
 def _trace(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    """Return consecutive slices of ``size`` over ``count`` places; one at least."""
-    return [slice(first, min(first + size, count)) for first in range(0, max(count, 1), size)]

@@ -1,11 +1,10 @@
 """Weighted graphs of agents: sparse, symmetric, rows by id."""
 
 from .graph import Graph
-from .settings import Clusters, Complete, EdgesFile, GraphSettings, KNNCosine, Ring
+from .settings import Complete, EdgesFile, GraphSettings, KNNCosine, Ring
 from .vectors import exp_angle, knn_cosine
 
 __all__ = [
-    "Clusters",
     "Complete",
     "EdgesFile",
     "Graph",

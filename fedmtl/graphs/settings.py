@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
-from .._check import non_negative, positive, positive_int
+from .._check import positive_int
 from .._files import csv_rows
 from ..errors import ConfigError, DataError
 from .graph import Graph
@@ -67,47 +66,6 @@ class Ring:
             raise ConfigError(f"Ring.reach is {self.reach:,} for {n:,} clients; 2 reach must be below their number.")
         place = np.tile(np.arange(n), self.reach)
         return Graph.from_pairs(place, (place + np.repeat(np.arange(1, self.reach + 1), n)) % n, 1.0, data.ids)
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Public clusters of clients.
-
-    Args:
-        labels: the cluster of each client, by id.
-        inside, between: weights of pairs in the same and in different clusters.
-    """
-
-    labels: Mapping[str, Any]
-    inside: float = 1.0
-    between: float = 0.0
-    from_data = False
-
-    def __post_init__(self) -> None:
-        positive(self, inside=self.inside)
-        non_negative(self, between=self.between)
-        object.__setattr__(self, "labels", {str(name): label for name, label in self.labels.items()})
-
-    def __hash__(self) -> int:
-        return hash((tuple(self.labels.items()), self.inside, self.between))
-
-    def build(self, data: Any) -> Graph:
-        """Connect the clusters.
-
-        Raises:
-            ConfigError: a client without a cluster, a label of no client, or a cluster of one client with ``between``
-                0, which has no neighbours.
-        """
-        for name in self.labels:
-            if name not in data.ids:
-                raise ConfigError(f"Clusters.labels names {name!r}, which is no client of {data.name}.")
-        for name in data.ids:
-            if name not in self.labels:
-                raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
-        labels = np.array([str(self.labels[name]) for name in data.ids])
-        weights = np.where(labels[:, None] == labels, self.inside, self.between)
-        np.fill_diagonal(weights, 0.0)
-        return Graph(csr_array(weights), data.ids)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ def test_one_cluster_is_pmtl() -> None:
     problem, sampler = problem_of(data, rounds=5), FixedCohort(3)
     one, other = ClusteredPMTL(clusters=dict.fromkeys(data.ids, 1), lam=0.7, local=SOLVER), PMTL(lam=0.7, local=SOLVER)
     states = [run(algorithm, problem, sampler=sampler, privacy=NOISE) for algorithm in (one, other)]
-    torch.testing.assert_close(states[0].public["means"][0], states[1].public["global"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(states[0].public["models"][0], states[1].public["global"], rtol=1e-12, atol=1e-14)
     found = [everyone(problem, a, s) for a, s in zip((one, other), states, strict=True)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
-    assert torch.equal(one.shared(states[0]), states[0].public["means"][0])
+    assert torch.equal(one.shared(states[0]), states[0].public["models"][0])
 
 
 def test_public_clusters_are_runs_of_their_own() -> None:
@@ -45,7 +45,7 @@ def test_public_clusters_are_runs_of_their_own() -> None:
         ids = [client for client in data.ids if clusters[client] == name]
         apart, alone = problem_of(data.subset(ids), rounds=5), PMTL(lam=0.7, local=SOLVER)
         reached = run(alone, apart)
-        torch.testing.assert_close(state.public["means"][number], reached.public["global"], rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(state.public["models"][number], reached.public["global"], rtol=1e-11, atol=1e-13)
         places = [data.ids.index(client) for client in ids]
         torch.testing.assert_close(found[places], everyone(apart, alone, reached), rtol=1e-11, atol=1e-13)
 

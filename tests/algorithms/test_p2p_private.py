@@ -11,7 +11,7 @@ from scipy import optimize, stats
 
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.algorithms.p2p.allocation import wakeup_weights
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed, equal_step
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.graphs import Complete, KNNCosine
@@ -250,14 +250,6 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert "raw records" in channel.report.refuted
     with pytest.raises(PrivacyError, match=r"adds Laplace noise: privacy\.mechanism is 'gaussian'"):
         run(paper, problem, clients, law("gaussian"))
-
-
-def test_the_equal_split_of_theorem_1() -> None:
-    for total, wakeups, delta in ((1.0, 10, math.exp(-5)), (0.1, 3, 1e-5), (2.0, 4, 0.0)):
-        step = equal_step(total, wakeups, delta)
-        assert composed([step] * wakeups, delta) == pytest.approx(total, rel=1e-9)
-    assert equal_step(2.0, 4, 0.0) == pytest.approx(0.5)
-    assert equal_step(1.0, 100, math.exp(-5)) > 1.0 / 100
 
 
 def test_settings_that_exclude_one_another_are_refused() -> None:

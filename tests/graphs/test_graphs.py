@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.graphs import Clusters, Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, exp_angle, knn_cosine
+from fedmtl.graphs import Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, exp_angle, knn_cosine
 
 TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
 
@@ -120,15 +120,8 @@ def test_simple_shapes() -> None:
     assert wide.degrees.tolist() == [4] * 7
     assert wide.weights.toarray()[0].tolist() == [0, 1, 1, 0, 0, 1, 1]
     assert Ring().build(Clients("ab")).weights.toarray().tolist() == [[0, 1], [1, 0]]
-    labels = dict(zip("abcde", "xyxyy", strict=True))
-    same = np.array([[a == b for a in labels.values()] for b in labels.values()], dtype=float) - np.eye(5)
-    assert np.array_equal(Clusters(labels, inside=2.0).build(Clients(labels)).weights.toarray(), 2 * same)
-    mixed = Clusters(labels, inside=2.0, between=0.5).build(Clients(labels)).weights.toarray()
-    assert np.array_equal(mixed, 2 * same + 0.5 * (1 - same - np.eye(5)))
     with pytest.raises(ConfigError, match=r"Ring\.reach is 2 for 4 clients"):
         Ring(2).build(Clients(range(4)))
-    with pytest.raises(ConfigError, match="'2' has no neighbours"):
-        Clusters({"0": 0, "1": 0, "2": 1}).build(Clients(range(3)))
     with pytest.raises(ConfigError, match="'0' has no neighbours"):
         Complete().build(Clients("0"))
 
@@ -181,11 +174,9 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
     clients = {name: (rng.normal(size=(6, 3)), rng.integers(0, 2, 6)) for name in "abcde"}
     data = FederatedDataset.from_tensors(clients, test=clients, classes=2)
     (tmp_path / "edges.csv").write_text("agent,neighbour\na,b\nc,d\nd,e\n")
-    labels = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1}
     for settings, edges in (
         (Complete(), 10),
         (Ring(), 5),
-        (Clusters(labels), 4),
         (EdgesFile(str(tmp_path / "edges.csv")), 3),
     ):
         assert isinstance(settings, GraphSettings)
@@ -202,10 +193,6 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
     assert EdgesFile(str(tmp_path / "edges.csv")).digest != before
     with pytest.raises(DataError, match="no such file"):
         EdgesFile(str(tmp_path / "none.csv"))
-    with pytest.raises(ConfigError, match="no cluster for client 'e'"):
-        Clusters({k: v for k, v in labels.items() if k != "e"}).build(data)
-    with pytest.raises(ConfigError, match="names 'f'"):
-        Clusters({**labels, "f": 2}).build(data)
     three = FederatedDataset.from_tensors(
         {k: (x, torch.tensor([0, 1, 2, 0, 1, 2])) for k, (x, _) in clients.items()}, test=clients, classes=3
     )

@@ -9,13 +9,14 @@ from functools import cache
 
 import numpy as np
 from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, seeded, simulate
+from scipy.optimize import brentq
 
 from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighbours
 from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, equal_step
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
 from fedmtl.data import FederatedDataset, SyntheticAgents, make_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LaplaceNoise
@@ -116,17 +117,22 @@ def curves(tuned: list[Row]) -> list[Row]:
     return rows
 
 
+def equal_step(epsilon: float, wakeups: int) -> float:
+    """The equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them."""
+    return float(brentq(lambda step: composed([step] * wakeups, PAPER_DELTA) - epsilon, 0.0, epsilon, xtol=1e-15))
+
+
 def published(p: int, epsilon: float, wakeups: int) -> RecordPrivacy:
     """The paper's noise: Laplace of scale 2 L0 / (e m) with L0 = 1 and e by its Theorem 1. Nothing is clipped: the
     bound is the largest norm of a row, and gradients are up to sqrt(p) long in the L2 norm, p in the L1 norm."""
     bound = math.sqrt(p)
-    multiplier = 1 / (bound * equal_step(epsilon, wakeups, PAPER_DELTA))
+    multiplier = 1 / (bound * equal_step(epsilon, wakeups))
     return RecordPrivacy(clip_norm=bound, noise_multiplier=multiplier, delta=PAPER_DELTA, mechanism="laplace")
 
 
 def honest(p: int, epsilon: float, wakeups: int) -> float:
     """Epsilon of :func:`published` by a privacy loss distribution, with the L1 norm p that rows may have."""
-    step = equal_step(epsilon, wakeups, PAPER_DELTA)
+    step = equal_step(epsilon, wakeups)
     return epsilon_of(LaplaceNoise(1 / (p * step)).event(), wakeups, PAPER_DELTA)
 
 

@@ -6,8 +6,10 @@
 
 with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a time, when their
 own clocks tick; the learner keeps a central model theta_L and a copy theta_i for each of the N owners, all 0 at first.
-At a tick owner i answers with the noised mean gradient Qbar_i of its records at tbar (equations (3), (4)), and
+At a tick owner i answers with the noised mean gradient of its n_i records (x_j, y_j), and the models move:
 
+    Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                              (3)
+    Qbar_i  = Q_i + w,   w the noise of the release, of i.i.d. Laplace coordinates in the paper    (4)
     tbar    = (theta_L + theta_i) / 2                                                              (6)
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')

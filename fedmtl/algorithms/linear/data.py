@@ -93,14 +93,13 @@ class LinearLoss:
 
     def check_targets(self, y: tuple[Tensor, ...], name: str) -> None:
         """Raise DataError unless the targets suit the loss: -1 and +1 for hinge and logistic."""
-        if self.name != "squared" and not bool((torch.cat(y).abs() == 1).all()):
-            for client, own in enumerate(y):
-                if not bool((own.abs() == 1).all()):
-                    wrong = float(own[own.abs() != 1][0])
-                    raise DataError(
-                        f"{name}: a target of client {client} is {wrong:g}; loss {self.name!r} takes two classes: "
-                        f"labels 0 and 1, or targets -1 and +1."
-                    )
+        for client, targets in enumerate(y if self.name != "squared" else ()):
+            wrong = targets[targets.abs() != 1]
+            if len(wrong):
+                raise DataError(
+                    f"{name}: a target of client {client} is {float(wrong[0]):g}; loss {self.name!r} takes two "
+                    f"classes: labels 0 and 1, or targets -1 and +1."
+                )
 
 
 def check_classes(data: FederatedDataset, name: str = "the method") -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import non_negative, positive, positive_int
+from ..._check import non_negative
 from ...errors import ConfigError, PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
 from ..base import Problem, State
@@ -99,20 +99,3 @@ def composed(epsilons: Sequence[float], delta: float) -> float:
     mean = math.fsum(e * math.tanh(e / 2) for e in epsilons)
     tail = min(math.log(math.e + math.sqrt(squares) / delta), math.log(1 / delta))
     return min(total, mean + math.sqrt(2 * squares * tail))
-
-
-def equal_step(epsilon: float, wakeups: int, delta: float) -> float:
-    """Return the equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them.
-
-    Args:
-        epsilon: the whole budget, above 0.
-        wakeups: T_i.
-        delta: the theorem's slack, at least 0 and below 1.
-    """
-    positive("equal_step", epsilon=epsilon)
-    positive_int("equal_step", wakeups=wakeups)
-    low, high = 0.0, epsilon  # one step never costs less than its own epsilon
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if composed([middle] * wakeups, delta) <= epsilon else (low, middle)
-    return low
