@@ -132,7 +132,7 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
     with torch.no_grad():
         shape = tuple(problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:])
     for metric in metrics:
-        metric.try_out(*invented_rows(problem.data.spec, shape))
+        metric.number(*invented_rows(problem.data.spec, shape))
 
 
 def evaluate_each(

@@ -405,46 +405,36 @@ def sha256(path: Path) -> str:
 def client_columns(
     scored: Scored, data: FederatedDataset, baselines: Mapping[str, Result] | None = None
 ) -> dict[str, Sequence[Any]]:
-    """Return a column for each size and score, a row a client: the score of its own, of the shared and of the
+    """Return a column for each size and score, a row a client: the score of its personal, of the shared and of the
     baselines' models as the summary names them, empty where the client has nothing to test on or was not drawn for
     evaluation; then the same of every metric that was asked for, such as ``personal auc``, empty where it is not
-    defined."""
-    columns: dict[str, Sequence[Any]] = {
-        "client": data.ids,
-        "train_examples": data.train.counts.tolist(),
-        "test_examples": data.test.counts.tolist(),
+    defined; and the model that the client chose."""
+    models, finetuned = {"personal": scored.by_client}, scored.finetuned
+    if finetuned is not None:
+        others = {f"{name} model": scores for name, scores in finetuned.by_client.items()}
+        models |= {
+            name: scores for name, scores in others.items() if scores not in (scored.by_client, scored.shared_by_client)
+        }
+    models |= {} if scored.shared_by_client is None else {"global": scored.shared_by_client}
+    models |= {stage.label: stage.by_client for name, run in (baselines or {}).items() for stage in run.stages(name)}
+    cells: dict[str, Mapping[str, Any]] = {
+        name if metric.name == scored.metric else f"{name} {metric.name}": scores.get(metric.name, {})
+        for metric in scored.shown
+        for name, scores in models.items()
     }
-
-    def column(values: Mapping[str, Any]) -> list[Any]:
-        return [values.get(client, "") for client in data.ids]
-
-    own, finetuned = {"personal": scored.by_client}, scored.finetuned
-    if finetuned is not None:  # the shared one is "global", and without a choice the finetuned one "personal"
-        again = {"shared"} if finetuned.chosen else {"shared", "finetuned"}
-        again |= {"personal"} if finetuned.by_client["personal"] == scored.shared_by_client else set()
-        own |= {f"{name} model": scores for name, scores in finetuned.by_client.items() if name not in again}
-    others = {} if scored.shared_by_client is None else {"global": scored.shared_by_client}
-    stages = [stage for name, run in (baselines or {}).items() for stage in run.stages(name)]
-    others |= {stage.label: stage.by_client for stage in stages}
-    columns |= {label: column(scores[scored.metric]) for label, scores in own.items()}
-    if finetuned is not None and finetuned.chosen:
-        columns["chosen"] = column(finetuned.chosen)
-    columns |= {label: column(scores[scored.metric]) for label, scores in others.items()}
-    for metric in scored.shown[1:]:
-        for label, scores in (own | others).items():
-            columns[f"{label} {metric.name}"] = column(scores.get(metric.name, {}))
-    return columns
+    cells |= {"chosen": finetuned.chosen} if finetuned is not None and finetuned.chosen else {}
+    sizes = {"train_examples": data.train.counts.tolist(), "test_examples": data.test.counts.tolist()}
+    scores = {name: [values.get(client, "") for client in data.ids] for name, values in cells.items()}
+    return {"client": data.ids, **sizes, **scores}
 
 
 def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
     """Return columns of one length as CSV under their names."""
-    content = io.BytesIO()
-    with io.TextIOWrapper(io.BufferedWriter(content), encoding="utf-8", newline="") as text:  # cannot be read: faster
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        text.flush()
-        return content.getvalue()
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:

@@ -237,44 +237,38 @@ class Metric:
         Args:
             outputs, targets: (N, ...) each, N >= 1.
         """
-        assert self.function is not None
-        if not self.own:
-            value = self.function(outputs, targets)
-        else:
-            try:
-                value = _as_number(self.name, self.function(outputs.clone(), targets.clone()))  # may write in place
-            except Exception as error:
-                text = f"metric {self.name!r}: {type(error).__name__}: {error} Such clients are left out of its mean."
-                warnings.warn(text, stacklevel=2)
-                return math.nan
+        try:
+            value = self.number(outputs, targets)
+        except ConfigError as error:
+            warnings.warn(f"{error} Such clients are left out of its mean.", stacklevel=2)
+            return math.nan
         return value if math.isfinite(value) else math.nan
 
-    def try_out(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a function of the caller's that does not give a number.
+    def number(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return what the function returns.
 
         Args:
-            outputs, targets: (N, ...) each, of invented rows.
+            outputs, targets: (N, ...) each, N >= 1.
 
         Raises:
-            ConfigError: it raises, or returns something else.
+            ConfigError: a function of the caller's that raises, or returns something else than a number.
         """
         assert self.function is not None
-        shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+        if not self.own:
+            return self.function(outputs, targets)
         try:
-            value = self.function(outputs, targets)
+            value: Any = self.function(outputs.clone(), targets.clone())  # may write in place
         except Exception as error:
-            raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}") from error
-        _as_number(self.name, value)
-
-
-def _as_number(name: str, value: Any) -> float:
-    size = math.prod(value.shape) if isinstance(value, (Tensor, np.ndarray)) else 1
-    if size == 1 and isinstance(value, (Tensor, np.ndarray, numbers.Real, np.bool_)):
-        return float(value)
-    what = repr(value) if size == 1 else f"shape {tuple(value.shape)}"
-    raise ConfigError(
-        f"metric {name!r} returns {what}; it must return one number for all rows of a client, such as the mean."
-    )
+            shapes = f"outputs (N, *{tuple(outputs.shape[1:])}) and targets (N, *{tuple(targets.shape[1:])})"
+            raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}.") from error
+        size = math.prod(value.shape) if isinstance(value, (Tensor, np.ndarray)) else 1
+        if size == 1 and isinstance(value, (Tensor, np.ndarray, numbers.Real, np.bool_)):
+            return float(value)
+        what = repr(value) if size == 1 else f"{size} numbers"
+        raise ConfigError(
+            f"metric {self.name!r} returns {what}; it must return one number for all rows of a client, such as the "
+            "mean."
+        )
 
 
 _ALL: tuple[Kind, ...] = ("classes", "labels", "many labels", "numbers", "number")

@@ -79,14 +79,12 @@ def build_problem(
     data = _kept_whole(data, module, kind)
     _check_lookups(data, module)
     sample = data.spec.sample(2, kind)
-    named = isinstance(loss, str) and loss != "auto"
     if loss == "auto":
         loss = natural_loss(data, module, sample, kind)
     fixed = loss == "cross_entropy" or data.spec.labels > 0
     outputs = data.spec.outputs if fixed else None
     template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
-    if named:
-        _check_loss(str(loss), template, sample, data)
+    _check_loss(loss, template, sample, data)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
     resolved = execution.resolve(template, place, cores)
     if resolved.chunk != 1:
@@ -159,7 +157,7 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
     return module
 
 
-def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
+def _check_loss(loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
     """Refuse a loss by name that compares the outputs of the model with as many targets, where there are others."""
     if loss not in ("mse", "half_mse", "binary_cross_entropy"):
         return
@@ -168,7 +166,7 @@ def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDat
     if math.prod(shape) != math.prod(data.spec.targets):
         raise ConfigError(
             f"loss is {loss!r}, which does not take outputs of shape {shape} with targets of shape "
-            f"{data.spec.targets}; choose loss=auto, or a model with other outputs."
+            f"{data.spec.targets}; choose another loss, or a model with other outputs."
         )
 
 

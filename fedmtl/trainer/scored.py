@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
@@ -59,6 +60,12 @@ class Finetuned:
         """The main metric of every model, by client."""
         return {name: scores[self.metric] for name, scores in self.by_client.items()}
 
+    @property
+    def choices(self) -> dict[str, float]:
+        """The share of the clients that chose each model; without models that no client chose."""
+        counts = Counter(self.chosen.values())
+        return {name: counts[name] / len(self.chosen) for name in self.by_client if counts[name]}
+
     def numbers(self) -> dict[str, Any]:
         """Plain values for tables."""
         numbers: dict[str, Any] = {
@@ -69,10 +76,7 @@ class Finetuned:
             "worse": self.worse,
             "finetuning_diverged": len(self.diverged),
         }
-        names = [name for name in self.scores if any(name == choice for choice in self.chosen.values())]
-        for name in names:
-            numbers[f"chose_{name}"] = sum(choice == name for choice in self.chosen.values()) / len(self.chosen)
-        return numbers
+        return numbers | {f"chose_{name}": share for name, share in self.choices.items()}
 
     def lines(self) -> list[str]:
         """The lines of the summary."""
@@ -83,11 +87,7 @@ class Finetuned:
         if self.diverged:
             lines.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
         if self.chosen:
-            shares = ", ".join(
-                f"{key.removeprefix('chose_')} {share:.0%}"
-                for key, share in self.numbers().items()
-                if key.startswith("chose_")
-            )
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.choices.items())
             lines.append(f"  chosen by each client on its own validation records: {shares}")
         return lines
 
@@ -258,38 +258,34 @@ def score_lines(
         reference: the models to compare with, one a client; None leaves the column out.
     """
     lines: list[str] = []
-    name = "" if reference is None else reference.label
+    priced = any(stage.epsilon is not None for stage in stages)
     for metric in metrics:
-        defined = [len(stage.by_client.get(metric.name, {})) for stage in stages]
-        rows = [[metric.name, "mean", "median", "tenth", "spread", f"than {name}", "epsilon"]]
+        rows = [[metric.name, "mean", "median", "tenth", "spread"]]
+        rows[0] += [] if reference is None else [f"than {reference.label}"]
+        rows[0] += ["epsilon"] * priced
         for stage in stages:
-            scores = stage.by_client.get(metric.name, {})
-            spread = spread_of(scores, metric)
+            spread = spread_of(stage.by_client.get(metric.name, {}), metric)
             names = ("mean", "median", "worst_tenth", "spread")
-            cells = [number_text(spread[key], spread["mean"]) for key in names]
-            itself = reference is None or stage.by_client is reference.by_client
-            compared = None if itself or reference is None else beside(stage, reference, metric, dtype)
-            beyond = "-" if compared is None else percent(compared)
-            epsilon = "-" if stage.epsilon is None else rounded_up(stage.epsilon, 3)
-            rows.append([stage.label, *cells, beyond, epsilon])
-        left_out = [
-            place
-            for place, none in ((5, reference is None), (6, all(stage.epsilon is None for stage in stages)))
-            if none
-        ]
-        rows = [[cell for place, cell in enumerate(row) if place not in left_out] for row in rows]
+            row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
+            if reference is not None:
+                itself = stage.by_client is reference.by_client
+                compared = None if itself else beside(stage, reference, metric, dtype)
+                row.append("-" if compared is None else percent(compared))
+            if priced:
+                row.append("-" if stage.epsilon is None else rounded_up(stage.epsilon, 3))
+            rows.append(row)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for label, *cells in rows:
             line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
             lines.append(f"  {label:<{widths[0]}}{line}")
-        few = min(defined)
-        if few < clients:
-            most = f" to {max(defined):,}" if max(defined) > few else ""
-            lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
+        defined = [len(stage.by_client.get(metric.name, {})) for stage in stages]
+        if min(defined) < clients:
+            most = f" to {max(defined):,}" if max(defined) > min(defined) else ""
+            lines.append(f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)")
     lines.append("  tenth: mean over the tenth of the clients with the worst scores")
     lines.append("  spread: standard deviation")
     if reference is not None:
-        lines[-1] += f"; than {name}: % of clients better/equal/worse"
+        lines[-1] += f"; than {reference.label}: % of clients better/equal/worse"
     counts = [(stage.label, len(stage.left_out)) for stage in stages]
     lost = ", ".join(f"{count:,} of {label}" for label, count in counts if count)
     lines += [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []

@@ -338,7 +338,7 @@ def test_what_is_no_number_is_refused_on_invented_rows(returned):
 
     (metric,) = resolve_metrics([mine], spec_of(3))
     with pytest.raises(ConfigError, match="metric 'custom_mine' returns"):
-        metric.try_out(*invented_rows(spec_of(3), (3,)))
+        metric.number(*invented_rows(spec_of(3), (3,)))
     with pytest.warns(UserWarning, match="metric 'custom_mine'"):
         assert np.isnan(metric.value(draws(4, 3), torch.tensor([0, 1, 2, 0])))
 
@@ -349,7 +349,7 @@ def test_numbers_of_every_kind_are_taken(returned):
         return returned
 
     (metric,) = resolve_metrics([mine], spec_of(3))
-    metric.try_out(*invented_rows(spec_of(3), (3,)))
+    metric.number(*invented_rows(spec_of(3), (3,)))
     assert metric.value(draws(4, 3), torch.tensor([0, 1, 2, 0])) == float(returned)
 
 
