@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +109,11 @@ def check_kinds(settings: Trainer) -> None:
         raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
 
 
-def check_declared(data: FederatedDataset, privacy: Privacy | None, epsilons: Sequence[float] | None) -> None:
+def check_declared(settings: Trainer) -> None:
     """Refuse data whose classes or categories were read off the records where a run adds noise, since they are the
     shape of the model that it publishes, and columns of a table without public ranges."""
-    if not data.inferred or privacy is None:
-        return
-    if privacy.noiseless if epsilons is None else min(epsilons) == math.inf:
+    data = settings.data
+    if not data.inferred or settings.noiseless:
         return
     classes = "classes" in data.inferred
     coded, numbers = (

@@ -153,7 +153,7 @@ class Trainer:
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
-        check_declared(self.data, self.privacy, self.repeated.epsilons)
+        check_declared(self)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
         _ = self.asked_metrics  # refuses metrics that these data cannot have
 
