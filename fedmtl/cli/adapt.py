@@ -53,18 +53,13 @@ def adapt(words: list[str]) -> int:
     config = _config(options)
 
     from ..trainer.folder import RunFolder
-    from ..trainer.personalize import Terms
     from ..trainer.result import Result
 
     objects = settings(config)
     if objects["finetune"] is None and _given(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
     data = made(config["data"], "data")
-    terms = Terms(
-        objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
-        config["dtype"], objects["trainable"],
-    )  # fmt: skip
-    run = replace(Result.load(options.folder, objects["model"], trust=TRUST.get()), terms=terms)
+    run = Result.load(options.folder, objects["model"], trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
     if not _given(options.overrides, "data"):
         raise ConfigError(
@@ -72,7 +67,8 @@ def adapt(words: list[str]) -> int:
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
     given = objects["finetune"] if _given(options.overrides, "finetune") else None
-    found = run.adapt(data, finetune=given, device=config["device"])
+    terms = run.terms and replace(run.terms, metrics=objects["metrics"], seed=config["seed"])
+    found = replace(run, terms=terms).adapt(data, finetune=given, device=config["device"])
     RunFolder(out).write_new_clients(found, data)
     files = "clients.csv, summary.txt, adapted.json, models.safetensors"
     print(f"{found.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")

@@ -169,7 +169,7 @@ class Node:
         if not isinstance(records, FederatedDataset):
             classes, seed = self.trainer.data.classes, self.trainer.seed
             records = FederatedDataset.from_tensors({self.name: records}, classes=classes, seed=seed)
-        data = coded_for(records, self.algorithm, self.trainer.loss)
+        data = coded_for(records, self.trainer.loss, self.algorithm.loss)
         check_records(data, self.name, self.trainer.data.spec)
         data = replace(data, ids=(self.name,), verify=False)
         return (data if self.bound is None else data.bounded(self.bound)).to(problem.initial.device)

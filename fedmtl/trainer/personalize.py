@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -168,37 +168,31 @@ NOTHING_SENT = (
 
 @dataclass(frozen=True)
 class Terms:
-    """The settings of a run by which new clients make models of their own.
+    """How new clients make models of their own from the model of a run: arguments of :func:`personalize`.
 
     Attributes:
-        algorithm: of the run.
-        loss, finetune, metrics, seed, dtype, trainable: as of :class:`~fedmtl.Trainer`.
+        finetune: as the clients of the run, from the released model and without a choice; where they did not finetune,
+            as :class:`~fedmtl.Finetune` does with the algorithm's local solver.
+        loss, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
     """
 
-    algorithm: Algorithm
+    finetune: Finetune
     loss: str | Loss
-    finetune: Finetune | None
     metrics: tuple[str | MetricFunction, ...]
     seed: int
     dtype: str
-    trainable: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, settings: Trainer) -> Terms:
-        """Return the terms of a run with these settings."""
-        values = {part.name: getattr(settings, part.name) for part in fields(cls)}
-        return cls(**values | {"metrics": tuple(settings.metrics)})
-
-    def coded(self, data: FederatedDataset) -> FederatedDataset:
-        """Return the data as the run's loss takes them, see :func:`~fedmtl.trainer.problem.coded_for`."""
-        return coded_for(data, self.algorithm, self.loss)
-
-    def settings(self) -> Finetune:
-        """Return how new clients finetune: as those of the run, from the released model and without a choice; where
-        they did not, as :class:`~fedmtl.Finetune` does with the algorithm's local solver."""
-        if self.finetune is not None:
-            return replace(self.finetune, start="auto", validation=0.0)
-        return Finetune() if self.algorithm.local is None else Finetune(local=self.algorithm.local)
+    def of(cls, settings: Trainer) -> Terms | None:
+        """Return the terms of a run with these settings; None where the algorithm has a loss of its own."""
+        algorithm, finetune = settings.algorithm, settings.finetune
+        if algorithm.loss is not None:
+            return None
+        if finetune is not None:
+            finetune = replace(finetune, start="auto", validation=0.0)
+        else:
+            finetune = Finetune() if algorithm.local is None else Finetune(local=algorithm.local)
+        return cls(finetune, settings.loss, tuple(settings.metrics), settings.seed, settings.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,23 +345,19 @@ def adapt(
         device: as of :class:`~fedmtl.Trainer`.
 
     Raises:
-        ConfigError: no settings, an algorithm with a loss of its own, or see :func:`personalize`.
+        ConfigError: no settings, or see :func:`personalize`.
         ModelError: data that the model does not take.
     """
     if terms is None:
         raise ConfigError(
-            "this result does not know the settings of its run; use personalize(model, data, ...), or where its "
-            "algorithm is your own Result.load(folder, trust=[MODULE])."
-        )
-    if terms.algorithm.loss is not None:
-        raise ConfigError(
-            f"new clients finetune with the loss of the run, but {terms.algorithm.name} has a loss of its own; use "
-            "personalize(model, data, loss=...)."
+            "this result does not know the settings of its run: its algorithm has a loss of its own, or its loss, "
+            "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
+            "Result.load(folder, trust=[MODULE])."
         )
     return personalize(
         model,
-        terms.coded(as_data(data)),
-        finetune=terms.settings() if finetune is None else finetune,
+        coded_for(as_data(data), terms.loss),
+        finetune=terms.finetune if finetune is None else finetune,
         loss=terms.loss,
         metrics=terms.metrics,
         seed=terms.seed,

@@ -194,13 +194,12 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
                 )
 
 
-def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:
+def coded_for(data: FederatedDataset, *losses: str | Loss | None) -> FederatedDataset:
     """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
     0 and 1, or -1 and +1; else the data as they are. Under these losses the targets decide then whether there are
     classes, which a run with noise refuses, whatever they are."""
-    logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
-    logistic = logistic or algorithm.loss in TWO_CLASS_LOSSES
-    if not logistic or data.classes is not None:
+    logistic = ("binary_cross_entropy", binary_cross_entropy, *TWO_CLASS_LOSSES)
+    if data.classes is not None or not any(loss in logistic for loss in losses):
         return data
     return replace(data.as_two_classes(), inferred=(*data.inferred, "classes"), verify=False)
 

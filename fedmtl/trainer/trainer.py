@@ -140,7 +140,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
+        values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.loss, self.algorithm.loss)}
         values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
         values |= {"callbacks": as_callbacks(self.callbacks), "seed": int(self.seed)}
         for name, value in values.items():

@@ -11,6 +11,7 @@ from torch import nn
 from fedmtl import FedAvg, Result
 from fedmtl.cli.names import config_folder
 from fedmtl.errors import ConfigError
+from fedmtl.trainer.problem import describe
 from fedmtl.trainer.targets import resolved_target
 
 from .settings import DATA, SOLVER, trainer
@@ -97,7 +98,7 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     path = tmp_path / "run/private/outcome.json"
     found = json.loads(path.read_text())
     planted = {"class": "my_method.Mine", "local": None}
-    path.write_text(json.dumps(found | {"terms": found["terms"] | {"algorithm": planted}}))
+    path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": planted}}))
     assert Result.load(tmp_path / "run").terms is None
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
     with pytest.raises(ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.local"):
@@ -115,14 +116,17 @@ def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
     result = trainer(algorithm=mine, folder=tmp_path / "run", rounds=2).fit()
     (own / "imported").unlink()
     monkeypatch.delitem(sys.modules, "my_method")
+    assert Result.load(tmp_path / "run").adapt(DATA).summary() == result.adapt(DATA).summary()
+    path = tmp_path / "run/private/outcome.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": describe(mine)}}))
     assert Result.load(tmp_path / "run").terms is None
     assert not (own / "imported").exists()
-    with pytest.raises(ConfigError, match=r"is your own Result.load\(folder, trust=\[MODULE\]\)"):
+    with pytest.raises(ConfigError, match=r"are your own; .* Result.load\(folder, trust=\[MODULE\]\)"):
         Result.load(tmp_path / "run").adapt(DATA)
     again = Result.load(tmp_path / "run", trust=["my_method"])
     assert (own / "imported").exists()
     assert again.terms is not None
-    assert repr(again.terms.algorithm) == repr(mine)
-    assert again.adapt(DATA).summary() == result.adapt(DATA).summary()
+    assert repr(again.terms.finetune) == repr(mine)
     with pytest.raises(ConfigError, match=r"trust is 'my_method'; give a list"):
         Result.load(tmp_path / "run", trust="my_method")
