@@ -555,7 +555,7 @@ def test_a_private_run_that_diverges_ends_as_one_that_does_not(
         ends[name] = code, public
         out = " ".join(capsys.readouterr().out.split())  # lines are wrapped
         assert ("training diverged" in out) == (name == "lost")
-        assert "diverged" not in out.partition("simulated: ")[2]
+        assert "diverged" not in out.partition("a simulation: ")[2]
     assert ends["good"] == ends["lost"]
     assert ends["good"][0] == 0
     assert cli.main([*tiny, "privacy=none", "algorithm.local.lr=1e38", "hydra.run.dir=open"]) == 1

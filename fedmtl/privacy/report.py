@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from .._rounding import grouped, rounded_up
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from .ledger import Ledger
 
 SIMULATED = (
-    "simulated: the seed is stored with the run, so these outputs are not private; "
-    "epsilon is that of the same run with source=secure"
+    "a simulation: the noise is made from a stored seed, so these outputs are not private; "
+    "the same run with privacy.source=secure has the epsilon below"
 )
 OUTSIDE = (
     "public inputs (model, starting point, hyper-parameters, number of clients)",
@@ -29,6 +30,7 @@ ROUNDED_OUTSIDE = (
     "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
     "by that is not accounted for",
 )
+_WIDTH = 110  # of a printed block
 EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
 ON_GRID = "float64 on a public power-of-two grid"
 RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
@@ -210,7 +212,10 @@ class PrivacyReport:
 
     def text(self) -> str:
         """Return one printed block."""
-        return "\n".join([self.headline, *(f"  {label:<13}{text}" for label, text in self.rows())])
+        lines = [self.headline]
+        for label, text in self.rows():
+            lines += wrap(text, _WIDTH, initial_indent=f"  {label:<13}", subsequent_indent=15 * " ")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,8 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
         report.text().splitlines()[0]
         == SIMULATED
         == (
-            "simulated: the seed is stored with the run, so these outputs are not private; "
-            "epsilon is that of the same run with source=secure"
+            "a simulation: the noise is made from a stored seed, so these outputs are not private; "
+            "the same run with privacy.source=secure has the epsilon below"
         )
     )
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))

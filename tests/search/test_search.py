@@ -374,7 +374,7 @@ def test_every_epsilon_that_is_told_is_that_of_the_whole_search(finished):
         assert f"{alone:.4g}" not in text
         assert "number of repetitions: secret" in text
         assert "lam=0.1; lam=1" in text
-        assert text.count("simulated:") == 1
+        assert text.count("a simulation:") == 1
 
 
 def test_a_search_may_release_nothing(tmp_path):
