@@ -116,10 +116,10 @@ def test_the_privacy_block_is_that_of_the_printed_summary(run: Path) -> None:
     found = PrivacyReport.from_dict(written)
     assert found.to_dict() == written
     page = page_of(run)[1]
-    for line in found.text().splitlines()[1:]:
-        name, text = line[2:15].strip(), line[15:]
-        assert text in page.texts["dd"], name
-        assert name in page.texts["dt"]
+    rows = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
+    for name, text in found.rows():
+        assert rows[name] == text
+        assert " ".join(f"{name} {text}".split()) in " ".join(found.text().split())
 
 
 def test_all_numbers_of_a_sweep_are_those_of_the_text_report(sweep: Path) -> None:
