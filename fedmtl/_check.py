@@ -1,24 +1,39 @@
-"""Shared argument checks for the settings dataclasses.
+"""Shared checks of the fields of settings dataclasses and of the arguments of readers.
 
 A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or ``kind: Literal["a", "b"]``, is
-checked by :func:`check_fields`; the functions check values by name.
+checked by :func:`check_fields`, such an argument by :func:`check_arguments`; the functions check values by name.
 
 A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can hold.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Callable
-from dataclasses import fields
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from .errors import ConfigError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class Range(NamedTuple):
@@ -41,6 +56,8 @@ NonNegative = Annotated[float, _NON_NEGATIVE]
 Share = Annotated[float, _SHARE]
 Rate = Annotated[float, _RATE]
 Finite = Annotated[float, _FINITE]
+Fraction = Annotated[float, Range(lambda v: 0 < v < 1, "a number above 0 and below 1")]
+Whole = Annotated[int, _WHOLE]
 Count = Annotated[int, _COUNT]
 
 
@@ -48,8 +65,27 @@ def check_fields(settings: Any) -> None:
     """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation accepts: a word of a
     ``Literal``, a number in a :class:`Range`, True or False, or None. Fields of other types are not checked."""
     kind: Any = type(settings)
-    for name, accepted in _accepted(kind).items():
-        value, words = getattr(settings, name), tuple(word for word in accepted if not isinstance(word, Range))
+    accepted = _accepted(kind)
+    _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
+
+
+def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return the function with a check of its arguments by their annotations, as of fields by :func:`check_fields`."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> Result:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        _check(function.__name__, _accepted(function), bound.arguments)
+        return function(*args, **options)
+
+    return checked
+
+
+def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> None:
+    for name, accepted in fields.items():
+        value, words = values[name], tuple(word for word in accepted if not isinstance(word, Range))
         if any(type(value) is type(word) and value == word for word in words):
             continue
         ranges = [word for word in accepted if isinstance(word, Range)]
@@ -62,9 +98,10 @@ def check_fields(settings: Any) -> None:
 
 @cache
 def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the words and the :class:`Range` that each checked field of a class accepts."""
+    """Return the words and the :class:`Range` that each checked field of a class or argument of a function accepts."""
     hints, accepted = get_type_hints(kind, include_extras=True), {}
-    for name in [field.name for field in fields(kind) if field.init]:
+    hints.pop("return", None)
+    for name in [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints:
         arms = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
         each = [_options(arm) for arm in arms]
         if all(each):

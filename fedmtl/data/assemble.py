@@ -45,15 +45,11 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         parts = [torch.from_numpy(np.array(v)) for v in (matrix.indptr, matrix.indices, matrix.data)]
         return rows.csr(parts[0].long(), parts[1].long(), parts[2], matrix.shape[1])
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{where}, field {field!r}: rows differ in length; each must have the same shape.") from error
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; accepted: numbers.")
-    try:
-        return torch.from_numpy(np.array(array))
-    except TypeError as error:
-        raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype.") from error
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{where}, field {field!r} holds {str(value)[:40]!r}; accepted: numbers, and rows of one shape."
+        ) from error
 
 
 def as_pair(value: Any, where: str) -> tuple[Any, Any]:
@@ -76,10 +72,10 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
             raise DataError(f"{where}, example {number} is a {type(item).__name__}; a torch Dataset must give (x, y).")
         xs.append(item[0])
         ys.append(item[1])
-    y = stack_rows(ys, f"{where}, example", "field 'y'")
+    y = stack_rows(ys, f"{where}, example", "y")
     if xs and all(isinstance(x, Mapping) and x.keys() == xs[0].keys() for x in xs):
-        return {key: stack_rows([x[key] for x in xs], f"{where}, example", f"field 'x[{key}]'") for key in xs[0]}, y
-    return stack_rows(xs, f"{where}, example", "field 'x'"), y
+        return {key: stack_rows([x[key] for x in xs], f"{where}, example", f"x[{key}]") for key in xs[0]}, y
+    return stack_rows(xs, f"{where}, example", "x"), y
 
 
 def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
@@ -90,33 +86,27 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
     Args:
         values: the rows.
         where: what is put before a row's number in messages.
-        field: what is put after it.
+        field: names them in messages.
 
     Raises:
         DataError: a row that is missing or holds no numbers, or rows that differ in shape.
     """
     made: list[Tensor] = []
     for number, value in enumerate(values):
-        place = f"{where} {number}, {field}"
+        place = f"{where} {number}"
         if value is None:
-            raise DataError(f"{place} is empty; every value must be given.")
-        if isinstance(value, Tensor):
-            row = value.detach()
-        else:
-            try:
-                array = np.asarray(value)
-            except ValueError as error:
-                raise DataError(f"{place}: its parts differ in length; accepted: numbers of one shape.") from error
-            if array.dtype.kind not in "fiub":
-                raise DataError(f"{place} holds {str(value)[:40]!r}; accepted: numbers.")
-            if hasattr(value, "getbands"):
-                if value.mode in ("P", "PA"):
-                    raise DataError(f"{place} is an image with a palette; give one with colours: image.convert('RGB').")
-                array = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
-            row = torch.from_numpy(np.array(array, dtype=np.float32 if array.dtype == np.float64 else array.dtype))
+            raise DataError(f"{place}, field {field!r} is empty; every value must be given.")
+        if hasattr(value, "getbands"):
+            if value.mode in ("P", "PA"):
+                raise DataError(f"{place}, field {field!r} is an image with a palette; give image.convert('RGB').")
+            array = np.asarray(value)
+            value = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+        row = as_tensor(value, place, field)
+        row = row.float() if row.dtype == torch.float64 and not isinstance(value, Tensor) else row
         if made and row.shape != made[0].shape:
             raise DataError(
-                f"{place} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; all must agree."
+                f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; "
+                "all must agree."
             )
         made.append(row)
     if not made:
@@ -282,7 +272,7 @@ def group_rows(
         places.setdefault(int(name) if isinstance(name, numbers.Integral) else str(name), []).append(row)
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
-    columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
+    columns = {name: stack_rows(table[name], f"{where}: row", name) for name in (*features, target)}
     count = sum(map(len, places.values()))
     for name, values in columns.items():
         if len(values) != count:

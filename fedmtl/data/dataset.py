@@ -19,10 +19,11 @@ from . import checks, rows, storage
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
-from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
+from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe, restore
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
+_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred")  # as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,16 +339,8 @@ class FederatedDataset:
         Raises:
             DataError: the folder exists already.
         """
-        meta = {
-            "name": self.name,
-            "classes": self.classes,
-            "transform": describe(self.transform),
-            "ids": list(self.ids),
-            "notes": list(self.notes),
-            "domain": None if self.domain is None else asdict(self.domain),
-            "idle": self.idle,
-            "inferred": list(self.inferred),
-        }
+        meta = {name: getattr(self, name) for name in _SAVED} | {"transform": describe(self.transform)}
+        meta["domain"] = None if self.domain is None else asdict(self.domain)
         storage.write_folder(Path(folder), meta, self._tensors())
 
     @classmethod
@@ -366,20 +359,19 @@ class FederatedDataset:
             DataError: the folder or one of its files is missing, truncated or of another kind.
         """
         meta, tensors = storage.read_folder(Path(folder), memory_map=memory_map)
-        chosen = storage.transform_of(meta, Path(folder)) if transform is None else transform
-        sides = [Examples(*(tensors[f"{side}_{field}"] for field in FIELDS)) for side in ("train", "test")]
+        for name in ("transform", "domain", *_SAVED):
+            if name not in meta:
+                raise DataError(f"{folder}: {name!r} is missing; write the folder again.")
+        sides: dict[str, Any] = {
+            side: Examples(*(tensors[f"{side}_{field}"] for field in FIELDS))
+            for side in (*SIDES, "public")
+            if f"{side}_x" in tensors
+        }
         return cls(
-            sides[0],
-            sides[1],
-            tuple(meta["ids"]),
-            chosen,
-            meta["classes"],
-            meta["name"],
-            tuple(meta["notes"]),
-            Examples(*(tensors[f"public_{field}"] for field in FIELDS)) if "public_x" in tensors else None,
-            None if meta["domain"] is None else Domain(**meta["domain"]),
-            meta["idle"],
-            tuple(meta["inferred"]),
+            **sides,
+            **{name: meta[name] for name in _SAVED},
+            transform=restore(meta["transform"], f"{folder}/dataset.json") if transform is None else transform,
+            domain=None if meta["domain"] is None else Domain(**meta["domain"]),
             verify=not memory_map,
         )
 

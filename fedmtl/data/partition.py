@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .._check import positive, positive_int
+from .._check import Count, Positive, check_fields
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .assemble import as_tensor
@@ -45,13 +45,12 @@ class Dirichlet:
         min_examples: examples that every client must get.
     """
 
-    clients: int
-    alpha: float
-    min_examples: int = 2
+    clients: Count
+    alpha: Positive
+    min_examples: Count = 2
 
     def __post_init__(self) -> None:
-        positive_int(self, clients=self.clients, min_examples=self.min_examples)
-        positive(self, alpha=self.alpha)
+        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client.
@@ -92,11 +91,11 @@ class Shards:
         shards_per_client: shards each client gets; shard sizes differ by at most 1.
     """
 
-    clients: int
-    shards_per_client: int = 2
+    clients: Count
+    shards_per_client: Count = 2
 
     def __post_init__(self) -> None:
-        positive_int(self, clients=self.clients, shards_per_client=self.shards_per_client)
+        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client; the seed shuffles within a label and deals.
@@ -135,11 +134,11 @@ class ByClasses:
         classes_per_client: different classes of each client.
     """
 
-    clients: int
-    classes_per_client: int
+    clients: Count
+    classes_per_client: Count
 
     def __post_init__(self) -> None:
-        positive_int(self, clients=self.clients, classes_per_client=self.classes_per_client)
+        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client, from labels in ``0 .. classes - 1``.

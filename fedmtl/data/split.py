@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..random import derive_key, id_keys, keyed_bits
-from .checks import check_fraction
 from .rows import ranges
 
 
@@ -38,7 +37,6 @@ def split_rows(
     Raises:
         DataError: a client has no examples, or none has 2.
     """
-    check_fraction(test_fraction)
     counts = offsets.diff()
     if (counts < 1).any():
         client = int((counts < 1).nonzero()[0])

@@ -17,7 +17,6 @@ from torch import Tensor
 from .._files import read_json, sync_folder, write_bytes
 from ..errors import DataError
 from .rows import csr
-from .transforms import Transform, restore
 
 _FILE, _TENSORS = "dataset.json", "tensors.safetensors"
 _FORMAT = {"format": "fedmtl-dataset", "version": 2}
@@ -80,8 +79,6 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
                 tensors[name] = csr(*(parts[f"{name}{part}"] for part in _CSR), meta["widths"][name])  # type: ignore[call-arg]
             elif not name.startswith("public"):
                 raise KeyError(name)
-        for name in ("ids", "classes", "name", "transform", "notes", "domain", "idle", "inferred"):
-            meta[name]
     except (OSError, SafetensorError) as error:
         raise DataError(f"{folder / _TENSORS} is missing or damaged ({error}); write the folder again.") from error
     except RuntimeError as error:
@@ -89,8 +86,3 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
     except KeyError as error:
         raise DataError(f"{folder}: {error} is missing; write the folder again.") from error
     return meta, tensors
-
-
-def transform_of(meta: dict[str, Any], folder: Path) -> Transform:
-    """Return the transform that the folder was saved with."""
-    return restore(meta["transform"], str(folder / _FILE))

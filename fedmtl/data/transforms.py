@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive
+from .._check import Positive, check_fields
 from ..errors import ConfigError, DataError
 
 _MARGIN = 2.0**-40
@@ -144,12 +144,11 @@ class RowBound:
         norm: ``"l2"`` or ``"l1"``.
     """
 
-    bound: float
+    bound: Positive
     norm: Literal["l1", "l2"] = "l2"
 
     def __post_init__(self) -> None:
-        positive(self, bound=self.bound)
-        one_of(self, ("l1", "l2"), norm=self.norm)
+        check_fields(self)
 
     def norms(self, x: Tensor) -> Tensor:
         """Return norms of the records x (N, ...), float64 (N,)."""

@@ -195,14 +195,13 @@ ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
     ("file", "line", "text", "message"),
     [
         (ATTRIBUTES, 4, "000002.jpg 1 0 1", r"attr_celeba\.txt: row 1, column 'Smiling' holds '0'; accepted: 1 or -1"),
-        (ATTRIBUTES, 5, "000003.jpg 1 1", r"list_attr_celeba\.txt: row 2 has 3 columns; accepted: 4, image, Bald"),
-        (ATTRIBUTES, 1, "99", r"list_attr_celeba\.txt: line 1 has the number of images 99, and 10 follow"),
         (
             ATTRIBUTES,
-            1,
-            "x",
-            r"list_attr_celeba\.txt cannot be read \(invalid literal for int.*; it is one of CelebA's own text files",
+            5,
+            "000003.jpg 1 1",
+            r"list_attr_celeba\.txt: row 2, column 'Young' is empty; accepted: a value in every column",
         ),
+        (ATTRIBUTES, 5, "000003.jpg 1 1 1 1", r"list_attr_celeba\.txt cannot be read \(.*line 5, saw 5"),
         (IDENTITIES, 2, "000002.jpg Ann", r"CelebA\.txt: row 1, column 'identity' holds 'Ann'; accepted: a whole num"),
         (IDENTITIES, 2, "000001.jpg 4", r"row 1, column 'image' holds '000001.jpg'; accepted: each image once"),
         (

@@ -202,13 +202,13 @@ def test_by_name_and_impossible_settings(tmp_path):
     path = write(tmp_path / "u.data", rows())
     assert load_data("movielens", root=path, **SMALL).fingerprint() == read_movielens(path, **SMALL).fingerprint()
     for options, message in (
-        ({"centre": "item"}, "movielens.centre is 'item'; accepted: 'user', or a public number from 0.5 to 5"),
-        ({"centre": 7.0}, "movielens.centre is 7.0"),
+        ({"centre": "item"}, "centre is 'item'; it must be a public number from 0.5 to 5, or 'user'"),
+        ({"centre": 7.0}, "movielens_users.centre is 7.0"),
         ({"public_users": 12}, "public_users is 12, but there are 12 users"),
-        ({"public_users": -1}, "movielens.public_users is -1"),
-        ({"feature_norm": 0}, "movielens.feature_norm is 0"),
-        ({"constant": 0.0}, "movielens.constant is 0.0"),
-        ({"features": 0}, "movielens.features is 0"),
+        ({"public_users": -1}, "movielens_users.public_users is -1"),
+        ({"feature_norm": 0}, "movielens_users.feature_norm is 0"),
+        ({"constant": 0.0}, "movielens_users.constant is 0.0"),
+        ({"features": 0}, "movielens_users.features is 0"),
         ({"test_fraction": 1.0}, "test_fraction"),
     ):
         with pytest.raises(ConfigError, match=message):

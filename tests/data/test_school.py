@@ -119,7 +119,7 @@ def test_small_schools_are_left_out_and_keep_their_numbers(tmp_path):
     assert data.ids == ("school-0", "school-2")
 
 
-OTHER_SHAPE = r"client 'school-1', field 'x' has examples of shape \(3,\); client 'school-0' has \(4,\)"
+OTHER_SHAPE = r"client 'school-1': field 'x' is torch.float32 \(3,\), but torch.float32 \(4,\) of client 'school-0'"
 BAD = {
     "rows": (lambda x, y: (x, [*y[:3], y[3][:1]]), r"'school-3': field 'x' has 2 examples and field 'y' has 1"),
     "wide scores": (lambda x, y: (x, [np.ones((12, 2)), *y[1:]]), r"'school-0': field 'x' has 12 .* 'y' has 24"),
@@ -168,7 +168,7 @@ def test_unreadable_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: None, 'client'"),
+        ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: 'client', None"),
         ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
         ({"unit_rows": 2}, r"read_school\.unit_rows is 2"),
     ],

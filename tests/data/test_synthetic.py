@@ -167,7 +167,7 @@ def test_normal_numbers_by_inversion():
         ({"noise": -1}, r"noise is -1"),
         ({"deviation": float("nan")}, r"deviation is nan"),
         ({"structure": "dense"}, r"structure is 'dense'; accepted: 'low_rank', 'group_sparse', 'clustered'"),
-        ({"outlier_tasks": 1.5}, r"outlier_tasks is 1\.5; it must be a probability"),
+        ({"outlier_tasks": 1.5}, r"outlier_tasks is 1\.5; it must be a number from 0 to 1"),
         ({"outlier_entries": -0.1}, r"outlier_entries is -0\.1"),
         ({"outlier_size": -1}, r"outlier_size is -1"),
         ({"problem": "ranking"}, r"problem is 'ranking'; accepted: 'regression', 'classification'"),

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..._check import positive, positive_int
+from ..._check import Count, Positive, check_arguments
 from ...errors import DataError
 from ...random import keyed_generator
 
 _BLOCK = 1 << 22  # numbers in the normal matrices of a block of rows
 
 
+@check_arguments
 def als_features(
-    ratings: csr_array, dimension: int = 20, *, reg: float = 0.5, sweeps: int = 20, seed: int = 0
+    ratings: csr_array, dimension: Count = 20, *, reg: Positive = 0.5, sweeps: Count = 20, seed: int = 0
 ) -> np.ndarray:
     """Learn features of items, scaled so that the entries of all items with ratings have standard deviation 1.
 
@@ -38,8 +39,6 @@ def als_features(
     Raises:
         DataError: values that are not finite, or ratings that are all 0.
     """
-    positive("als_features", reg=reg)
-    positive_int("als_features", dimension=dimension, sweeps=sweeps)
     if not np.isfinite(ratings.data).all():
         raise DataError("als_features: ratings holds a value that is not a finite number.")
     users, items = csr_array(ratings), csr_array(ratings.T)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..._check import one_of
-from ...errors import ConfigError, DataError
+from ..._check import check_arguments
+from ...errors import ConfigError, DataError, first_line
 from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..loaders import reader
@@ -32,6 +32,7 @@ FILE_NAME = "the name of an image file"
 
 
 @reader("celeba")
+@check_arguments
 def read_celeba(
     root: str | Path,
     *,
@@ -39,7 +40,7 @@ def read_celeba(
     size: int | Sequence[int] = 84,
     min_examples: int = 5,
     clients: int | None = None,
-    part: str = "all",
+    part: Literal["all", "train", "valid", "test"] = "all",
     test_fraction: float | None = 0.2,
     seed: int = 0,
     images: str | Path | None = None,
@@ -72,7 +73,6 @@ def read_celeba(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    one_of("read_celeba", ("all", *_PARTS), part=part)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
     sides: Sequence[dict[str, Pair]]
     if base is not None:
@@ -153,23 +153,15 @@ def _table(file: Path, columns: Sequence[str] | None = None) -> Table:
 
     Args:
         file: with a line an image, fields with spaces between them.
-        columns: names of the fields. None takes them from line 2, behind a line with the number of images.
+        columns: names of the fields. None takes them from line 2, where that of the image is missing.
     """
     import pandas as pd
 
-    count: int | None = None
+    options: dict[str, Any] = {"skiprows": 1} if columns is None else {"names": columns}
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        if columns is None:
-            count, columns = int(lines[0]), ("image", *lines[1].split())
-        fields = [line.split() for line in lines[0 if count is None else 2 :] if line.strip()]
-    except (OSError, ValueError, IndexError) as error:
-        raise DataError(f"{file} cannot be read ({error}); it is one of CelebA's own text files.") from error
-    for row, values in enumerate(fields):
-        if len(values) != len(columns):
-            raise DataError(
-                f"{file}: row {row} has {len(values)} columns; accepted: {len(columns)}, {', '.join(columns)}."
-            )
-    if count not in (None, len(fields)):
-        raise DataError(f"{file}: line 1 has the number of images {count}, and {len(fields)} follow.")
-    return Table(pd.DataFrame(fields, columns=list(columns), dtype=str), file)
+        frame = pd.read_csv(file, sep=r"\s+", dtype=str, keep_default_na=False, na_values=[""], **options)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({first_line(error)}); accepted: CelebA's own text file.") from error
+    table = Table(frame.reset_index(names="image") if columns is None else frame, file)
+    table.refuse(table.frame.isna().any(axis=1).to_numpy(), str(table.frame.columns[-1]), "a value in every column")
+    return table

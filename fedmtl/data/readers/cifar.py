@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..._check import one_of
+from ..._check import check_arguments
 from ...errors import DataError, first_line
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
@@ -18,10 +18,11 @@ SHAPE = (3, 32, 32)
 
 
 @reader("cifar")
+@check_arguments
 def read_cifar(
     root: str | Path,
     *,
-    classes: int = 10,
+    classes: Literal[10, 100] = 10,
     partition: Partition | None = None,
     test_fraction: float | None = None,
     seed: int = 0,
@@ -44,7 +45,6 @@ def read_cifar(
         DataError: a missing file, or one whose checksum is not the original's.
         ConfigError: an impossible setting.
     """
-    one_of("read_cifar", (10, 100), classes=classes)
     partition = partition or ByClasses(clients=500, classes_per_client=5)
     pools = [_pool(Path(root), classes, train=train) for train in (True, False)]
     options: dict[str, Any] = {

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..._check import non_negative, positive, positive_int
+from ..._check import Count, Fraction, NonNegative, Positive, check_arguments
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits, keyed_generator, keyed_uniform
-from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Examples
 from ..loaders import reader
@@ -30,15 +29,16 @@ _CLIENTS = 1024  # in a block
 
 
 @reader("digits")
+@check_arguments
 def load_digits_clients(
-    clients: int = 1000,
+    clients: Count = 1000,
     *,
-    train_images: int = 10,
-    test_images: int = 10,
-    classes_per_client: int = 4,
-    rotation: float = 45.0,
-    gamma: float = 2.0,
-    test_fraction: float = 0.2,
+    train_images: Count = 10,
+    test_images: Count = 10,
+    classes_per_client: Count = 4,
+    rotation: NonNegative = 45.0,
+    gamma: Positive = 2.0,
+    test_fraction: Fraction = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
     """Return the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``, ``client-1``, ...
@@ -58,19 +58,10 @@ def load_digits_clients(
     Raises:
         ConfigError: a setting is impossible, or a client would need more images than a pool has.
     """
-    where = "load_digits_clients"
-    positive_int(
-        where,
-        clients=clients,
-        train_images=train_images,
-        test_images=test_images,
-        classes_per_client=classes_per_client,
-    )
-    non_negative(where, rotation=rotation)
-    positive(where, gamma=gamma)
-    check_fraction(test_fraction)
     if classes_per_client > CLASSES:
-        raise ConfigError(f"{where}.classes_per_client is {classes_per_client}; it must be at most {CLASSES}.")
+        raise ConfigError(
+            f"load_digits_clients.classes_per_client is {classes_per_client}; it must be at most {CLASSES}."
+        )
     images, labels = raw_digits()
     train_pool, test_pool = pools(len(images), test_fraction, seed)
     ids = tuple(f"client-{i}" for i in range(clients))

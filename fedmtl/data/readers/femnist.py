@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..._check import one_of
+from ..._check import check_arguments
 from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
@@ -33,6 +33,7 @@ CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 @reader("femnist")
+@check_arguments
 def read_femnist(
     root: str | Path,
     *,
@@ -40,7 +41,7 @@ def read_femnist(
     seed: int = 0,
     min_examples: int = 2,
     clients: int | None = None,
-    background: str = "white",
+    background: Literal["white", "black"] = "white",
 ) -> FederatedDataset:
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
@@ -62,7 +63,6 @@ def read_femnist(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    one_of("read_femnist", ("white", "black"), background=background)
     train, test = _read(root, background)
     return FederatedDataset.from_tensors(
         train,

@@ -10,19 +10,18 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from ..._check import given, positive, positive_int
+from ..._check import Count, Fraction, Positive, Range, Whole, check_arguments, check_fields
 from ...errors import ConfigError, DataError, first_line
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits
 from ..assemble import stack
-from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import data_of, reader
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")
 RATINGS = (0.5, 5.0)
 """The public range of a rating."""
+Rating = Annotated[float, Range(lambda v: RATINGS[0] <= v <= RATINGS[1], "a public number from 0.5 to 5")]
 HEADER = ("userId", "movieId", "rating", "timestamp")
 _FIELDS = ("user", "item", "rating", "timestamp")
 
@@ -84,18 +84,19 @@ class MovieLens:
         return _matrix(side, self.train_rating.numpy(), len(self.items))
 
 
+@check_arguments
 def movielens_users(
     root: str | Path,
     *,
-    features: int = 20,
-    reg: float = 0.5,
-    sweeps: int = 20,
-    centre: float | Literal["user"] = "user",
-    constant: float = 1.0,
-    public_users: int = 0,
-    feature_norm: float | None = None,
-    test_fraction: float = 0.2,
-    min_examples: int = 2,
+    features: Count = 20,
+    reg: Positive = 0.5,
+    sweeps: Count = 20,
+    centre: Rating | Literal["user"] = "user",
+    constant: Positive = 1.0,
+    public_users: Whole = 0,
+    feature_norm: Positive | None = None,
+    test_fraction: Fraction = 0.2,
+    min_examples: Count = 2,
     seed: int = 0,
 ) -> MovieLens:
     """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
@@ -132,12 +133,6 @@ def movielens_users(
             ratings.
         ConfigError: an impossible setting.
     """
-    where = "movielens"
-    positive_int(where, features=features, sweeps=sweeps, min_examples=min_examples)
-    positive(where, reg=reg, constant=constant, **given(feature_norm=feature_norm))
-    check_fraction(test_fraction)
-    if centre != "user":
-        _check_centre(centre)
     items, ratings, public = _read(root, public_users, test_fraction, min_examples, seed)
     train, test = ratings.train, ratings.test
     note = LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)
@@ -167,7 +162,7 @@ def movielens_users(
     ]
     domain = Domain(l1, l2, float(target))
     data = FederatedDataset(
-        sides[0], sides[1], ratings.ids, classes=None, name=where, notes=tuple(notes), domain=domain
+        sides[0], sides[1], ratings.ids, classes=None, name="movielens", notes=tuple(notes), domain=domain
     )
     return MovieLens(data, table, torch.from_numpy(items), train.x, test.x, train.y)
 
@@ -189,17 +184,16 @@ class RatingsGraph:
     """
 
     root: str | Path
-    k: int = 10
-    test_fraction: float = 0.2
-    min_examples: int = 2
-    public_users: int = 0
+    k: Count = 10
+    test_fraction: Fraction = 0.2
+    min_examples: Count = 2
+    public_users: Whole = 0
     seed: int = 0
     centred: bool = False
     from_data = True
 
     def __post_init__(self) -> None:
-        positive_int(self, k=self.k, min_examples=self.min_examples)
-        check_fraction(self.test_fraction)
+        check_fields(self)
 
     def build(self, data: FederatedDataset) -> Graph:
         """Return the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
@@ -241,8 +235,6 @@ def _read(
 
     Ratings have x, the position of the item, and y float64 as in the file, in the order of items.
     """
-    if isinstance(public_users, bool) or public_users != 0:
-        positive_int("movielens", public_users=public_users)
     frame = read_ratings(root).sort_values(["user", "item"])
     items, place = np.unique(frame["item"], return_inverse=True)
     numbers, user = np.unique(frame["user"], return_inverse=True)
@@ -317,11 +309,3 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     again = frame.duplicated(["user", "item"]).to_numpy()
     table.refuse(again, "item", "an item that the user has not rated in a row before")
     return frame[["user", "item"]].astype(np.int64).assign(rating=rating)
-
-
-def _check_centre(centre: float) -> None:
-    low, high = RATINGS
-    if isinstance(centre, (bool, str)) or not low <= centre <= high:
-        raise ConfigError(
-            f"movielens.centre is {centre!r}; accepted: 'user', or a public number from {low:g} to {high:g}."
-        )

@@ -12,7 +12,7 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 from torch import Tensor
 
-from ..._check import one_of
+from ..._check import check_arguments
 from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
@@ -34,6 +34,7 @@ CENTRED = (
 
 
 @reader("school")
+@check_arguments
 def read_school(
     root: str | Path,
     *,
@@ -74,9 +75,6 @@ def read_school(
             outside 1 to 70.
         ConfigError: an impossible setting.
     """
-    one_of("read_school", (None, "client"), standardize=standardize)
-    one_of("read_school", ("score", "unit", "centred"), targets=targets)
-    one_of("read_school", (False, True), unit_rows=unit_rows)
     file = Path(root) / FILE if Path(root).is_dir() else Path(root)
     clients = _schools(file)
     if targets != "score":

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 
-from ..._check import given, positive_int
+from ..._check import Count, check_arguments
 from ...errors import DataError
 from ..assemble import choose
 from ..dataset import FederatedDataset
@@ -30,15 +30,16 @@ Texts = tuple[list[str], list[str]]
 
 
 @reader("stackoverflow")
+@check_arguments
 def read_stackoverflow(
     root: str | Path,
     *,
-    tokens: int = 10_000,
-    tags: int = 500,
+    tokens: Count = 10_000,
+    tags: Count = 500,
     counts: str | Path | None = None,
     clients: int | None = None,
     min_examples: int = 2,
-    max_examples: int | None = 1000,
+    max_examples: Count | None = 1000,
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
@@ -67,7 +68,6 @@ def read_stackoverflow(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    positive_int("read_stackoverflow", tokens=tokens, tags=tags, **given(max_examples=max_examples))
     sides = _read(root, max_examples)
     if clients is not None:  # the others' texts need not be coded
         ids = choose(

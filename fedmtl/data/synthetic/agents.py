@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of, positive, positive_int
+from ..._check import Count, Positive, Range, check_arguments, check_fields
 from ...errors import ConfigError
 from ...graphs import Graph, exp_angle
 from ..dataset import FederatedDataset
@@ -27,6 +27,7 @@ from ..split import client_keys
 from .tasks import keyed_normal, keyed_unit
 
 _NAME = "synthetic agents"
+Flip = Annotated[float, Range(lambda v: 0 <= v < 0.5, "at least 0 and below 0.5")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +49,17 @@ class SyntheticAgents:
         return exp_angle(self.models.numpy(), gamma, cut=cut, ids=self.data.ids)
 
 
+@check_arguments
 def make_synthetic_agents(
-    agents: int = 100,
+    agents: Count = 100,
     *,
-    features: int = 100,
-    least: int = 10,
-    most: int = 100,
-    test_examples: int = 100,
+    features: Count = 100,
+    least: Count = 10,
+    most: Count = 100,
+    test_examples: Count = 100,
     rows: Literal["cube", "sphere"] = "cube",
-    flip: float = 0.05,
-    test_flip: float = 0.0,
+    flip: Flip = 0.05,
+    test_flip: Flip = 0.0,
     seed: int = 0,
 ) -> SyntheticAgents:
     """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin phi_i, 0, ..., 0) in
@@ -88,15 +90,10 @@ def make_synthetic_agents(
         ConfigError: an impossible setting.
     """
     where = "make_synthetic_agents"
-    positive_int(where, agents=agents, features=features, least=least, most=most, test_examples=test_examples)
-    one_of(where, ("cube", "sphere"), rows=rows)
     if features < 2:
         raise ConfigError(f"{where}.features is 1; the circle of models needs at least 2.")
     if most < least:
         raise ConfigError(f"{where}.most is {most}; it must be at least least, {least}.")
-    for name, value in (("flip", flip), ("test_flip", test_flip)):
-        if not 0 <= value < 0.5:
-            raise ConfigError(f"{where}.{name} is {value!r}; it must be at least 0 and below 0.5.")
     ids = tuple(f"agent-{i}" for i in range(agents))
     keys = client_keys(ids)
     angles = 2 * math.pi * keyed_unit(seed, "agents/angle", keys, 0, 1)[:, 0]
@@ -145,12 +142,12 @@ class TargetAngles:
     """
 
     seed: int = 0
-    gamma: float = 0.1
+    gamma: Positive = 0.1
     cut: float = 1e-3
     from_data = False
 
     def __post_init__(self) -> None:
-        positive(self, gamma=self.gamma)
+        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Return the graph of the clients of ``data``.

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..._check import non_negative, one_of, positive_int
+from ..._check import Count, NonNegative, Share, Whole, check_arguments
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
@@ -42,21 +42,22 @@ class SyntheticTasks:
     weights: Tensor
 
 
+@check_arguments
 def make_synthetic_tasks(
-    tasks: int = 20,
+    tasks: Count = 20,
     *,
-    train_examples: int = 60,
-    test_examples: int = 140,
-    features: int = 28,
+    train_examples: Count = 60,
+    test_examples: Count = 140,
+    features: Count = 28,
     structure: Literal["low_rank", "group_sparse", "clustered", "common"] = "low_rank",
-    rank: int = 3,
-    deviation: float = 0.0,
-    outlier_tasks: float = 0.0,
-    outlier_entries: float = 0.0,
-    outlier_size: float = 1.0,
+    rank: Count = 3,
+    deviation: NonNegative = 0.0,
+    outlier_tasks: Share = 0.0,
+    outlier_entries: Share = 0.0,
+    outlier_size: NonNegative = 1.0,
     problem: Literal["regression", "classification"] = "classification",
-    noise: float = 0.1,
-    public_examples: int = 0,
+    noise: NonNegative = 0.1,
+    public_examples: Whole = 0,
     seed: int = 0,
 ) -> SyntheticTasks:
     """Make tasks y = x . w_t with unit-norm rows x and related models w_t.
@@ -97,17 +98,10 @@ def make_synthetic_tasks(
     Raises:
         ConfigError: an impossible setting.
     """
-    where = "make_synthetic_tasks"
-    positive_int(where, tasks=tasks, train_examples=train_examples, test_examples=test_examples, features=features,
-                 rank=rank)  # fmt: skip
-    non_negative(where, deviation=deviation, noise=noise, outlier_size=outlier_size)
-    one_of(where, ("low_rank", "group_sparse", "clustered", "common"), structure=structure)
-    for name, value in (("outlier_tasks", outlier_tasks), ("outlier_entries", outlier_entries)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ConfigError(f"{where}.{name} is {value!r}; it must be a probability, from 0 to 1.")
-    one_of(where, ("regression", "classification"), problem=problem)
     if rank > features:
-        raise ConfigError(f"{where}.rank is {rank}; it must be at most the number of features, {features}.")
+        raise ConfigError(
+            f"make_synthetic_tasks.rank is {rank}; it must be at most the number of features, {features}."
+        )
     ids = tuple(f"task-{i}" for i in range(tasks))
     keys = client_keys(ids)
     weights = true_weights(keys, features, structure, rank, seed)
@@ -117,8 +111,6 @@ def make_synthetic_tasks(
             drawn = keyed_unit(seed, f"tasks/outlier_{name}", keys, 0, count) < probability
             unlike = outlier_size * keyed_normal(seed, f"tasks/outlier_{name}", keys, 1, features)
             weights = weights + (drawn * unlike).T
-    if isinstance(public_examples, bool) or not isinstance(public_examples, int) or public_examples < 0:
-        raise ConfigError(f"{where}.public_examples is {public_examples!r}; it must be a whole number of at least 0.")
     sides = []
     for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
