@@ -22,7 +22,7 @@ from ..settings import RecordPrivacy
 from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .lines import Charges, read_charges
-from .play import caps_of, local_of, release_nothing, rounds, silence, stated_multiplier, uses_of
+from .play import release_nothing, rounds, silence, stated_multiplier
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
 
 _SLACK = 1 + 1e-6
@@ -58,7 +58,7 @@ def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
             asked["sampled"] = setup.rate(k)
         if setup.gradients is not None:
             cap, asked["sums"] = int(channel.caps[k]), int(setup.records.local_steps[k])
-            if setup.linear and len(setup.x[k]) != setup.sizes[k]:
+            if setup.x is not None and len(setup.x[k]) != setup.sizes[k]:
                 wrong.append(f"{prefix}{len(setup.x[k])} rows of {setup.sizes[k]} records")
         for key, value in asked.items():
             stated = getattr(price, key)
@@ -120,7 +120,7 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += _read(path).problems
-    uses = uses_of(channel)
+    (uses,) = channel.account.uses
     happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=len(uses))
     if uses.tolist() != happened.tolist():
         wrong.append("the account has other uses than happened")
@@ -182,7 +182,7 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
         and the report after the steps of the run.
     """
     channel, again, steps = setup.open(seed), 0, 0
-    planned, report = uses_of(channel).copy(), channel.report
+    planned, report = channel.account.uses[0].copy(), channel.report
     taken = np.zeros(setup.sampler.n, dtype=np.int64)
 
     def released_twice(name: str, step: int, members: Tensor) -> None:
@@ -202,7 +202,7 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
         taken[members.numpy()] += 1
         steps += 1
         if steps <= setup.steps:
-            planned, report = uses_of(channel).copy(), channel.report
+            planned, report = channel.account.uses[0].copy(), channel.report
     findings = [exact("charges: a step happens once", again, f"second or unpaid times accepted, in {steps} steps")]
     caps = channel.account.caps
     if caps is not None:
@@ -213,7 +213,7 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndar
 
 def _steps_again(setup: Setup, channel: Any, clients: Tensor) -> int:
     """Try releases that must be refused: of a step made already, after the last one, of a client outside the round."""
-    local, plan = local_of(channel), setup.records
+    local, plan = channel.local, setup.records
     empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
     numbers = local.step_numbers(int(clients[0]))
     for number in numbers:
@@ -325,7 +325,7 @@ def _stated(setup: Setup, claims: Claims, uses: np.ndarray, report: PrivacyRepor
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
     channel = setup.open(seed)
-    claims, caps = Claims(setup, channel), caps_of(channel)
+    claims, caps = Claims(setup, channel), channel.account.caps if channel.account.by_client else None
     if claims.refuted is not None:
         return math.inf
     if caps is None:

@@ -40,12 +40,12 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     found = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
     for name, one in found.items():
-        scales = [each.claim.denominator / _width(setup, name, each.claim, each.growth) for each in one.releases]
+        scales = [each.claim.denominator / _width(setup, name, each.claim) for each in one.releases]
         findings.append(on_grid(name, one.values * np.array(scales)[:, None]))
     return findings
 
 
-def _width(setup: Setup, name: str, claim: Claim, growth: float) -> float:
+def _width(setup: Setup, name: str, claim: Claim) -> float:
     """Return the public width of the grid of a sum."""
     bound = claim.sensitivity if name.endswith("/count") else claim.bound if claim.form == "vector" else claim.bound**2
     scale = claim.multiplier * claim.sensitivity
@@ -54,7 +54,7 @@ def _width(setup: Setup, name: str, claim: Claim, growth: float) -> float:
     if claim.bands:
         bound, scale = bound / (2 * len(claim.bands)), scale / claim.bands[0]
     part = 2.0**-40 if claim.kind == "gaussian" else 2.0**-20
-    return width_of(bound * growth, claim.norm, claim.size, scale * growth * part)
+    return width_of(bound, claim.norm, claim.size, scale * part)
 
 
 def width_of(bound: float, norm: str, size: int, most: float) -> float:

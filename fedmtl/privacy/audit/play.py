@@ -20,14 +20,14 @@ from scipy import signal, special
 from torch import Tensor
 
 from ...errors import BudgetExhausted
-from ..local_steps import LocalSteps
 from ..release import Form
 from ..sums import GradientMessage, RecordGradients, ScaledRows
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
 
-Sent = Callable[[str, int, Tensor], tuple[Tensor, Tensor]]
-"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,)."""
+Sent = Callable[[str, int, Tensor], Any]
+"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,); of a client that acts,
+also its message."""
 
 _LOCAL = 4  # local steps of a participation that are made
 _TURNS = 3  # of every client in one block of activations
@@ -45,7 +45,6 @@ class Released:
         client: whose it is; -1 of a cohort.
         step: number of the round, or how often its client released before.
         drawn: (64,) bool, which of the first clients, or of the first records of the client, take part.
-        growth: scale of the noise over the claimed one, where the clip norm adapts.
     """
 
     value: np.ndarray
@@ -53,7 +52,6 @@ class Released:
     client: int
     step: int
     drawn: np.ndarray
-    growth: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +92,8 @@ class Sample:
         units, rows = self.values, dict[Claim, list[int]]()
         for row, one in enumerate(self.releases):
             rows.setdefault(one.claim, []).append(row)
-        growth = np.array([one.growth for one in self.releases])
-        for claim, own in rows.items():
-            units[own] = standardized(units[own] / growth[own, None], claim)
+        for claim, places in rows.items():
+            units[places] = standardized(units[places], claim)
         return units
 
 
@@ -145,9 +142,12 @@ def _marked(places: np.ndarray) -> np.ndarray:
 
 def silence(setup: Setup) -> Sent:
     """Return what clients send that contribute nothing: zeros, and in every other step nothing at all, nor where rows
-    of zeros count as unclipped ones."""
+    of zeros count as unclipped ones; of clients that act gradients of 0 or NaN, in every kind of message."""
 
-    def sent(name: str, step: int, clients: Tensor) -> tuple[Tensor, Tensor]:
+    def sent(name: str, step: int, clients: Tensor) -> Any:
+        if setup.one_at_a_time:
+            factor, forms = math.nan if step % 2 else 0.0, (_of_records, _of_rows)[: 1 if setup.x is None else 2]
+            return forms[step // 2 % len(forms)](setup, factor)
         if step % 2 or setup.adaptive is not None:
             clients = clients[:0]
         d = setup.dimension(name)
@@ -155,6 +155,18 @@ def silence(setup: Setup) -> Sent:
         return torch.zeros(1, d).expand(len(clients), -1), clients
 
     return sent
+
+
+def _of_records(setup: Setup, factor: float) -> RecordGradients:
+    def gradients(client: int, runs: np.ndarray) -> Tensor:
+        shape = (len(runs), int(setup.sizes[client]), setup.records.dimension)
+        return torch.full((1, 1, 1), factor, dtype=torch.float64).expand(shape)
+
+    return RecordGradients(gradients)
+
+
+def _of_rows(setup: Setup, factor: float) -> ScaledRows:
+    return ScaledRows(lambda client, runs: np.full((len(runs), int(setup.sizes[client])), factor))
 
 
 def noise_of(
@@ -224,7 +236,7 @@ def played(
         channel: an open one.
         start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
             charged yet, and are left out.
-        sent: what the clients hand to releases; None for nothing.
+        sent: what the clients hand to releases; None for nothing, see :func:`silence`.
         who: the only clients that take part, in every step; None for those that are drawn, or all in turn.
         local: most local steps of one participation that are made.
 
@@ -233,11 +245,11 @@ def played(
         with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
         grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
     """
+    sent = silence(setup) if sent is None else sent
     if setup.one_at_a_time:
         return {GRADIENTS: _activations(setup, claims, channel, start, stop, sent, who)}
     if who is not None:
         channel = _drawing(setup, channel, who)
-    sent = silence(setup) if sent is None else sent
     if setup.gradients is not None:
         return {GRADIENTS: _local_steps(setup, claims, channel, start, stop, sent, local)}
     return _sums(setup, claims, channel, start, stop, sent)
@@ -263,7 +275,8 @@ def _sums(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sen
                 made[name].releases.extend(Released(row, claims.of(name), k, step, nobody) for row, k in each)
                 continue
             claim = claims.of(plan.name, use=use)
-            made[plan.name].releases.append(Released(value, claim, -1, step, drawn, growth[plan.name]))
+            claim = replace(claim, bound=claim.bound * growth[plan.name])
+            made[plan.name].releases.append(Released(value, claim, -1, step, drawn))
             if setup.adaptive is not None:
                 name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
                 made[name].releases.append(Released(np.array([count]), claims.of(name), -1, step, drawn))
@@ -275,7 +288,7 @@ def _local_steps(setup: Setup, claims: Claims, channel: Any, start: int, stop: i
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made, total = Sample(setup.records.dimension), setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
-        releases = local_of(channel)
+        releases = channel.local
         numbers = sorted({number for k in clients.tolist() for number in releases.step_numbers(k)[:local]})
         for count, number in enumerate(numbers):
             acting = torch.tensor([k for k in clients.tolist() if number in releases.step_numbers(k)])
@@ -290,7 +303,7 @@ def _local_steps(setup: Setup, claims: Claims, channel: Any, start: int, stop: i
 
 
 def _activations(
-    setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent | None, who: np.ndarray | None
+    setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
     """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
     its cap, where an earlier session brought it there, nothing is returned."""
@@ -309,7 +322,7 @@ def _activations(
             break
         for place, client in enumerate(acting.tolist()):
             drawn = _members(channel, client)
-            value = _given(setup, channel, client, sent, block)
+            value = channel.release(message_of(setup, sent(GRADIENTS, block, torch.tensor([client]))))
             if uses[client] < channel.caps[client] and at + place >= start:
                 claim = claims.of(GRADIENTS, client, int(uses[client]))
                 made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
@@ -346,12 +359,6 @@ def rounds(setup: Setup, channel: Any, start: int = 0, stop: int | None = None) 
         yield step, clients
 
 
-def local_of(channel: Any) -> LocalSteps:
-    """Return the local steps of the round that has begun."""
-    assert channel.local is not None
-    return channel.local
-
-
 # Clients that act one at a time
 
 
@@ -373,18 +380,13 @@ def _members(channel: Any, client: int) -> np.ndarray:
     return found
 
 
-def _given(setup: Setup, channel: Any, client: int, sent: Sent | None, block: int) -> np.ndarray:
-    """Return what the next activation, of ``client``, releases (R, D): of ``sent``, or of a message of each kind."""
-    if sent is not None:
-        value: np.ndarray = channel.release(record_gradients(setup, *sent(GRADIENTS, block, torch.tensor([client]))))
-        return value
-    messages = silent_messages(setup, math.nan if block % 2 else 0.0)
-    silent: np.ndarray = channel.release(messages[block // 2 % len(messages)])
-    return silent
-
-
-def record_gradients(setup: Setup, rows: Tensor, clients: Tensor) -> RecordGradients:
-    """Return the gradients ``rows`` (k, D) of the first k records of a client; those of its other records are zero."""
+def message_of(setup: Setup, sent: Any) -> GradientMessage:
+    """Return what a client sends as its message; of vectors (k, D) the gradients of its first k records, those of its
+    other records are zero."""
+    if not isinstance(sent, tuple):
+        message: GradientMessage = sent
+        return message
+    rows, _ = sent
 
     def gradients(client: int, runs: np.ndarray) -> Tensor:
         whole = torch.zeros(int(setup.sizes[client]), rows.shape[1], dtype=torch.float64)
@@ -394,31 +396,7 @@ def record_gradients(setup: Setup, rows: Tensor, clients: Tensor) -> RecordGradi
     return RecordGradients(gradients)
 
 
-def silent_messages(setup: Setup, factor: float) -> list[GradientMessage]:
-    """Return every kind of message of clients that contribute nothing, with gradients of 0 or NaN, ``factor``."""
-
-    def rows(client: int, runs: np.ndarray) -> Tensor:
-        shape = (len(runs), int(setup.sizes[client]), setup.records.dimension)
-        return torch.full((1, 1, 1), factor, dtype=torch.float64).expand(shape)
-
-    def factors(client: int, runs: np.ndarray) -> np.ndarray:
-        return np.full((len(runs), int(setup.sizes[client])), factor)
-
-    return [RecordGradients(rows), *([ScaledRows(factors)] if setup.linear else [])]
-
-
 # What a channel says
-
-
-def uses_of(channel: Any) -> np.ndarray:
-    """Return (m,) int64, how often each account was charged."""
-    (uses,) = channel.account.uses
-    return np.asarray(uses)
-
-
-def caps_of(channel: Any) -> np.ndarray | None:
-    """Return (m,) int64, the most uses of each account; None where the budget of all is one, or uses have no cap."""
-    return channel.account.caps if channel.account.by_client else None
 
 
 def stated_multiplier(setup: Setup, channel: Any, name: str, client: int, use: int) -> float:
@@ -433,8 +411,9 @@ def stated_multiplier(setup: Setup, channel: Any, name: str, client: int, use: i
 def release_nothing(setup: Setup, channel: Any, first: int, members: Tensor) -> np.ndarray:
     """Release a round, or a block of activations, that has begun and in which clients contribute nothing; return what
     activations released, (k, D)."""
+    sent = silence(setup)
     if setup.one_at_a_time:
-        return np.stack([_given(setup, channel, int(client), None, first)[0] for client in members[0]])
+        return np.stack([channel.release(sent(GRADIENTS, first, members))[0] for _ in members[0]])
     for plan in channel.plans if setup.gradients is None else ():
-        channel.release(plan.name, *silence(setup)(plan.name, first, members))
+        channel.release(plan.name, *sent(plan.name, first, members))
     return np.zeros((0, 0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from ..settings import ClientPrivacy
 from ..sums import ScaledRows
 from .findings import Finding, exact, skipped, too_large
-from .play import Sample, Sent, decorrelated, played, silence, turns
+from .play import Sample, Sent, decorrelated, played, silence
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claim, Claims, Setup
 
 _COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
@@ -68,7 +70,7 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
         findings += _neighbours(setup, claims, name, seed, coins)
         findings += [_over_rounds(setup, claims, name, seed)] if claims.of(name).bands else []
     if setup.one_at_a_time:
-        findings += [_of_factors(setup, claims, seed, coins)] if setup.linear else []
+        findings += [_of_factors(setup, setup.x, claims, seed, coins)] if setup.x is not None else []
     return findings
 
 
@@ -105,7 +107,7 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
             pair.append(played(setup, claims, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
         where = f"adversary {index} is client {setup.name(who)} among {crowd} others"
         for released, sample in pair[0].items():
-            for share in _shares(sample, pair[1][released], who):
+            for share in _shares(sample, pair[1][released], [who]):
                 worst.setdefault(released, Worst()).see(share, where)
     return [one.finding(f"sensitivity: {released}") for released, one in worst.items()]
 
@@ -134,14 +136,15 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
     return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
 
 
-def _shares(one: Sample, two: Sample, who: int) -> list[float]:
-    """Return by how much of its sensitivity each release moves; infinite for any change of another client's."""
+def _shares(one: Sample, two: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
+    """Return by how much of its sensitivity each release moves; infinite for any change of a client that is not among
+    ``who``."""
     shares = []
     for first, second in zip(one.releases, two.releases, strict=True):
         claim = first.claim
         with np.errstate(invalid="ignore", over="ignore"):
             moved = float(np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2))
-        if first.client in (-1, who):
+        if first.client in (-1, *who):
             shares.append(moved * claim.denominator / claim.sensitivity / _ROUNDING)
         else:
             shares.append(0.0 if moved == 0 else math.inf)
@@ -217,44 +220,41 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     return exact(f"exact sum: {name}", wrong + differ, detail)
 
 
-# Gradients of clients that act one at a time, in the forms of their own
+# Multiples of rows
 
 
-def _of_factors(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
+def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
     """Check that one record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i),
-    where gradients are multiples of rows that the channel has.
+    where gradients are multiples of rows ``x`` that the channel has.
 
     The other records pull one way, at random, or have factors that are not numbers.
     """
-    sizes, d, worst, check = setup.sizes, setup.records.dimension, Worst(), "sensitivity: factors of gradients"
-    for index, row in enumerate(adversaries(d, torch.float64)):
-        places = [int(coins.integers(max(1, n))) for n in sizes]
-        base = [torch.where(torch.isfinite(x), x, 0.0).clone() for x in setup.x]
+    worst, few = Worst(), np.arange(len(x))[:CLIENTS]
+    for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
+        places = [int(coins.integers(max(1, len(one)))) for one in x]
+        base = [one.nan_to_num(0.0, 0.0, 0.0) for one in x]
         if index % 2:  # all records along one direction
-            base = [row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1).expand(len(x), -1).clone() for x in base]
-        other = [x.clone() for x in base]
-        for x, y, place in zip(base, other, places, strict=True):
-            x[place : place + 1] = row
-            y[place : place + 1] = -row if index % 3 else 1.0
-        pair = setup.open(seed + index, x=base), setup.open(seed + index, x=other)
-        few = np.where((np.arange(len(sizes)) < CLIENTS) & (sizes > 0), pair[0].caps, 0)
-        order = turns(few, len(_FACTORS) * CLIENTS)
-        for channel in pair:
-            channel.begin(0, torch.from_numpy(order)[None])
-        for step, client in enumerate(order.tolist()):
-            case, n, claim = step + index, int(sizes[client]), claims.of(GRADIENTS, client)
-            crowd = (coins.standard_normal(n), np.full(n, math.nan), np.full(n, math.inf if index % 2 else 1e9))[
-                case % 3
-            ]
-            factors = _FACTORS[case % len(_FACTORS)]
-            values = []
-            for channel, factor in zip(pair, factors, strict=True):
-                crowd[places[client]] = factor
-                given = crowd.copy()[None]
-                values.append(channel.release(ScaledRows(lambda client, runs, given=given: given))[0])  # type: ignore[misc]
-            with np.errstate(invalid="ignore", over="ignore"):
-                moved = float(np.linalg.norm(values[0] - values[1], ord=1 if claim.norm == "l1" else 2))
-            worst.see(
-                moved * claim.denominator / claim.sensitivity, f"row {index}, factors {factors} of {setup.name(client)}"
-            )
-    return worst.finding(check)
+            base = [row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1).expand(len(one), -1).clone() for one in x]
+        other = [one.clone() for one in base]
+        for one, two, place in zip(base, other, places, strict=True):
+            one[place : place + 1] = row
+            two[place : place + 1] = -row if index % 3 else 1.0
+        crowds = [(coins.standard_normal(len(one)), math.nan, math.inf if index % 2 else 1e9) for one in x]
+
+        def scaled(side: int, index: int = index, places: list[int] = places, crowds: list[Any] = crowds) -> Sent:
+            def sent(name: str, step: int, clients: Tensor) -> ScaledRows:
+                client = int(clients[0])
+                factors = np.full(len(x[client]), crowds[client][step % 3])
+                factors[places[client]] = _FACTORS[(client + index) % len(_FACTORS)][side]
+                return ScaledRows(lambda client, runs: factors[None])
+
+            return sent
+
+        pair = [
+            played(setup, claims, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, scaled(side), who=few)[GRADIENTS]
+            for side, rows in enumerate((base, other))
+        ]
+        for client, share in zip(pair[0].clients.tolist(), _shares(*pair, few), strict=True):
+            factors = _FACTORS[(client + index) % len(_FACTORS)]
+            worst.see(share, f"row {index}, factors {factors} of {setup.name(client)}")
+    return worst.finding("sensitivity: factors of gradients")

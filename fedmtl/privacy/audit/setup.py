@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
@@ -230,19 +229,9 @@ class Setup:
         return 1.0 if given is None else float(given[client][use] / np.mean(given[client]))
 
     @property
-    def linear(self) -> bool:
-        """Whether gradients are multiples of rows that the channel has."""
-        return self.records.x is not None
-
-    @cached_property
-    def x(self) -> list[Tensor]:
-        """Return (n_i, D) float64 rows of every client: those of the run, or any, where gradients are of none."""
-        given = self.records.x
-        if given is not None:
-            return list(given)
-        generator = torch.Generator().manual_seed(0)
-        d = self.records.dimension
-        return [torch.randn(n, d, generator=generator, dtype=torch.float64) for n in self.sizes.tolist()]
+    def x(self) -> Sequence[Tensor] | None:
+        """Return (n_i, D) rows of every client, of which gradients are multiples; None where they are of none."""
+        return self.records.x
 
 
 @dataclass(frozen=True, kw_only=True)
