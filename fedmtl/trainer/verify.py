@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,16 @@ from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError
 from ..privacy.accounting.library import TOLERANCE, library_epsilon
-from ..privacy.audit.lines import Charges, read_charges
+from ..privacy.audit import Claim, Claims, Setup
+from ..privacy.audit.lines import Charges, differences, read_charges
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
-from ..privacy.noise.grid import GridValue, grid_width
+from ..privacy.noise.grid import GridValue
 from ..privacy.opening import OF_RECORDS
-from ..privacy.price import Price, normalized
+from ..privacy.price import Price, Prices, normalized
 from ..privacy.quantile import QuantileClip
-from ..privacy.release import Release, ReleasePlan, bind_releases, step_price
+from ..privacy.release import ReleasePlan
 from ..privacy.report import PrivacyReport
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy
@@ -314,88 +315,68 @@ def _settings(run: _Run) -> _Answer:
     header = run.header
     if header is None or header.get("privacy") is None:
         return None
-    privacy, schedule, kinds = header["privacy"], header.get("schedule"), run.kinds
-    made = {"noise_multiplier": max(kind["multiplier"] for kind in kinds), "budget": privacy["epsilon"]}
+    privacy, schedule = header["privacy"], header.get("schedule")
+    made = {"noise_multiplier": max(kind["multiplier"] for kind in run.kinds), "budget": privacy["epsilon"]}
     made |= {key: privacy[key] for key in ("source", "clip_norm", "mechanism")}
     made |= {key: header[key] for key in ("refuted", "delta", "sampler", "records") if key in header}
+    assumed, facts = OF_RECORDS, {"mechanism": privacy["mechanism"], "delta": header["delta"]}
     if "releases" in header:
-        price, releases = _made(header)
-        assumed, prices = next(iter(releases.values())).sampling.facts, [price]
-        made |= {"observer": "clients", "names": list(releases)}
+        setup, claims = _claimed(header)
+        assumed, facts = setup.sampler.facts, claims.facts() | facts
+        made |= {"observer": "clients", "names": list(claims.names)}
         if _constant(header):
-            made["noise_std"] = max(release.noise_std for release in releases.values())
+            made["noise_std"] = max(_noise_std(claims.of(name)) for name in claims.names)
     else:
-        assumed, prices = OF_RECORDS, [_price_of_records(header, kind["price"]) for kind in kinds]
+        facts |= {"sizes": (header["dimension"],), "replaced": schedule is None}
+        facts |= {} if schedule is not None else {"sums": 1}
     if schedule is not None:
         made["relation"] = assumed["relation"]
     made = {key: value for key, value in made.items() if not isinstance(value, dict)}
     begins = {key: str(run.report.get(key))[: len(made[key])] for key in ("mechanism", "sampler") if key in made}
     wrong = []
     if schedule is not None:
-        wrong += _differences(schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
+        wrong += differences(schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
     text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
-    for kind, price in zip(kinds, prices, strict=True):
-        wrong += _differences(kind["price"], price.to_dict(), text)
-    wrong += _differences(run.report | begins, made, "{} is {!r} in privacy.json and {!r} in the ledger")
+    for kind in run.kinds:
+        weights = kind["price"]["weights"]
+        own = {} if weights is None or "releases" in header else {"weights": normalized(weights)}
+        wrong += differences(kind["price"], facts | own, text)
+    wrong += differences(run.report | begins, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
     if header["replays_free"] == (privacy["source"] == "secure"):
         wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
     return wrong, f"{', '.join(made)} are the same in privacy.json and in the ledger"
 
 
-def _made(header: Mapping[str, Any]) -> tuple[Price, dict[str, Release]]:
-    """Return what the settings, the schedule and the releases in the header of a ledger make: the price of a step, and
-    the releases with their noise."""
+def _claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
+    """Return the settings, the schedule and the releases in the header of a ledger, and what is claimed of these by the
+    price in it."""
     settings, facts, price = dict(header["privacy"]), header["schedule"], Price.from_dict(header["price"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
-    privacy, kind = ClientPrivacy(**settings), _SAMPLERS[facts["class"]]
-    sampler = kind(**{setting.name: facts.get(setting.name) for setting in fields(kind)})
-    uses = len(price.weights or (1.0,))
+    kind = _SAMPLERS[facts["class"]]
     plans = tuple(
-        ReleasePlan(name=name, form=form, dimension=dimension, uses=uses, allocation=price.weights)
+        ReleasePlan(name=name, form=form, dimension=dimension, uses=len(price.weights or "1"), allocation=price.weights)
         for name, form, dimension in header["releases"]
     )
-    multiplier = header["noise_multiplier"] or None
-    bands = Bands(tuple(header["bands"])) if header.get("bands") else None
-    made = step_price(plans, sampler, privacy, delta=header["delta"], most=price.most, bands=bands)
-    return made, bind_releases(plans, sampler, privacy, multiplier, bands)
-
-
-def _price_of_records(header: Mapping[str, Any], values: Mapping[str, Any]) -> Price:
-    """Return the price of a kind of client as the settings make it: its sampling rate, and in rounds its number of
-    local steps, are of the kind."""
-    price = Price.from_dict(values)
-    rounds = "schedule" in header
-    return replace(
-        price,
-        mechanism=header["privacy"]["mechanism"],
-        sizes=(header["dimension"],),
-        delta=header["delta"],
-        replaced=not rounds,
-        sums=price.sums if rounds else 1,
-        weights=None if price.weights is None else normalized(price.weights),
+    setup = Setup(
+        privacy=ClientPrivacy(**settings),
+        plans=plans,
+        schedule=kind(**{setting.name: facts.get(setting.name) for setting in fields(kind)}),
+        steps=1,
     )
+    prices = Prices((price,), (header["noise_multiplier"],), np.zeros((1, 1), dtype=np.int64))
+    return setup, Claims(setup, prices, dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())))
+
+
+def _noise_std(claim: Claim) -> float:
+    """Return the root mean square of a noised coordinate; of correlated noise what it approaches."""
+    return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)
 
 
 def _constant(header: Mapping[str, Any]) -> bool:
     """Return whether the noise of all steps is the same."""
     return not isinstance(header["privacy"]["clip_norm"], dict) and header["price"]["weights"] is None
-
-
-def _differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
-    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are different."""
-    pairs = [(key, stated.get(key), value) for key, value in made.items()]
-    return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are equal, numbers up to rounding."""
-    if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(_same, value, other))
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-9)
-    return bool(value == other)
 
 
 def _population(run: _Run) -> list[str]:
@@ -412,7 +393,7 @@ def _population(run: _Run) -> list[str]:
         return []
     pairs = [(run.kinds[k]["price"]["sampled"], count) for k, count in zip(run.kind_of, counts, strict=True)]
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
-    if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
+    if not all(math.isclose(rate, min(1.0, batch / count), rel_tol=1e-9) for rate, count in pairs):
         return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
     return []
 
@@ -570,7 +551,7 @@ def _report(run: _Run) -> _Answer:
     """Compare the report in its two files."""
     if not run.private:
         raise _NotCovered("private/result.json is not here")
-    wrong = _differences(run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json")
+    wrong = differences(run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json")
     names = [part.name for part in fields(PrivacyReport) if part.name in run.result]
     wrong += [f"{name} is missing in privacy.json" for name in names if name not in run.report]
     return wrong, "every field of privacy.json is the one in result.json"
@@ -596,27 +577,25 @@ def _grid(run: _Run) -> _Answer:
         if run.private and last.step >= run.result["rounds"]:
             wrong.append(f"{name} is of step {last.step}, and {run.result['rounds']} were made")
     if run.header is not None and "releases" in run.header and _constant(run.header):
-        for release in _made(run.header)[1].values():
-            wrong += _too_quiet(release, values.get(release.name))
+        _, claims = _claimed(run.header)
+        for name in claims.names:
+            wrong += _too_quiet(name, claims.of(name), values.get(name))
     steps = ", ".join(f"{name} of step {last.step} ({last.value.numel()} coordinates)" for name, last in values.items())
     return wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept"
 
 
-def _too_quiet(release: Release, last: GridValue | None) -> list[str]:
+def _too_quiet(name: str, claim: Claim, last: GridValue | None) -> list[str]:
     """Return what is wrong with a vector that has less Gaussian noise than the ledger says.
 
     Such a sum is stochastically at least as long as the noise in it, whatever the clients sent, so a length below the
     quantile of the noise occurs by chance once in a million values.
     """
-    law, name = release.noise, release.name
-    if last is None or law is None or not law.joint or release.form != "vector":
+    if last is None or claim.law != "gaussian" or claim.form != "vector":
         return []
-    sensitivity, bound = release.independent
-    scale, wrong = law.std(release.sensitivity, release.size), []
-    width = grid_width(law, bound, release.size, law.std(sensitivity, release.size))
-    if last.width != width or last.divisor != release.denominator:
+    wrong = []
+    if last.width != claim.width or last.divisor != claim.denominator:
         wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
-    if float((last.value * last.divisor / scale).square().sum()) < chi2.ppf(1e-6, last.value.numel()):
+    if float((last.value / claim.scale).square().sum()) < chi2.ppf(1e-6, last.value.numel()):
         wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
     return wrong
 

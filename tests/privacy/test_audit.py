@@ -17,7 +17,7 @@ from fedmtl.privacy import (
     QuantileClip,
     ReleasePlan,
 )
-from fedmtl.privacy.audit import CHECKS, Claim, Claims, Effort, Finding, Setup, any_refuted, audit_channel, table
+from fedmtl.privacy.audit import CHECKS, Claim, Effort, Finding, Setup, any_refuted, audit_channel, table
 from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
 from fedmtl.privacy.audit.freshness import _lags
 from fedmtl.privacy.audit.noise import noise_law
@@ -83,7 +83,7 @@ def test_correlations_of_rows() -> None:
 
 def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
     return Claim(
-        kind=kind,  # type: ignore[arg-type]
+        law=kind,
         multiplier=multiplier,
         bound=0.5,
         relation="replace",
@@ -104,7 +104,7 @@ def _law(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndar
     return direction * rng.gamma(shape[1], 1.5, size=(shape[0], 1)) / 4
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "laplace", "knorm"])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "l2_laplace"])
 @pytest.mark.parametrize("dimension", [1, 3, 400])
 def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -> None:
     rng = np.random.default_rng(3)
@@ -115,8 +115,8 @@ def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -
     assert not any_refuted(noise_law("x", noise, parts))
     for factor in (0.5, 2.0):
         assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, 1.5, dimension)), parts))
-    others = {"gaussian", "laplace", "knorm"} - {kind} - ({"laplace", "knorm"} if dimension == 1 else set())
-    for other in others if kind != "knorm" or dimension > 1 else {"gaussian"}:
+    others = {"gaussian", "laplace", "l2_laplace"} - {kind} - ({"laplace", "l2_laplace"} if dimension == 1 else set())
+    for other in others if kind != "l2_laplace" or dimension > 1 else {"gaussian"}:
         assert any_refuted(noise_law("x", standardized(raw, _claim(other, 1.5, dimension)), parts)), other
 
 
@@ -185,7 +185,7 @@ def test_several_releases_in_a_step() -> None:
     findings = audit_channel(both, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
-    claims = Claims(both, both.open(0))
+    claims = both.claims(both.open(0))
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
     ((event, count),) = claims.composition(0, 3)
     assert count == 3
@@ -199,7 +199,7 @@ def test_claims_follow_from_the_settings() -> None:
         (FullParticipation(), "add_remove", 0.7),
     ):
         one = setup(sampler, epsilon=None, noise_multiplier=2.0)
-        claim = Claims(one, one.open(0)).of("part 0")
+        claim = one.claims(one.open(0)).of("part 0")
         m = 40 if isinstance(sampler, FullParticipation) else 8
         assert (claim.relation, claim.sensitivity, claim.denominator) == (relation, sensitivity, m)
         assert claim.scale == pytest.approx(2.0 * sensitivity / m)

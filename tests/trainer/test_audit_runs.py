@@ -19,9 +19,10 @@ from fedmtl.privacy import (
     PoissonSampling,
     RecordPrivacy,
 )
-from fedmtl.privacy.audit import Claims, Setup
+from fedmtl.privacy.audit import Setup
 from fedmtl.privacy.audit.freshness import training_freshness
-from fedmtl.privacy.audit.grid import on_grid, width_of
+from fedmtl.privacy.audit.grid import on_grid
+from fedmtl.privacy.audit.setup import width_of
 from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.trainer.audit.runs import audit_runs, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
@@ -88,7 +89,7 @@ def ditto(schedule: Any, privacy: Any) -> Trainer:
 def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference of the two gradients would have no noise at all."""
     setup = opened(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
-    claims = Claims(setup, setup.open(0))
+    claims = setup.claims(setup.open(0))
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
     noised = LocalSteps._noised
 

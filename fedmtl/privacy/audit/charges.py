@@ -17,14 +17,16 @@ from torch import Tensor
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.library import TOLERANCE, library_epsilon
-from ..report import PrivacyReport
+from ..activations import Activations
+from ..rounds import Rounds
 from ..settings import RecordPrivacy
 from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
-from .lines import Charges, read_charges
+from .lines import Charges, differences, read_charges
 from .play import release_nothing, rounds, silence, stated_multiplier
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
 
+_OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
@@ -32,12 +34,10 @@ _EXAMINED = 6  # accounts of one run that are computed again
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Make all checks of the accounting of sums."""
-    findings = [_ledger(setup, claims, seed), _prices(setup, claims, seed)]
-    if setup.one_at_a_time:
-        uses = setup.open(seed).caps
-        return [*findings, _caps(setup, seed), _budgets(setup, claims, uses), *_stated(setup, claims, uses, None)]
-    refused, uses, most, report = _rounds(setup, seed)
-    return [*findings, *refused, _budgets(setup, claims, most), *_stated(setup, claims, uses, report)]
+    findings, most = (_caps if setup.one_at_a_time else _rounds)(setup, seed)
+    uses = most if setup.gradients is not None else most.max(keepdims=True)
+    findings = [_ledger(setup, claims, seed), _prices(setup, claims, seed), *findings]
+    return [*findings, _budgets(setup, claims, uses), _by_library(setup, claims, np.minimum(uses, setup.steps))]
 
 
 # What a price says
@@ -49,31 +49,21 @@ def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
     channel, wrong = setup.open(seed), []
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
-    for k in range(len(setup.sizes)) if setup.gradients is not None else (0,):
+    for k in claims.accounts:
         price, _ = claims.price(k)
-        cap, prefix = setup.steps, f"{setup.name(k)}: " if setup.gradients is not None else ""
-        asked: dict[str, Any] = {"mechanism": setup.privacy.mechanism, "delta": setup.delta, "sums": 1}
-        asked |= {"sizes": tuple(claims.of(name, k).size for name in claims.names), "replaced": setup.one_at_a_time}
-        if price.sampled < 1:
-            asked["sampled"] = setup.rate(k)
-        if setup.gradients is not None:
-            cap, asked["sums"] = int(channel.caps[k]), int(setup.records.local_steps[k])
-            if setup.x is not None and len(setup.x[k]) != setup.sizes[k]:
-                wrong.append(f"{prefix}{len(setup.x[k])} rows of {setup.sizes[k]} records")
-        for key, value in asked.items():
-            stated = getattr(price, key)
-            if stated != value and not (key == "sampled" and math.isclose(stated, value, rel_tol=1e-12)):
-                wrong.append(f"{prefix}{key} is {stated} in the price, and {value} in the settings or public facts")
+        cap = setup.steps if setup.gradients is None else int(channel.caps[k])
+        of_account = differences(vars(price), claims.facts(k), _OTHER)
+        if setup.gradients is not None and setup.x is not None and len(setup.x[k]) != setup.sizes[k]:
+            of_account.append(f"{len(setup.x[k])} rows of {setup.sizes[k]} records")
         for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
             for name in claims.names:
                 claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
-                    wrong.append(
-                        f"{prefix}{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}"
-                    )
+                    of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
             charged, due = claims.prices.event(k, use), claims.event(k, use)
             if claims.refuted is None and charged != due:
-                wrong.append(f"{prefix}the event of use {use} is {charged}, its price makes {due}")
+                of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
+        wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
     if setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
     detail = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
@@ -131,18 +121,21 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
         wrong.append(f"{made} releases happened, the report has {report.releases}")
     if claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
         wrong.append("the published accounting does not hold, and the report states its figure without the reason")
-    stated = channel.account.epsilons()[0]
-    for k, used in enumerate(happened.tolist() if claims.refuted is None else ()):
-        spent = claims.spent(k if setup.gradients is not None else 0, used)
-        if not math.isclose(float(stated[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
-            wrong.append(f"account {k} has epsilon {stated[k]}, {used} uses {rounded_up(spent, 6)}")
+    if report.delta != setup.delta:
+        wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
+    stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
+    spent = {f"account {k}": claims.spent(k, used) for k, used in enumerate(happened.tolist())}
+    stated["the report"], spent["the report"] = report.epsilon, max(spent.values())
+    for of in stated if claims.refuted is None else ():
+        if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
+            wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
     detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
     return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 
 
-def _blocks(setup: Setup, channel: Any, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
+def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
     """Yield the first step, what begins, and the accounts that each step is charged to: -1 is that of all clients."""
-    if setup.one_at_a_time:
+    if isinstance(channel, Activations):
         left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
         left = left.copy()
         for first, clients in setup.clocks.blocks(channel, seed):
@@ -174,56 +167,53 @@ def _accepted(act: Callable[..., Any], *given: Any) -> bool:
     return True
 
 
-def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray, np.ndarray, PrivacyReport]:
+def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
     """Make rounds until they are refused: each once, its releases once, and no client past its cap.
 
     Returns:
-        The findings; the uses of every account after the steps of the run, and of those beyond that are let through;
-        and the report after the steps of the run.
+        The findings, and the uses of every account that are let through.
     """
-    channel, again, steps = setup.open(seed), 0, 0
-    planned, report = channel.account.uses[0].copy(), channel.report
-    taken = np.zeros(setup.sampler.n, dtype=np.int64)
-
-    def released_twice(name: str, step: int, members: Tensor) -> None:
-        for _ in range(2):
-            channel.release(name, *silence(setup)(name, step, members))
+    channel, sent, again, steps = setup.open(seed), silence(setup), list[bool](), 0
+    by_client = channel.account.by_client
+    uses = np.zeros(setup.sampler.n if by_client else 1, dtype=np.int64)
 
     def begun_again(step: int) -> None:
         channel.begin(step, channel.draw(step))
 
     for step, members in rounds(setup, channel, stop=4 * setup.steps + 64):
-        if step % 16 == 0 and setup.gradients is None:
-            again += sum(_accepted(released_twice, plan.name, step, members) for plan in channel.plans)
+        for plan in channel.plans if step % 16 == 0 and setup.gradients is None else ():
+            channel.release(plan.name, *sent(plan.name, step, members))
+            again.append(_accepted(channel.release, plan.name, *sent(plan.name, step, members)))
         if step < 3 and setup.gradients is not None and len(members):
-            again += _steps_again(setup, channel, members)
+            again.extend(_steps_again(setup, channel, members))
         if step % 16 == 0:
-            again += _accepted(begun_again, step)
-        taken[members.numpy()] += 1
+            again.append(_accepted(begun_again, step))
+        uses[members.numpy() if by_client else 0] += 1
         steps += 1
-        if steps <= setup.steps:
-            planned, report = channel.account.uses[0].copy(), channel.report
-    findings = [exact("charges: a step happens once", again, f"second or unpaid times accepted, in {steps} steps")]
+    detail = f"second or unpaid times accepted, in {steps} steps"
+    findings = [exact("charges: a step happens once", sum(again), detail)]
     caps = channel.account.caps
     if caps is not None:
         detail = f"uses of one client above its cap, in {steps} steps"
-        findings.append(too_large("charges: cap on uses", int((taken - caps).max()), 0, detail))
-    return findings, planned, taken if channel.account.by_client else np.array([steps]), report
+        findings.append(too_large("charges: cap on uses", int((uses - caps).max()), 0, detail))
+    return findings, uses
 
 
-def _steps_again(setup: Setup, channel: Any, clients: Tensor) -> int:
-    """Try releases that must be refused: of a step made already, after the last one, of a client outside the round."""
+def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> list[bool]:
+    """Return whether releases are accepted that must be refused: of a step made already, after the last one, of a
+    client outside the round."""
     local, plan = channel.local, setup.records
+    assert local is not None
     empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
     numbers = local.step_numbers(int(clients[0]))
     for number in numbers:
         local.release(clients[:1], number, empty)
     others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
     tries = [(clients[:1], 0), (clients[:1], numbers[-1] + 1), *((other, 0) for other in others)]
-    return sum(_accepted(local.release, *one, empty) for one in tries)
+    return [_accepted(local.release, *one, empty) for one in tries]
 
 
-def _caps(setup: Setup, seed: int) -> Finding:
+def _caps(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
     """Check that every client acts up to its cap; one activation more, in the block of the others or after them, is
     refused with nothing charged and no data read; or, where clients at their caps are silent, is free and releases
     nothing."""
@@ -237,13 +227,14 @@ def _caps(setup: Setup, seed: int) -> Finding:
                     asked += 1
                     wrong += [f"client {setup.name(k)} {what}" for what in _past(setup, channel, path, k)]
     check = "charges: cap on uses"
-    if not asked:
-        return skipped(check, "the caps are 0, too many activations to make, or no records")
     detail = f"activations past the cap of {asked:,} clients are refused, or silent and free"
-    return exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
+    finding = exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
+    if not asked:
+        finding = skipped(check, "the caps are 0, too many activations to make, or no records")
+    return [finding], setup.open(seed).caps
 
 
-def _past(setup: Setup, channel: Any, path: Path, k: int) -> list[str]:
+def _past(setup: Setup, channel: Activations, path: Path, k: int) -> list[str]:
     cap, silent, wrong = int(channel.caps[k]), setup.records.at_cap == "silent", []
     read: list[int] = []
 
@@ -254,23 +245,24 @@ def _past(setup: Setup, channel: Any, path: Path, k: int) -> list[str]:
     def begins(first: int, count: int) -> bool:
         return _accepted(channel.begin, first, torch.full((1, count), k))
 
-    if begins(0, cap + 1) != silent:
-        return [f"may act {cap + 1} times, its cap is {cap}" if not silent else f"may not act past its cap of {cap}"]
     if not silent:
+        if begins(0, cap + 1):
+            return [f"may act {cap + 1} times, its cap is {cap}"]
         if channel.account.uses.any() or _by_step(path) or channel.epsilon != 0:
             wrong.append("was charged for a block that was refused")
-        if not begins(0, cap):
-            return [*wrong, f"may not act {cap} times, its cap"]
-    values = [channel.release(RecordGradients(gradients)) for _ in range(cap + silent)]
-    if begins(cap + silent, 1) != silent:
-        wrong.append(f"may act once more after {cap} times, its cap" if not silent else "may not act past its cap")
+    count = cap + silent
+    if not begins(0, count):
+        return [*wrong, f"may not act {count} times, its cap is {cap}"]
+    values = [channel.release(RecordGradients(gradients)) for _ in range(count)]
+    if begins(count, 1) != silent:
+        wrong.append("may not act past its cap" if silent else f"may act once more after {cap} times, its cap")
     elif silent:
         values.append(channel.release(RecordGradients(gradients)))
     if len(read) != cap or any(bool(value.any()) for value in values[cap:]):
         wrong.append(f"released something past its cap of {cap}")
-    made = [clients for clients in _by_step(path) if clients]
-    if made != [[k]] * cap or int(channel.account.uses[0, k]) != cap:
-        wrong.append(f"was charged {len(made)} times, its cap is {cap}")
+    charged = [clients for clients in _by_step(path) if clients]
+    if charged != [[k]] * cap or int(channel.account.uses[0, k]) != cap:
+        wrong.append(f"was charged {len(charged)} times, its cap is {cap}")
     return wrong
 
 
@@ -278,61 +270,43 @@ def _past(setup: Setup, channel: Any, path: Path, k: int) -> list[str]:
 
 
 def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
-    """Check that all that an account may be charged for stays within its budget."""
+    """Check that all that an account may be charged for, ``uses`` (m,), stays within its budget."""
     check, privacy = "charges: budget", setup.privacy
     budgets = privacy.budgets(setup.records.ids) if isinstance(privacy, RecordPrivacy) else (privacy.epsilon,)
-    most = uses if setup.gradients is not None else uses.max(keepdims=True)
-    spent = [
-        (claims.spent(k, int(most[k])) / budget, k)
-        for k, budget in enumerate(budgets)
-        if isinstance(budget, (int, float)) and most[k]
-    ]
-    if not spent:
+    limits = {k: budget for k, budget in enumerate(budgets) if budget is not None and uses[k]}
+    if not limits:
         return skipped(check, "no budget is set")
-    ratio, worst = max(spent)
-    return too_large(check, ratio, _SLACK, f"largest epsilon over budget, of account {worst} after {most[worst]} uses")
+    ratio, worst = max((claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
+    return too_large(check, ratio, _SLACK, f"largest epsilon over budget, of account {worst} after {uses[worst]} uses")
 
 
-def _stated(setup: Setup, claims: Claims, uses: np.ndarray, report: PrivacyReport | None) -> list[Finding]:
-    """Check what a run says after all its steps, ``uses`` (m,) of its accounts: its delta, and that no epsilon is below
-    what dp-accounting makes of the same charges."""
-    delta, findings = setup.delta, []
-    stated = claims.prices.delta if report is None else report.delta
-    detail = f"delta is stated as {stated}, the settings have {rounded_up(delta, 6)}"
-    findings.append(exact("charges: delta", int(stated != delta), detail))
-    figures = [(claims.spent(k, int(uses[k])), k) for k in range(len(uses) if setup.gradients is not None else 0)]
-    if setup.gradients is None:
-        assert report is not None
-        figure = report.epsilon if report.refuted is None else report.claimed
-        uses, figures = uses.max(keepdims=True), [(figure or 0.0, 0)]
-    elif report is not None:
-        detail = "largest epsilon of a client, against the report's"
-        findings.append(too_large("charges: report", max(figures)[0], report.epsilon * _SLACK, detail))
-    ordered = sorted((figure / max(1, uses[k]), figure, k) for figure, k in figures if math.isfinite(figure))
-    some = {int(place) for place in np.linspace(0, len(ordered) - 1, _EXAMINED).round()} if ordered else ()
+def _by_library(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
+    """Check that no epsilon after ``uses`` (m,) of the accounts is below what dp-accounting makes of the charges."""
+    figures = {k: claims.spent(k, int(uses[k])) for k in claims.accounts}
+    finite = [k for k in claims.accounts if math.isfinite(figures[k])]
+    ordered = sorted(finite, key=lambda k: -figures[k] / max(1, int(uses[k])))
     check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
-    for _, figure, k in (ordered[place] for place in some):
-        library = library_epsilon(claims.composition(k, int(uses[k])), delta, figure)
+    for k in ordered[:: max(1, math.ceil(len(ordered) / _EXAMINED))]:
+        library = library_epsilon(claims.composition(k, int(uses[k])), setup.delta, figures[k])
         if library is None:
             lacking = "dp-accounting lacks a law of the run"
             continue
-        ratio = library / figure if figure > 0 else (math.inf if library else 0.0)
+        ratio = library / figures[k] if figures[k] > 0 else (math.inf if library else 0.0)
         if not ratio <= worst:
-            worst, text = ratio, f"epsilon {rounded_up(figure, 5)} of {uses[k]} uses, by dp-accounting {library:.5g}"
-    return [*findings, too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)]
+            worst, of = ratio, f"epsilon {rounded_up(figures[k], 5)} of {uses[k]} uses"
+            text = f"{of}, by dp-accounting {library:.5g}"
+    return too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
     channel = setup.open(seed)
-    claims, caps = Claims(setup, channel), channel.account.caps if channel.account.by_client else None
+    claims, caps = setup.claims(channel), channel.account.caps
     if claims.refuted is not None:
         return math.inf
-    if caps is None:
+    if caps is None or not channel.account.by_client:
         caps = np.array([sum(1 for _ in rounds(setup, channel))])
-    if setup.gradients is None:
-        caps = caps.max(keepdims=True)
-    return max(claims.spent(k, int(cap)) for k, cap in enumerate(caps))
+    return max(claims.spent(k, int(caps.max() if setup.gradients is None else caps[k])) for k in claims.accounts)
 
 
 # Noise that clients add to their own rows
@@ -343,14 +317,16 @@ def row_charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     findings, channel = [], setup.open(seed)
     steps = sum(1 for _ in rounds(setup, channel))
     for name in claims.names:
-        (price, _), wrong = claims.price(0, name), []
         asked, noise = setup.release(name).rows, channel.rows[name.removeprefix(ROWS)]
         assert asked is not None
-        facts = {"sizes": (setup.dimension(name),), "mechanism": "l2_laplace", "sampled": 1.0, "sums": 1}
+        facts: dict[str, Any] = {
+            "sizes": (setup.dimension(name),),
+            "mechanism": "l2_laplace",
+            "sampled": 1.0,
+            "sums": 1,
+        }
         facts |= {"delta": setup.delta if asked.delta is None else asked.delta}
-        for key, value in facts.items():
-            if getattr(price, key) != value:
-                wrong.append(f"{key} is {getattr(price, key)} in the price, and {value} in the settings")
+        wrong = differences(vars(noise.price), facts, _OTHER)
         spent, stated = claims.spent(0, steps, name), noise.epsilon_at(steps)
         if not math.isclose(stated, spent, rel_tol=1e-9):
             wrong.append(f"epsilon is {rounded_up(stated, 6)}, {steps} uses cost {rounded_up(spent, 6)}")

@@ -10,11 +10,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from ..activations import Activations
+from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, gathered, noise_of, steps_for
 from .setup import CLIENTS, GRADIENTS, Claims, Setup
@@ -192,81 +193,67 @@ def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
 
 # Another channel, a forked process, a restored run
 
-_Units = Callable[[Any, int, int], dict[str, np.ndarray]]
-"""(channel, first step, end) -> noise (T, D) by release, i.i.d. N(0, 1)."""
+_Noise = dict[str, np.ndarray]
+"""Noise (T, D) by release, i.i.d. N(0, 1)."""
 
 
 def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, processes: bool) -> list[Finding]:
-    """Compare the noise with that of another channel, of a forked process and of a restored run."""
+    """Compare the noise with that of another channel, of a forked process and of a restored run.
+
+    In seeded mode channels have different seeds, and processes continue at the next step, since the same step is by
+    design the same release. In secure mode seeds and steps are the same, and must not matter.
+    """
     steps = max(2, min(setup.steps, 32 if setup.gradients is None else 4))
     if setup.one_at_a_time:  # an even number of turns of all clients
         acting = max(1, int(((setup.open(first).caps > 0) & (setup.sizes > 0)).sum()))
         steps = 2 * acting * -(-2 * _SHORTEST // (acting * setup.records.dimension))
+    half = max(1, steps // 2)
+    start = 0 if setup.secure else half
 
-    def sample(channel: Any, start: int, stop: int) -> dict[str, np.ndarray]:
-        found = noise_of(setup, claims, channel, start, stop)
+    def sample(channel: Rounds | Activations, start: int, stop: int) -> _Noise:
+        with closing(channel):
+            found = noise_of(setup, claims, channel, start, stop)
         return {name: one.units for name, one in found.items() if not name.endswith("/count")}
 
-    # channels of different seeds, or of the same one in secure mode, where the seed must not matter
+    def compared(where: str, one: _Noise, two: _Noise) -> list[Finding]:
+        return [fresh_between(f"freshness: {where}, {name}", one[name], two[name]) for name in one]
+
     one, two = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
-    findings = [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
-    if processes:
-        findings += _forked(setup, sample, first, steps)
-        findings += _restored(setup, sample, first, steps)
-    return findings
-
-
-def _forked(setup: Setup, sample: _Units, seed: int, steps: int) -> list[Finding]:
-    """Compare the noise of both sides where a process forks with an open channel.
-
-    In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
-    both take the same step, and copied generator state would repeat the noise.
-    """
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return [skipped("freshness: forked process", "this system has no fork")]
-    half = max(1, steps // 2)
-    channel = setup.open(seed)
+    findings = compared("channels", one, two)
+    if not processes:
+        return findings
+    channel = setup.open(first)
     channel.start(0)
-    start = 0 if setup.secure else half
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
-    try:
-        theirs = _in_child(lambda: sample(channel, start, start + half))
-        ours = sample(channel, 0, half)
-    finally:
-        torch.set_num_threads(threads)
+    theirs, why = _in_child(lambda: sample(channel, start, start + half))
     if theirs is None:
-        return [skipped("freshness: forked process", "the forked process did not answer")]
-    return [fresh_between(f"freshness: forked process, {name}", ours[name], theirs[name]) for name in ours]
-
-
-def _restored(setup: Setup, sample: _Units, seed: int, steps: int) -> list[Finding]:
-    """Compare the noise before and after a run ends and is resumed from its ledger."""
-    half = max(1, steps // 2)
+        findings.append(skipped("freshness: forked process", why))
+    else:
+        findings += compared("forked process", sample(channel, 0, half), theirs)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
-        with closing(setup.open(seed, ledger=path)) as before:
-            first = sample(before, 0, half)
-        start = 0 if setup.secure else half  # a replayed step: by design the same release in seeded mode
-        with closing(setup.open(seed, ledger=path, resume=True)) as after:
-            second = sample(after, start, start + half)
-    return [fresh_between(f"freshness: after a restore, {name}", first[name], second[name]) for name in first]
+        before = sample(setup.open(first, ledger=path), 0, half)
+        after = sample(setup.open(first, ledger=path, resume=True), start, start + half)
+    return findings + compared("after a restore", before, after)
 
 
-def _in_child(work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Return what ``work()`` returns in a forked process; None if it fails or takes too long."""
-    context = multiprocessing.get_context("fork")
+def _in_child(work: Callable[[], _Noise]) -> tuple[_Noise | None, str]:
+    """Return what ``work()`` returns in a forked process; None with the reason if it fails or takes too long."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return None, "this system has no fork"
+    context, threads = multiprocessing.get_context("fork"), torch.get_num_threads()
     reading, writing = context.Pipe(duplex=False)
     child = context.Process(target=lambda: writing.send(work()))
+    torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none
         child.start()
     writing.close()
     try:
-        return reading.recv() if reading.poll(_PATIENCE) else None
+        return reading.recv() if reading.poll(_PATIENCE) else None, "the forked process did not answer"
     except EOFError:
-        return None
+        return None, "the forked process did not answer"
     finally:
         child.kill()
         child.join()
         reading.close()
+        torch.set_num_threads(threads)

@@ -1,14 +1,13 @@
 """In secure mode every released number is a whole multiple of a public width.
 
 The width follows from public constants alone (the clip norm, the noise that is charged, the dimension, the public
-denominator), so the least significant bits say nothing of the sum that was noised. It is computed here anew, by the
-rule that :func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded once to
-doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about one number in a million.
+denominator), so the least significant bits say nothing of the sum that was noised. :class:`.setup.Claim` computes it
+anew, by the rule that :func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded
+once to doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about one number in a
+million.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .findings import Finding, exact, skipped
 from .play import played
-from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .setup import CLIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import auditor
 
 _STEPS, _LOCAL = 4, 2
@@ -40,27 +39,9 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     found = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
     for name, one in found.items():
-        scales = [each.claim.denominator / _width(setup, name, each.claim) for each in one.releases]
+        scales = [each.claim.denominator / each.claim.width for each in one.releases]
         findings.append(on_grid(name, one.values * np.array(scales)[:, None]))
     return findings
-
-
-def _width(setup: Setup, name: str, claim: Claim) -> float:
-    """Return the public width of the grid of a sum."""
-    bound = claim.sensitivity if name.endswith("/count") else claim.bound if claim.form == "vector" else claim.bound**2
-    scale = claim.multiplier * claim.sensitivity
-    if setup.gradients is None:  # the root mean square of a coordinate
-        scale *= {"gaussian": 1.0, "laplace": math.sqrt(2), "knorm": math.sqrt(claim.size + 1)}[claim.kind]
-    if claim.bands:
-        bound, scale = bound / (2 * len(claim.bands)), scale / claim.bands[0]
-    part = 2.0**-40 if claim.kind == "gaussian" else 2.0**-20
-    return width_of(bound, claim.norm, claim.size, scale * part)
-
-
-def width_of(bound: float, norm: str, size: int, most: float) -> float:
-    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at most ``most``."""
-    spread = float(size) if norm == "l1" else math.sqrt(size)
-    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
 
 
 def on_grid(name: str, cells: np.ndarray) -> Finding:

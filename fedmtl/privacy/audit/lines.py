@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,21 @@ class Charges:
         for _, step, cohort in self.steps:
             found.setdefault(step, []).extend((-1,) if cohort is None else cohort)
         return found
+
+
+def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
+    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are different."""
+    pairs = [(key, stated.get(key), value) for key, value in made.items()]
+    return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two values are equal, numbers up to rounding."""
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-9)
+    return bool(value == other)
 
 
 def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:

@@ -20,7 +20,9 @@ from scipy import signal, special
 from torch import Tensor
 
 from ...errors import BudgetExhausted
+from ..activations import Activations
 from ..release import Form
+from ..rounds import Rounds
 from ..sums import GradientMessage, RecordGradients, ScaledRows
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
@@ -104,10 +106,10 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
     is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
     """
     units = values / claim.scale
-    if claim.kind == "gaussian":
+    if claim.law == "gaussian":
         return units
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if claim.kind == "laplace":
+        if claim.law == "laplace":
             return np.sign(units) * -special.ndtri(0.5 * np.exp(-np.abs(units)))
         radius, d = np.linalg.norm(units, axis=1, keepdims=True), units.shape[1]
         upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
@@ -172,7 +174,7 @@ def _of_rows(setup: Setup, factor: float) -> ScaledRows:
 def noise_of(
     setup: Setup,
     claims: Claims,
-    channel: Any,
+    channel: Rounds | Activations,
     start: int,
     stop: int,
     who: np.ndarray | None = None,
@@ -220,7 +222,7 @@ def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
 def played(
     setup: Setup,
     claims: Claims,
-    channel: Any,
+    channel: Rounds | Activations,
     start: int,
     stop: int,
     sent: Sent | None = None,
@@ -246,7 +248,7 @@ def played(
         grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
     """
     sent = silence(setup) if sent is None else sent
-    if setup.one_at_a_time:
+    if isinstance(channel, Activations):
         return {GRADIENTS: _activations(setup, claims, channel, start, stop, sent, who)}
     if who is not None:
         channel = _drawing(setup, channel, who)
@@ -255,7 +257,7 @@ def played(
     return _sums(setup, claims, channel, start, stop, sent)
 
 
-def _sums(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
     names = [*claims.names, *(f"{name}/count" for name in claims.names if setup.adaptive is not None)]
     made = {name: Sample(claims.of(name).size) for name in names}
@@ -284,11 +286,14 @@ def _sums(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sen
     return made
 
 
-def _local_steps(setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent, local: int) -> Sample:
+def _local_steps(
+    setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, sent: Sent, local: int
+) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made, total = Sample(setup.records.dimension), setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
         releases = channel.local
+        assert releases is not None
         numbers = sorted({number for k in clients.tolist() for number in releases.step_numbers(k)[:local]})
         for count, number in enumerate(numbers):
             acting = torch.tensor([k for k in clients.tolist() if number in releases.step_numbers(k)])
@@ -303,7 +308,7 @@ def _local_steps(setup: Setup, claims: Claims, channel: Any, start: int, stop: i
 
 
 def _activations(
-    setup: Setup, claims: Claims, channel: Any, start: int, stop: int, sent: Sent, who: np.ndarray | None
+    setup: Setup, claims: Claims, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
     """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
     its cap, where an earlier session brought it there, nothing is returned."""
@@ -334,7 +339,7 @@ def _activations(
 # Rounds
 
 
-def _drawing(setup: Setup, channel: Any, clients: np.ndarray) -> Any:
+def _drawing(setup: Setup, channel: Rounds, clients: np.ndarray) -> Rounds:
     """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
     sampler, ranks = copy(channel.sampler), torch.from_numpy(clients)
     if setup.gradients is not None and setup.gradients.ranks is not None:
@@ -345,7 +350,7 @@ def _drawing(setup: Setup, channel: Any, clients: np.ndarray) -> Any:
     return channel
 
 
-def rounds(setup: Setup, channel: Any, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
+def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
     """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who
     takes part: ranks, or where records are protected clients in their order."""
     for step in range(start, setup.steps if stop is None else stop):
@@ -371,7 +376,7 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     return np.concatenate(kept)[:limit]
 
 
-def _members(channel: Any, client: int) -> np.ndarray:
+def _members(channel: Activations, client: int) -> np.ndarray:
     """Return (64,) bool: which of the first records of ``client``, who acts next, will take part."""
     found = np.zeros(_DRAWN, dtype=bool)
     members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
@@ -399,20 +404,20 @@ def message_of(setup: Setup, sent: Any) -> GradientMessage:
 # What a channel says
 
 
-def stated_multiplier(setup: Setup, channel: Any, name: str, client: int, use: int) -> float:
+def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int) -> float:
     """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
-    if setup.gradients is not None:
+    if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         return float(channel.noise_multipliers[client]) / setup.weight(client, use)
     noise = channel.releases[name].weighted(setup.release(name).weight(use)).noise
     return math.nan if noise is None else float(noise.multiplier)
 
 
-def release_nothing(setup: Setup, channel: Any, first: int, members: Tensor) -> np.ndarray:
+def release_nothing(setup: Setup, channel: Rounds | Activations, first: int, members: Tensor) -> np.ndarray:
     """Release a round, or a block of activations, that has begun and in which clients contribute nothing; return what
     activations released, (k, D)."""
     sent = silence(setup)
-    if setup.one_at_a_time:
+    if isinstance(channel, Activations):
         return np.stack([channel.release(sent(GRADIENTS, first, members))[0] for _ in members[0]])
     for plan in channel.plans if setup.gradients is None else ():
         channel.release(plan.name, *sent(plan.name, first, members))

@@ -50,13 +50,16 @@ class _Drawn:
     secure: bool
     fixed: bool = False
 
-    def independence(self, both: float | None = None) -> list[Finding]:
-        """Check everything but the sizes; two given units are drawn with probability ``both``, by default q^2."""
-        return [self._fairness(), self._pairs(self.q**2 if both is None else both), self._rounds(), self.channels()]
+    def findings(self) -> list[Finding]:
+        """Make all checks."""
+        return [self._sizes(), self._fairness(), self._pairs(), self._rounds(), self.channels()]
 
-    def sizes(self) -> Finding:
+    def _sizes(self) -> Finding:
         """Check the sizes of independent subsets: binomial."""
         n, q, sizes = self.n, self.q, np.array([len(m) for m in self.members[0]])
+        if self.fixed:
+            size = round(q * n)
+            return exact(f"{self.prefix}exact size", int((sizes != size).sum()), f"cohorts that are not of {size}")
         p = normal_p(from_binomial(sizes, n, q, self.coins))
         detail = f"{len(sizes)} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
         return low_p(f"{self.prefix}sizes", p, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
@@ -74,9 +77,10 @@ class _Drawn:
             p = normal_p(normal)
         return low_p(f"{self.prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
 
-    def _pairs(self, both: float) -> Finding:
+    def _pairs(self) -> Finding:
         """Check that no two come together too often or too rarely: binomial counts, the most extreme of all pairs."""
-        check, members = f"{self.prefix}pairs", self.members[0]
+        check, members, n, q = f"{self.prefix}pairs", self.members[0], self.n, self.q
+        both = q * (q * n - 1) / max(n - 1, 1) if self.fixed else q**2
         chosen = np.sort(self.coins.permutation(self.n)[:_UNITS])
         index = np.full(self.n, -1)
         index[chosen] = np.arange(len(chosen))
@@ -186,13 +190,7 @@ def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list
         return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
     q = float(cohort) / n if sampled is None else sampled
     fixed = sampled is None and isinstance(bound, BoundFixed)
-    drawn = _Drawn("sampler: ", members, n, q, coins, setup.secure, fixed)
-    if fixed:
-        size = round(q * n)
-        findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
-    else:
-        findings.append(drawn.sizes())
-    return [*findings, *drawn.independence(q * (q * n - 1) / max(n - 1, 1) if fixed else None)]
+    return [*findings, *_Drawn("sampler: ", members, n, q, coins, setup.secure, fixed).findings()]
 
 
 def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
@@ -229,8 +227,7 @@ def _of_local_steps(
     n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
     members = [_drawn_records(setup, one, client, draws) for one in (first, first if setup.secure else second)]
-    drawn = _Drawn("sampler: records, ", members, n, q, coins, setup.secure)
-    findings = [drawn.sizes(), *drawn.independence()]
+    findings = _Drawn("sampler: records, ", members, n, q, coins, setup.secure).findings()
     twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
     if twins:  # two clients of one size have subsets of their own
         pair = [members[0], _drawn_records(setup, first, twins[0], draws)]
@@ -259,33 +256,34 @@ def _all_records(setup: Setup, seed: int) -> Finding:
 
 
 def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
-    coins = auditor(seed, "subsamples")
-    chosen = np.sort(coins.permutation(np.arange(setup.sizes[client]))[:_RECORDS])
-    if not len(chosen) or not setup.open(seed).caps[client]:
+    if not setup.open(seed).caps[client]:
         return [skipped("sampler", "no client has records and may act")]
-    codes = [_codes(setup, claims, one, client, chosen, draws) for one in (seed, seed if setup.secure else seed + 1)]
-    count = min(map(len, codes))
-    bits = [np.rint(one[:count]).astype(np.int64)[:, None] >> np.arange(len(chosen)) & 1 for one in codes]
-    members = [[np.flatnonzero(row) for row in one] for one in bits]
-    strange = sum(int((np.abs(one - np.rint(one)) > 1e-3).sum()) for one in codes)
-    q = float(claims.of(GRADIENTS, client).sampled or 1.0)
+    n, claim = min(_RECORDS, int(setup.sizes[client])), claims.of(GRADIENTS, client)
+    samples = [_spelled(setup, claims, one, client, n, draws) for one in (seed, seed if setup.secure else seed + 1)]
+    count = min(len(sample.releases) for sample in samples)
+    codes = [sample.values[:, setup.records.dimension // 2] for sample in samples]
+    strange = sum(
+        int((np.abs(code - sample.drawn[:, :n] @ 2.0 ** np.arange(n)) > 1e-3).sum())
+        for code, sample in zip(codes, samples, strict=True)
+    )
     whole = exact("sampler: records, sums", strange, f"of {count} are not sums of the gradients drawn over q n")
-    drawn = _Drawn("sampler: records, ", members, len(chosen), q, coins, setup.secure)
-    return [whole, drawn.sizes(), *drawn.independence()]
+    members = [[np.flatnonzero(row) for row in sample.drawn[:count, :n]] for sample in samples]
+    q, coins = float(claim.sampled or 1.0), auditor(seed, "subsamples")
+    return [whole, *_Drawn("sampler: records, ", members, n, q, coins, setup.secure).findings()]
 
 
-def _codes(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray, draws: int) -> np.ndarray:
-    """Return at least ``draws`` sums of 2^i over the records ``chosen[i]`` drawn, by the releases of one channel after
-    the other, with next to no noise."""
+def _spelled(setup: Setup, claims: Claims, seed: int, client: int, n: int, draws: int) -> Sample:
+    """Return at least ``draws`` sums of 2^i over those of the first ``n`` records i that are drawn, by the releases of
+    one channel after the other, with next to no noise."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
     d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
-    rows = torch.zeros(int(setup.sizes[client]), d, dtype=torch.float64)
-    rows[torch.from_numpy(chosen), d // 2] = unit * 2.0 ** torch.arange(len(chosen), dtype=torch.float64)
-    parts: list[np.ndarray] = []
+    rows = torch.zeros(n, d, dtype=torch.float64)
+    rows[:, d // 2] = unit * 2.0 ** torch.arange(n, dtype=torch.float64)
+    scale, sums = claims.of(GRADIENTS, client).denominator / unit, Sample(d)
     for other in seeds(seed, "subsamples", 10_000):
         channel = quiet.open(seed if setup.secure else other)
         sample = played(quiet, claims, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
-        parts.append(sample[GRADIENTS].values[:, d // 2] * claims.of(GRADIENTS, client).denominator / unit)
-        if sum(map(len, parts)) >= draws:
+        sums.releases.extend(replace(one, value=one.value * scale) for one in sample[GRADIENTS].releases)
+        if len(sums.releases) >= draws:
             break
-    return np.concatenate(parts)
+    return sums

@@ -204,7 +204,7 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     assert isinstance(setup.privacy, ClientPrivacy)
     quiet = replace(setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None)
     setup = replace(setup, privacy=quiet).seeded()
-    claims, dimension, n = Claims(setup, setup.open(seed)), setup.release(name).dimension, setup.sampler.n
+    claims, dimension, n = setup.claims(setup.open(seed)), setup.release(name).dimension, setup.sampler.n
     clients = np.sort(coins.permutation(n)[: max(2, min(_COHORT, 2 * MOST_ELEMENTS // dimension))])
     width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
@@ -254,7 +254,7 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
             played(setup, claims, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, scaled(side), who=few)[GRADIENTS]
             for side, rows in enumerate((base, other))
         ]
-        for client, share in zip(pair[0].clients.tolist(), _shares(*pair, few), strict=True):
+        for client, share in zip(pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True):
             factors = _FACTORS[(client + index) % len(_FACTORS)]
             worst.see(share, f"row {index}, factors {factors} of {setup.name(client)}")
     return worst.finding("sensitivity: factors of gradients")

@@ -8,7 +8,7 @@ settings and from how neighbours differ, and n_i is the client's number of recor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,20 +21,16 @@ from torch import Tensor
 from ..accounting.composition import epsilon
 from ..accounting.knorm import KNormDpEvent
 from ..accounting.losses import ReplacedPoissonDpEvent
+from ..activations import Activations
 from ..gradients import GradientPlan
 from ..opening import open_channel
 from ..price import Price, Prices
 from ..quantile import QuantileClip
 from ..release import Form, ReleasePlan
-from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
+from ..rounds import Rounds
+from ..row_noise import BoundRowNoise
+from ..samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
-
-Kind = Literal["gaussian", "laplace", "knorm", "pure"]
-_KINDS: dict[str, Kind] = {
-    "gaussian": "gaussian",
-    "laplace": "laplace",
-    "l2_laplace": "knorm",
-}
 
 GRADIENTS, ROWS = "gradients", "rows of "
 CLIENTS, ACTIVATIONS = 12, 2000
@@ -53,7 +49,7 @@ class Clocks:
     """
 
     phrase: str
-    blocks: Callable[[Any, int], Iterator[tuple[int, Tensor]]]
+    blocks: Callable[[Activations, int], Iterator[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +112,7 @@ class Setup:
             return "replace" if self.one_at_a_time else "zero_out"
         if name.startswith(ROWS) or isinstance(self.schedule, BoundFixed):
             return "replace"
-        return "zero_out" if isinstance(self.schedule, BoundCyclic) else "add_remove"
+        return "zero_out" if isinstance(self.schedule, (BoundCyclic, BoundAsked)) else "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
         """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``."""
@@ -194,6 +190,13 @@ class Setup:
             replicates=replicates,
         )
 
+    def claims(self, channel: Rounds | Activations) -> Claims:
+        """Return what is claimed of the releases of an open channel."""
+        if not isinstance(channel, Rounds) or self.gradients is not None:
+            return Claims(self, channel.account.prices)
+        bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
+        return Claims(self, channel.account.prices, bands, channel.rows)
+
     def name(self, client: int) -> str:
         """Return how findings name a client."""
         return str(client) if self.gradients is None else repr(self.gradients.ids[client])
@@ -214,10 +217,10 @@ class Setup:
         return self.records.counts if self.counts is None else np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
-        """Return the probability that a unit takes part in a release: a client in a cohort, or a record of ``client``,
-        as set or a batch of its records."""
+        """Return the probability that a unit takes part in a release, by a secret coin: a client in a cohort, or a
+        record of ``client``, as set or a batch of its records."""
         if self.gradients is None:
-            return expected_cohort(self.sampler) / self.sampler.n
+            return expected_cohort(self.sampler) / self.sampler.n if self.relation("") == "add_remove" else 1.0
         plan, n = self.records, int(self.sizes[client])
         if plan.batch_size is not None:
             return min(1.0, plan.batch_size / n) if n else 1.0
@@ -239,7 +242,7 @@ class Claim:
     """What the price of a release says, without the arithmetic of the channel.
 
     Attributes:
-        kind: law of the noise.
+        law: name of the law of the noise.
         multiplier: scale of the noise over the sensitivity.
         bound: C, the clip norm in the settings (of the first step, where it adapts).
         relation: how neighbours differ: ``"replace"`` for random cohorts of a fixed size.
@@ -252,7 +255,7 @@ class Claim:
             is independent as it is.
     """
 
-    kind: Kind
+    law: str
     multiplier: float
     bound: float
     relation: Relation
@@ -277,29 +280,54 @@ class Claim:
         """Return the scale of the noise on the released mean: the standard deviation, for the Gaussian."""
         return self.multiplier * self.sensitivity / self.denominator
 
+    @property
+    def std(self) -> float:
+        """Return the root mean square of a coordinate of the noise on the sum."""
+        unit = {"gaussian": 1.0, "laplace": math.sqrt(2), "l2_laplace": math.sqrt(self.size + 1)}[self.law]
+        return unit * self.multiplier * self.sensitivity
+
+    @property
+    def width(self) -> float:
+        """Return the public width of the grid of the noised sum in secure mode."""
+        bound, std = self.bound if self.form == "vector" else self.bound**2, self.std
+        if self.bands:
+            bound, std = bound / (2 * len(self.bands)), std / self.bands[0]
+        return width_of(bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20))
+
 
 class Claims:
     """What is claimed of every release; false where no noise is claimed.
 
     Args:
         setup: public facts.
-        channel: an open one.
+        prices: what the account charges, or None.
+        bands: of noise that is correlated over rounds, by release.
+        rows: noise that clients add to their own rows, by release.
 
     Attributes:
         names: the releases: those of rows, or ``"gradients"``; of a setup with noise on rows ``"rows of <name>"``.
     """
 
-    def __init__(self, setup: Setup, channel: Any) -> None:
-        self._setup, self._prices = setup, channel.account.prices
-        releases, rows = ({}, {}) if setup.gradients is not None else (channel.releases, channel.rows)
-        self._bands = {name: one.bands.coefficients for name, one in releases.items() if one.bands is not None}
-        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in rows.items()}
+    def __init__(
+        self,
+        setup: Setup,
+        prices: Prices | None,
+        bands: Mapping[str, tuple[float, ...]] | None = None,
+        rows: Mapping[str, BoundRowNoise] | None = None,
+    ) -> None:
+        self._setup, self._prices, self._bands = setup, prices, bands or {}
+        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in (rows or {}).items()}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
             self.names = (GRADIENTS,)
         elif setup.rows:
             self.names = tuple(self._rows)
+
+    @property
+    def accounts(self) -> range:
+        """Return the accounts with prices of their own: one for each client where the unit is a record, else one."""
+        return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
     def __bool__(self) -> bool:
         return bool(self.names) and self._prices is not None
@@ -320,7 +348,7 @@ class Claims:
         rows of ``name`` where these have noise of their own."""
         if name in self._rows:
             return self._rows[name]
-        kind = self.prices.kind[0, client]
+        kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
         return self.prices.kinds[kind], self.prices.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
@@ -340,10 +368,11 @@ class Claims:
         setup, adaptive = self._setup, self._setup.adaptive
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
             assert adaptive is not None
-            claim = replace(self.of(name.removesuffix("/count")), kind="gaussian", norm="l2", size=1, bound=0.5)
-            return replace(claim, multiplier=count_std(adaptive, setup.sampler) / claim.sensitivity)
+            bound = 1.0 if setup.relation(name) == "replace" else 0.5
+            claim = replace(self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound)
+            return replace(claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound)
         price, multiplier = (None, 0.0) if self._prices is None else self.price(client, name)
-        kind = _KINDS.get(setup.privacy.mechanism if price is None else price.mechanism, "pure")
+        law = setup.privacy.mechanism if price is None else price.mechanism
         sampled = None if price is None or price.sampled == 1 else price.sampled
         multiplier = multiplier if price is None else weighted(price, multiplier, use)
         relation, form, d = setup.relation(name), setup.form(name), setup.dimension(name)
@@ -351,17 +380,30 @@ class Claims:
             count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
         return Claim(
-            kind=kind,
+            law=law,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
             relation=relation,
-            norm="l1" if kind == "laplace" and form != "symmetric" else "l2",
+            norm="l1" if law == "laplace" and form != "symmetric" else "l2",
             form=form,
             size=d * (d + 1) // 2 if form == "symmetric" else d,
             denominator=1.0 if name in self._rows else setup.denominator(client, sampled),
             sampled=sampled,
             bands=self._bands.get(name, ()),
         )
+
+    def facts(self, client: int = 0) -> dict[str, Any]:
+        """Return what the settings and public facts make of the price of an account."""
+        setup, of_records = self._setup, self._setup.gradients is not None
+        return {
+            "mechanism": setup.privacy.mechanism,
+            "sizes": tuple(self.of(name, client).size for name in self.names),
+            "delta": setup.delta,
+            "sampled": setup.rate(client),
+            "replaced": setup.one_at_a_time,
+            "sums": int(setup.records.local_steps[client]) if of_records else 1,
+            "bands": max([1, *map(len, self._bands.values())]),
+        }
 
     def event(self, client: int, use: int, name: str = "") -> Any:
         """Return the event of one noised sum in a use, put together from its price by code of the audit."""
@@ -392,16 +434,21 @@ def weighted(price: Price, multiplier: float, use: int) -> float:
 
 def event_of(price: Price, multiplier: float) -> Any:
     """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its releases."""
-    kind = _KINDS[price.mechanism]
     events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
-    if kind == "gaussian":  # of the concatenated vector
+    if price.mechanism == "gaussian":  # of the concatenated vector
         events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
-    elif kind == "knorm":
+    elif price.mechanism == "l2_laplace":
         events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
     event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
     if price.sampled == 1:
         return event
     return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(price.sampled, event)
+
+
+def width_of(bound: float, norm: str, size: int, most: float) -> float:
+    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at most ``most``."""
+    spread = float(size) if norm == "l1" else math.sqrt(size)
+    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
 
 
 def expected_cohort(sampler: BoundSampler) -> float:

@@ -14,7 +14,7 @@ from .noise import noise_laws
 from .play import gathered
 from .sampler import beside_noise, sampler
 from .sensitivity import exact_sums, sensitivity
-from .setup import Claims, Setup
+from .setup import Setup
 from .statistics import auditor, seeds
 
 CHECKS = (
@@ -78,7 +78,7 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 
 def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
-    claims = Claims(setup, setup.open(seed))
+    claims = setup.claims(setup.open(seed))
     asked, without = set(effort.checks), dict[str, str]()
     sums = setup.gradients is None
     if not claims and not sums:

@@ -24,7 +24,7 @@ from ...privacy.audit.findings import exact, skipped
 from ...random import derive_key
 from ..trainer import Trainer
 from .others import replaced_client, replaced_data
-from .rerun import differing, watched, when
+from .rerun import differing, seeded, watched, when
 
 ROUNDS = 10
 
@@ -61,8 +61,7 @@ def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Findin
 
     The trainer is on the CPU; secret coins are drawn from a seed here, so that all runs share them.
     """
-    if trainer.privacy is not None:
-        trainer = replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
+    trainer = seeded(trainer)
     first = watched(trainer, trainer.data, rounds, messages=True)
     counts, ids = trainer.data.train.counts, trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))

@@ -7,7 +7,6 @@ so that every model is the same before each local step.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ...privacy.channel import GRADIENT, Recording
 from ...random import derive_key
 from ..trainer import Trainer
 from .others import replaced_records
-from .rerun import Releases, states
+from .rerun import Releases, seeded, states
 
 _TRIES = 3  # other records in the place of one that does not move a sum
 
@@ -38,9 +37,7 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
         trainer: a configuration with record-level privacy in rounds, on the CPU.
         seed: of the choice of records, and of others.
     """
-    assert trainer.privacy is not None
-    trainer = replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
-    recording: Releases = []
+    trainer, recording = seeded(trainer), Releases()
     first = local_steps(trainer, trainer.data, record=recording)
     names = ("sampler: records not drawn", "sampler: records drawn")
     if not first:

@@ -9,27 +9,27 @@ run in it. Nothing but the released values themselves is left out; these are com
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from ...data import FederatedDataset
 from ...errors import TrainingError
 from ...privacy import RecordPrivacy, SeededSource
 from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact
 from ...privacy.audit.play import coordinates
 from ...privacy.channel import Recording
+from ...privacy.release import Form
 from ...random import derive_key
 from ..checkpoint import read_tensors
 from ..folder import MANIFEST, RunFolder
 from ..sources import Source
 from ..trainer import Trainer
 from .others import replaced_data
+from .rerun import Releases
 
 RELEASED = "releases.safetensors"
 
@@ -47,10 +47,10 @@ def publication(trainer: Trainer, *, seed: int, rounds: int = 2) -> list[Finding
         return []
     data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
     data = replace(data, notes=trainer.data.notes, verify=False)
-    first = _Published.of(trainer, rounds, derive_key(seed, "audit/published") >> 1)
-    one = first.run(trainer.data)
-    again = _Published.of(trainer, rounds, derive_key(seed, "audit/coins") >> 1, replay=first.recording)
-    two = again.run(data)
+    run = replace(trainer, rounds=min(rounds, trainer.rounds), baselines=(), callbacks=(), progress=False)
+    first = _published(run, derive_key(seed, "audit/published") >> 1)
+    again = _published(replace(run, data=data), derive_key(seed, "audit/coins") >> 1, replay=first.recording)
+    one, two = first.files, again.files
     differing = sorted(name for name in one | two if one.get(name) != two.get(name))
     detail = f"of {len(one)} published files and facts that differ, data replaced, coins drawn anew and releases forced"
     if differing:
@@ -69,57 +69,60 @@ class _SecureSeed(SeededSource):
     name: ClassVar[str] = "secure"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Published(Trainer):
-    """A run with coins of its own, whose channel records its releases, or has them forced."""
+@dataclass(frozen=True)
+class _Published:
+    """What a run publishes.
 
-    coins: int
-    replay: Recording | None
-    channels: list[Any] = field(default_factory=list)
-    recording: list[tuple[int, str, Tensor]] = field(default_factory=list)
-    values: dict[str, np.ndarray] = field(default_factory=dict)
+    Attributes:
+        files: and facts, by name.
+        values: that are published as released, by name.
+        forms: what is released of rows, by name.
+        recording: of all that was released.
+    """
 
-    @classmethod
-    def of(cls, trainer: Trainer, rounds: int, coins: int, replay: Recording | None = None) -> _Published:
-        """Return a short run of the trainer's configuration."""
-        given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
-        given |= {"rounds": min(rounds, trainer.rounds), "baselines": (), "callbacks": (), "progress": False}
-        return cls(**given, coins=coins, replay=replay)
-
-    def open(self, *args: Any, **options: Any) -> tuple[Any, Source]:
-        channel, source = super().open(*args, **options | {"replay": self.replay})
-        self.channels[:], channel.record = [channel], self.recording
-        draws = getattr(channel, "draws", None)  # of records
-        secret = not channel.account.by_client or draws is not None  # else who takes part is charged for it
-        coins = self.coins if secret else self.seed
-        drawn = _SecureSeed(coins) if channel.source.name == "secure" else SeededSource(coins)
-        (channel if draws is None else draws).sources = [drawn]
-        return channel, source
-
-    def run(self, data: FederatedDataset) -> dict[str, bytes]:
-        """Return everything that a run on ``data`` publishes, by name."""
-        with TemporaryDirectory(prefix="fedmtl-audit-") as name:
-            folder = RunFolder(Path(name) / "run")
-            ending = "as planned"
-            try:
-                replace(self, data=data, folder=folder.root).fit()
-            except TrainingError as error:
-                ending = str(error)
-            found = {path.name: path.read_bytes() for path in folder.public.iterdir() if path.name != MANIFEST}
-            if found.pop(RELEASED, None) is not None:
-                tensors, _ = read_tensors(folder.public / RELEASED)
-                self.values.update({key: value.numpy() for key, value in tensors.items()})
-        report = json.loads(found.pop("privacy.json"))
-        facts = {f"{key} in privacy.json": value for key, value in report.items() if key not in ("run", "ledger_head")}
-        (channel,) = self.channels
-        facts |= {"the signal to noise": channel.snr(), "the end": ending}
-        facts["the report"] = channel.report.text()
-        return found | {key: repr(value).encode() for key, value in facts.items()}
+    files: dict[str, bytes]
+    values: dict[str, np.ndarray]
+    forms: dict[str, Form]
+    recording: Releases
 
     def has(self, name: str, value: np.ndarray) -> bool:
         """Return whether ``value`` was released under ``name``."""
-        (channel,) = self.channels
-        forms = {plan.name: plan.form for plan in getattr(channel, "plans", ())}
         each = (one.numpy() for _, key, one in self.recording if key.split("/")[0] == name)
-        made = (coordinates(one, forms.get(name, "vector")).reshape(-1) for one in each)
+        made = (coordinates(one, self.forms.get(name, "vector")).reshape(-1) for one in each)
         return any(one.shape == value.shape and np.allclose(one, value, rtol=1e-12, atol=0) for one in made)
+
+
+def _published(trainer: Trainer, coins: int, replay: Recording | None = None) -> _Published:
+    """Run a configuration with secret coins of a seed, and the releases forced to a recording, if there is one."""
+    channels, recording = list[Any](), Releases()
+
+    class Recorded(Trainer):
+        def open(self, *args: Any, **options: Any) -> tuple[Any, Source]:
+            channel, source = super().open(*args, **options | {"replay": replay})
+            channels[:], channel.record = [channel], recording
+            draws = getattr(channel, "draws", None)  # of records
+            secret = not channel.account.by_client or draws is not None  # else who takes part is charged for it
+            seed = coins if secret else self.seed
+            drawn = _SecureSeed(seed) if channel.source.name == "secure" else SeededSource(seed)
+            (channel if draws is None else draws).sources = [drawn]
+            return channel, source
+
+    with TemporaryDirectory(prefix="fedmtl-audit-") as name:
+        folder, ending = RunFolder(Path(name) / "run"), "as planned"
+        given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)} | {"folder": folder.root}
+        try:
+            Recorded(**given).fit()
+        except TrainingError as error:
+            ending = str(error)
+        files = {path.name: path.read_bytes() for path in folder.public.iterdir() if path.name != MANIFEST}
+        tensors = read_tensors(folder.public / RELEASED)[0] if files.pop(RELEASED, None) is not None else {}
+    (channel,) = channels
+    report = json.loads(files.pop("privacy.json"))
+    facts = {f"{key} in privacy.json": value for key, value in report.items() if key not in ("run", "ledger_head")}
+    facts |= {"the signal to noise": channel.snr(), "the end": ending, "the report": channel.report.text()}
+    return _Published(
+        files | {key: repr(value).encode() for key, value in facts.items()},
+        {key: value.numpy() for key, value in tensors.items()},
+        {plan.name: plan.form for plan in getattr(channel, "plans", ())},
+        recording,
+    )

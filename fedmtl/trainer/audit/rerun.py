@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,11 @@ from ..trainer import Trainer
 
 Releases = list[tuple[int, str, Tensor]]
 """A recording: (step, name, what was released)."""
+
+
+def seeded(trainer: Trainer) -> Trainer:
+    """Return the same configuration with coins of its seed, which all its runs share."""
+    return trainer if trainer.privacy is None else replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
 
 
 def states(

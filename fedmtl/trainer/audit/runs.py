@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..._rounding import rounded_up
-from ...privacy import Privacy
 from ...privacy.audit import Finding, Setup
 from ...privacy.audit.charges import planned_epsilon
 from ...privacy.audit.findings import exact, skipped
@@ -22,7 +20,7 @@ from ...privacy.audit.statistics import auditor
 from ..evaluation import METRICS
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
-from .rerun import states
+from .rerun import Releases, seeded, states
 
 _HISTORIES = 200
 _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "objective", "time")
@@ -40,54 +38,38 @@ def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str])
 
 
 def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding:
-    """Check that a run releases, to the last bit, what the channel releases of the same rows when it is handed them,
+    """Check that a run releases, to the last bit, what it releases with a tap, which gets the rows of single clients,
     and that these are rows of clients that were drawn for the round.
 
-    All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
-    threads meanwhile. It is run as it is, and again with a tap, whose rows another channel releases. With its own clip
-    norm, and with one of 2^-10 of it, so that rows are clipped.
+    All other checks hand rows to releases, or look at them. A run may add up long rows where clients make them, and
+    draws noise in threads meanwhile. It is run with its own clip norm, and with one of 2^-10 of it, so that rows are
+    clipped.
 
     Args:
         trainer: the configuration.
         setup: of it.
         rounds: with each clip norm.
     """
-    given = _seeded(trainer)
+    trainer = seeded(trainer)
+    given, wrong = trainer.privacy, 0
     assert given is not None
     norms: list[Any] = [given.clip_norm]
     if isinstance(given.clip_norm, float) and all(plan.form == "vector" for plan in setup.releases):
         norms.append(given.clip_norm * 2.0**-10)
-    wrong = sum(_released_otherwise(replace(trainer, privacy=replace(given, clip_norm=norm)), rounds) for norm in norms)
-    detail = "releases of a run that are not those of its rows handed to the channel, or of clients that were not drawn"
-    return exact("transcript: releases", wrong, detail)
-
-
-def _released_otherwise(trainer: Trainer, rounds: int) -> int:
-    """Return how many releases of a run differ from those of its rows, and how many have rows of clients that were not
-    drawn."""
-    recorded: list[tuple[int, str, Tensor]] = []
-    again: list[tuple[int, str, Tensor]] = []
-    for _ in states(trainer, trainer.data, rounds, record=recorded):
-        pass
-    of: list[tuple[int, set[int]]] = []
-    drawn: dict[int, set[int]] = {}
-    problem = trainer.problem(device="cpu")
-    with closing(problem.executor), closing(trainer.open(problem, "audit")[0]) as channel:
-        channel.record, begun = again, {-1}
-
-        def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
-            of.append((step, set(clients.tolist())))
-            if step not in begun:
-                channel.begin(step, channel.draw(step))
-                begun.add(step)
-            channel.release(name, rows, clients)
-
-        for _, block in states(trainer, trainer.data, rounds, tap=tap):
+    for norm in norms:
+        run = replace(trainer, privacy=replace(given, clip_norm=norm))
+        plain, tapped, of, drawn = Releases(), Releases(), list[tuple[int, set[int]]](), dict[int, set[int]]()
+        for _ in states(run, run.data, rounds, record=plain):
+            pass
+        tap = lambda step, name, clients, rows, of=of: of.append((step, set(clients.tolist())))  # noqa: E731
+        for _, block in states(run, run.data, rounds, record=tapped, tap=tap):
             if block is not None:
                 drawn[block.first] = set(block.cohort.tolist())
-    others = sum(not clients <= drawn[step] for step, clients in of)
-    pairs = itertools.zip_longest(recorded, again, fillvalue=(-1, "", torch.zeros(0)))
-    return others + sum(one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs)
+        wrong += sum(not clients <= drawn[step] for step, clients in of)
+        pairs = itertools.zip_longest(plain, tapped, fillvalue=(-1, "", torch.zeros(0)))
+        wrong += sum(one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs)
+    detail = "releases of a run that are not those of its rows handed to the channel, or of clients that were not drawn"
+    return exact("transcript: releases", wrong, detail)
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
@@ -103,10 +85,6 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
             decisions.add(rule.stops([row | dict.fromkeys(_MEASURED, value) for row in public]))
         wrong += len(decisions) > 1
     return exact("charges: rule of an early stop", wrong, "histories in which private measurements decide")
-
-
-def _seeded(trainer: Trainer) -> Privacy | None:
-    return None if trainer.privacy is None else replace(trainer.privacy, source="seeded")
 
 
 def _stopped(trainer: Trainer, setup: Setup, seed: int) -> Finding:

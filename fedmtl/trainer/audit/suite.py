@@ -13,11 +13,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from ...privacy import BoundSampler
+from ...privacy import Activations, BoundSampler
 from ...privacy.audit import Clocks, Effort, Finding, Setup, audit_channel
 from ...privacy.audit.findings import skipped
 from ...schedules import BoundSchedule
@@ -86,7 +85,7 @@ def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
     """Return the public schedule of the run's own activations, in its own blocks."""
     cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
-    def blocks(channel: Any, seed: int) -> Iterator[tuple[int, Tensor]]:
+    def blocks(channel: Activations, seed: int) -> Iterator[tuple[int, Tensor]]:
         for first, end in windows(0, stop, cuts):
             yield first, bound.events(seed, first, end, replicates=channel.replicates).client
 
