@@ -31,6 +31,7 @@ from ..errors import DataError
 from ..privacy.accounting.library import TOLERANCE, library_epsilon
 from ..privacy.audit import Claim, Claims, Setup
 from ..privacy.audit.lines import Charges, differences, read_charges
+from ..privacy.audit.setup import composition
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
@@ -511,8 +512,7 @@ def _epsilon(run: _Run) -> _Answer:
         if uses
     ]
     tested = charged[:: max(1, math.ceil(len(charged) / _KINDS))]
-    parts = [[(price.after(uses, z), 1)] for price, z, uses in tested]
-    bounds = [library_epsilon(part, header["delta"], float(claim)) for part in parts]
+    bounds = [library_epsilon(composition(*one), header["delta"], float(claim)) for one in tested]
     least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
     if least is None:
         raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")

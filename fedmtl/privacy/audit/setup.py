@@ -411,12 +411,8 @@ class Claims:
         return event_of(price, weighted(price, multiplier, use))
 
     def composition(self, client: int, uses: int, name: str = "") -> list[tuple[Any, int]]:
-        """Return the events of an account after ``uses``, with their numbers; uses beyond an allocation are taken for
-        the last one."""
-        price, _ = self.price(client, name)
-        if price.weights is None:
-            return [(self.event(client, 0, name), uses * price.sums)]
-        return [(self.event(client, use, name), price.sums) for use in range(uses)]
+        """Return the events of an account after ``uses``, with their numbers; see :func:`composition`."""
+        return composition(*self.price(client, name), uses)
 
     def spent(self, client: int, uses: int, name: str = "") -> float:
         """Return epsilon of :meth:`composition`, at the delta of the settings."""
@@ -432,8 +428,18 @@ def weighted(price: Price, multiplier: float, use: int) -> float:
     return multiplier if price.weights is None else multiplier / price.weights[min(use, len(price.weights) - 1)]
 
 
+def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
+    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for the last one."""
+    if price.weights is None:
+        return [(event_of(price, multiplier), uses * price.sums)]
+    return [(event_of(price, weighted(price, multiplier, use)), price.sums) for use in range(uses)]
+
+
 def event_of(price: Price, multiplier: float) -> Any:
-    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its releases."""
+    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its releases; a
+    multiplier of 0 is no noise."""
+    if multiplier == 0:
+        return dp_event.NonPrivateDpEvent()
     events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
     if price.mechanism == "gaussian":  # of the concatenated vector
         events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
