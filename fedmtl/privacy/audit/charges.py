@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tempfile
@@ -23,8 +24,8 @@ from ..settings import RecordPrivacy
 from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .lines import Charges, differences, read_charges
-from .play import release_nothing, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
+from .play import rounds, silence, stated_multiplier
+from .setup import ACTIVATIONS, CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -34,9 +35,12 @@ _EXAMINED = 6  # accounts of one run that are computed again
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Make all checks of the accounting of sums."""
-    findings, most = (_caps if setup.one_at_a_time else _rounds)(setup, seed)
+    findings, most = _steps(setup, claims, seed)
+    findings.append(_prices(setup, claims, seed))
+    if setup.one_at_a_time:
+        findings.append(_caps(setup, seed))
+        most = setup.open(seed).caps
     uses = most if setup.gradients is not None else most.max(keepdims=True)
-    findings = [_ledger(setup, claims, seed), _prices(setup, claims, seed), *findings]
     return [*findings, _budgets(setup, claims, uses), _by_library(setup, claims, np.minimum(uses, setup.steps))]
 
 
@@ -83,10 +87,18 @@ def _by_step(path: Path) -> list[list[int]]:
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
-def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """Read the steps of the run back from the file: charged before the release, once, to those that take part."""
-    wrong: list[str] = []
-    charged: list[list[int]] = []
+def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.ndarray]:
+    """Make steps until they are refused, also after those of the run, and read them back from the file: each is charged
+    once, before it releases something, to those that take part.
+
+    Returns:
+        The findings, and the uses of every account that are let through.
+    """
+    wrong, charged, again = list[str](), list[list[int]](), 0
+
+    def begun_again(first: int, members: Tensor) -> None:
+        channel.begin(first, members if setup.one_at_a_time else channel.draw(first))
+
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
@@ -97,16 +109,13 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
                 except BudgetExhausted:
                     break
                 charged += clients
-                if _by_step(path)[first:] != clients:
+                if (setup.one_at_a_time or len(charged) <= _STEPS) and _by_step(path)[first:] != clients:
                     wrong.append(f"steps from {first} began without a charge on the disk")
-                values = release_nothing(setup, channel, first, members)
-                if values[[not one for one in clients][: len(values)]].any():
-                    wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
-                if _accepted(channel.begin, first, members):
-                    wrong.append(f"step {first} began twice")
-                    break
-                if len(charged) >= (ACTIVATIONS if setup.one_at_a_time else _STEPS):
-                    break
+                if setup.one_at_a_time or first < 3 or first % 16 == 0:
+                    values, accepted = _again(setup, channel, first, members, clients)
+                    again += accepted + _accepted(begun_again, first, members)
+                    if any(bool(value.any()) for value, whose in zip(values, clients, strict=False) if not whose):
+                        wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += _read(path).problems
@@ -130,7 +139,12 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
         if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
     detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
-    return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
+    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
+    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
+    if not setup.one_at_a_time and channel.account.caps is not None:
+        over = int((happened - channel.account.caps).max())
+        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
+    return findings, happened
 
 
 def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
@@ -138,7 +152,8 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
     if isinstance(channel, Activations):
         left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
         left = left.copy()
-        for first, clients in setup.clocks.blocks(channel, seed):
+        blocks = setup.clocks.blocks(channel, seed)
+        for first, clients in itertools.takewhile(lambda block: block[0] < ACTIVATIONS, blocks):
             charged: list[list[int]] = []
             for k in clients[0].tolist():
                 acts = k >= 0 and setup.sizes[k] > 0 and left[k] > 0
@@ -146,7 +161,7 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
                 charged.append([k] if acts else [])
             yield first, clients, charged
         return
-    for step in range(setup.steps):
+    for step in range(4 * setup.steps + 64):
         try:
             ranks = channel.draw(step)
         except BudgetExhausted:
@@ -167,40 +182,26 @@ def _accepted(act: Callable[..., Any], *given: Any) -> bool:
     return True
 
 
-def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
-    """Make rounds until they are refused: each once, its releases once, and no client past its cap.
-
-    Returns:
-        The findings, and the uses of every account that are let through.
-    """
-    channel, sent, again, steps = setup.open(seed), silence(setup), list[bool](), 0
-    by_client = channel.account.by_client
-    uses = np.zeros(setup.sampler.n if by_client else 1, dtype=np.int64)
-
-    def begun_again(step: int) -> None:
-        channel.begin(step, channel.draw(step))
-
-    for step, members in rounds(setup, channel, stop=4 * setup.steps + 64):
-        for plan in channel.plans if step % 16 == 0 and setup.gradients is None else ():
-            channel.release(plan.name, *sent(plan.name, step, members))
-            again.append(_accepted(channel.release, plan.name, *sent(plan.name, step, members)))
-        if step < 3 and setup.gradients is not None and len(members):
-            again.extend(_steps_again(setup, channel, members))
-        if step % 16 == 0:
-            again.append(_accepted(begun_again, step))
-        uses[members.numpy() if by_client else 0] += 1
-        steps += 1
-    detail = f"second or unpaid times accepted, in {steps} steps"
-    findings = [exact("charges: a step happens once", sum(again), detail)]
-    caps = channel.account.caps
-    if caps is not None:
-        detail = f"uses of one client above its cap, in {steps} steps"
-        findings.append(too_large("charges: cap on uses", int((uses - caps).max()), 0, detail))
-    return findings, uses
+def _again(
+    setup: Setup, channel: Rounds | Activations, first: int, members: Tensor, clients: list[list[int]]
+) -> tuple[list[np.ndarray], int]:
+    """Release what has begun, with clients that contribute nothing; return what activations released, and how many
+    releases are accepted that must be refused."""
+    sent = silence(setup)
+    if isinstance(channel, Activations):
+        values = [channel.release(sent(GRADIENTS, first, members)) for _ in members[0]]
+        return values, int(_accepted(channel.release, sent(GRADIENTS, first, members)))
+    if setup.gradients is not None:
+        return [], _steps_again(setup, channel, torch.tensor(clients[0])) if first < 3 and clients[0] else 0
+    again = 0
+    for plan in channel.plans:
+        channel.release(plan.name, *sent(plan.name, first, members))
+        again += _accepted(channel.release, plan.name, *sent(plan.name, first, members))
+    return [], again
 
 
-def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> list[bool]:
-    """Return whether releases are accepted that must be refused: of a step made already, after the last one, of a
+def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> int:
+    """Return how many releases are accepted that must be refused: of a step made already, after the last one, of a
     client outside the round."""
     local, plan = channel.local, setup.records
     assert local is not None
@@ -210,10 +211,10 @@ def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> list[bool]:
         local.release(clients[:1], number, empty)
     others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
     tries = [(clients[:1], 0), (clients[:1], numbers[-1] + 1), *((other, 0) for other in others)]
-    return [_accepted(local.release, *one, empty) for one in tries]
+    return sum(_accepted(local.release, *one, empty) for one in tries)
 
 
-def _caps(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
+def _caps(setup: Setup, seed: int) -> Finding:
     """Check that every client acts up to its cap; one activation more, in the block of the others or after them, is
     refused with nothing charged and no data read; or, where clients at their caps are silent, is free and releases
     nothing."""
@@ -228,10 +229,9 @@ def _caps(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
                     wrong += [f"client {setup.name(k)} {what}" for what in _past(setup, channel, path, k)]
     check = "charges: cap on uses"
     detail = f"activations past the cap of {asked:,} clients are refused, or silent and free"
-    finding = exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
     if not asked:
-        finding = skipped(check, "the caps are 0, too many activations to make, or no records")
-    return [finding], setup.open(seed).caps
+        return skipped(check, "the caps are 0, too many activations to make, or no records")
+    return exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
 
 
 def _past(setup: Setup, channel: Activations, path: Path, k: int) -> list[str]:

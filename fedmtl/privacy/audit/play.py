@@ -411,14 +411,3 @@ def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, cl
         return float(channel.noise_multipliers[client]) / setup.weight(client, use)
     noise = channel.releases[name].weighted(setup.release(name).weight(use)).noise
     return math.nan if noise is None else float(noise.multiplier)
-
-
-def release_nothing(setup: Setup, channel: Rounds | Activations, first: int, members: Tensor) -> np.ndarray:
-    """Release a round, or a block of activations, that has begun and in which clients contribute nothing; return what
-    activations released, (k, D)."""
-    sent = silence(setup)
-    if isinstance(channel, Activations):
-        return np.stack([channel.release(sent(GRADIENTS, first, members))[0] for _ in members[0]])
-    for plan in channel.plans if setup.gradients is None else ():
-        channel.release(plan.name, *sent(plan.name, first, members))
-    return np.zeros((0, 0))
