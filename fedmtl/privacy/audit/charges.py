@@ -113,17 +113,37 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
                     wrong.append(f"steps from {first} began without a charge on the disk")
                 if setup.one_at_a_time or first < 3 or first % 16 == 0:
                     values, accepted = _again(setup, channel, first, members, clients)
-                    again += accepted + _accepted(begun_again, first, members)
+                    again += accepted
                     if any(bool(value.any()) for value, whose in zip(values, clients, strict=False) if not whose):
                         wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
+                    if _accepted(begun_again, first, members):
+                        wrong.append(f"step {first} began twice")
+                        break
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += _read(path).problems
-    (uses,) = channel.account.uses
-    happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=len(uses))
-    if uses.tolist() != happened.tolist():
+    happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=channel.account.uses.shape[1])
+    try:
+        wrong += _misstated(setup, claims, channel, len(charged), happened)
+    except PrivacyError as error:  # no figure for so many uses
+        wrong.append(str(error))
+    detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
+    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
+    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
+    if not setup.one_at_a_time and channel.account.caps is not None:
+        over = int((happened - channel.account.caps).max())
+        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
+    return findings, happened
+
+
+def _misstated(
+    setup: Setup, claims: Claims, channel: Rounds | Activations, steps: int, happened: np.ndarray
+) -> list[str]:
+    """Return what the account and the report say otherwise than ``happened``, (m,) uses of the accounts, in so many
+    steps."""
+    wrong, report, made = list[str](), channel.report, steps * len(setup.releases)
+    if channel.account.uses[0].tolist() != happened.tolist():
         wrong.append("the account has other uses than happened")
-    made, report = len(charged) * len(setup.releases), channel.report
     if setup.gradients is not None:
         made = int((happened * setup.records.local_steps).sum())
     if report.releases != made:
@@ -138,13 +158,7 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
     for of in stated if claims.refuted is None else ():
         if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
-    detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
-    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
-    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
-    if not setup.one_at_a_time and channel.account.caps is not None:
-        over = int((happened - channel.account.caps).max())
-        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
-    return findings, happened
+    return wrong
 
 
 def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
