@@ -142,16 +142,10 @@ def test_nothing_sound_is_refuted(sampler, source: str) -> None:
     assert unchecked == ["sampler: noise of part 0"] * everybody + ["grid"] * (source != "secure")
 
 
-UNUSUAL = {
-    "laplace": {"mechanism": "laplace"},
+UNUSUAL = {  # beside what the mutation gate passes as it is
     "laplace, fixed": {"mechanism": "laplace", "sampler": FixedCohort(8)},
-    "l2_laplace": {"mechanism": "l2_laplace"},
     "l2_laplace, full": {"mechanism": "l2_laplace", "sampler": FullParticipation()},
-    "in turn": {"sampler": CyclicCohorts(8)},
-    "bands": {"sampler": CyclicCohorts(8), "bands": "auto"},
     "bands, uneven turns": {"sampler": CyclicCohorts(9), "bands": "auto"},
-    "bands, secure": {"sampler": CyclicCohorts(8), "bands": 3, "source": "secure"},
-    "adaptive": {"clip_norm": QuantileClip(0.5, count_noise=3.0)},
     "adaptive, fixed": {"clip_norm": QuantileClip(0.5, count_noise=30.0), "sampler": FixedCohort(8)},
     "adaptive, secure": {"clip_norm": QuantileClip(0.5, count_noise=3.0), "source": "secure"},
     "laplace, secure": {"mechanism": "laplace", "source": "secure"},
@@ -167,12 +161,18 @@ def test_nothing_sound_is_refuted_of_other_laws_and_cohorts(name: str) -> None:
     assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
 
 
-@pytest.mark.parametrize("form", ["symmetric", "diagonal"])
-@pytest.mark.parametrize("mechanism", ["gaussian", "l2_laplace", "laplace"])
-@pytest.mark.parametrize("sampler", [FullParticipation(), FixedCohort(8)])
+@pytest.mark.parametrize(
+    ("form", "mechanism", "sampler"),
+    [
+        ("symmetric", "gaussian", FullParticipation()),
+        ("symmetric", "gaussian", FixedCohort(8)),
+        ("symmetric", "l2_laplace", FixedCohort(8)),
+        ("diagonal", "gaussian", FixedCohort(8)),
+        ("diagonal", "l2_laplace", FullParticipation()),
+        ("diagonal", "laplace", FixedCohort(8)),
+    ],
+)
 def test_outer_products(form: str, mechanism: str, sampler) -> None:
-    if (form, mechanism) == ("symmetric", "laplace"):
-        return  # refused: independent Laplace noise has no bound on a whole matrix here
     plan = ReleasePlan(name="update", dimension=14, uses=30, form=form)
     findings = audit_channel(replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL)
     assert not any_refuted(findings), table(findings)
@@ -219,8 +219,8 @@ def test_small_vectors_and_few_steps() -> None:
 
 
 def test_an_audit_repeats_under_its_seed() -> None:
-    assert str(audit_channel(setup(), seed=3, effort=SMALL)) == str(audit_channel(setup(), seed=3, effort=SMALL))
-    assert str(audit_channel(setup(), seed=3, effort=SMALL)) != str(audit_channel(setup(), seed=4, effort=SMALL))
+    one, again, other = (str(audit_channel(setup(), seed=seed, effort=SMALL)) for seed in (3, 3, 4))
+    assert one == again != other
 
 
 def test_turns_and_rows() -> None:

@@ -41,7 +41,8 @@ PLAN = ReleasePlan(name="update", dimension=4, uses=12)
 
 
 def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Rounds:
-    return open_channel(privacy, (PLAN,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options)
+    plan = replace(PLAN, dimension=options.pop("dimension", PLAN.dimension))
+    return open_channel(privacy, (plan,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options)
 
 
 def released(channel: Rounds, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
@@ -194,7 +195,9 @@ def test_epsilon_is_that_of_participations() -> None:
 
 
 def test_released_noise_has_the_covariance_of_the_matrix() -> None:
-    draws = np.concatenate([released(opened(seed=seed), range(12)).T for seed in range(400)])  # (1600, 12)
+    nothing = torch.zeros(8, 160)
+    draws = [released(opened(seed=seed, dimension=160), range(12), nothing).T for seed in range(10)]
+    draws = np.concatenate(draws)  # (1600, 12)
     scale = 1.3 * 0.5 / 2
     inverse = np.linalg.inv(matrix(Bands.square_root(4), 12))
     expected = scale**2 * inverse @ inverse.T

@@ -1,4 +1,4 @@
-"""At most one false alarm in 1,000 seeds, and p-values that are small exactly as often as they should be."""
+"""No false alarm in 400 seeds, and p-values that are small exactly as often as they should be."""
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, Re
 from fedmtl.privacy.audit import Effort, Setup, audit_channel
 from fedmtl.privacy.row_noise import RowNoise
 
-SEEDS = 1000
+SEEDS = 400
 EFFORT = Effort(
     noise=1600,
     cohorts=24,
@@ -67,7 +67,7 @@ def test_a_sound_release_path_raises_no_alarm(which: str) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         parts = list(pool.map(audits, (which, which), (0, SEEDS // 2), (SEEDS // 2, SEEDS)))
     refuted = [finding for part, _ in parts for finding in part]
-    assert len(refuted) <= 1, refuted
+    assert refuted == []
     # the p-values behind the verdicts: no more of them below 1 % than binomial chance allows, and not all near 1
     most = stats.binom.isf(1e-6, SEEDS, 0.01)
     for check in parts[0][1]:

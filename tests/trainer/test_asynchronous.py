@@ -27,8 +27,6 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.schedules import RandomLatency
-from fedmtl.trainer.audit.independence import transcript
-from fedmtl.trainer.audit.settings import resolved
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 
@@ -85,8 +83,7 @@ def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
     assert result.personal.shape == (TASKS, 6)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("at", [6, 33])
+@pytest.mark.parametrize(("case", "at"), [("learner", 6), *((case, 33) for case in CASES)])
 def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
     check_resumed(partial(trainer, case, checkpoint_every=5), tmp_path, at)
     assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
@@ -96,13 +93,6 @@ def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
 def test_where_blocks_end_changes_nothing(case):
     runs = [trainer(case, eval_every=every).fit().personal for every in (1000, 7, 1)]
     assert all(torch.allclose(run, runs[0], rtol=1e-10, atol=1e-12) for run in runs)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_public_state_is_a_function_of_the_releases(case):
-    finding = transcript(resolved(trainer(case)), rounds=40)
-    assert not finding.refuted
-    assert finding.statistic == 0
 
 
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
