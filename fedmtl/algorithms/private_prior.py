@@ -238,18 +238,10 @@ class PrivatePrior(TaskAlgorithm):
                 models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
         return {**c.own, "model": models}
 
-    def personal(self, c: Cohort) -> Tensor:
-        """Return the models of the clients in repetition 0."""
-        return c.own["model"][:, 0].to(c.initial)
-
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return what was made of the release, float64: ``directions`` (d, d), columns of length 1, and ``excess``
         (d,), how much more than by the ridge the tasks differ along each, 0 where nothing stands out of the noise."""
         return {name: state.public[name][0].clone() for name in ("directions", "excess")}
-
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the models of every repetition, (R, n, D) float64."""
-        return state.private.whole("model").transpose(0, 1)
 
     def local_baseline(self) -> LocalFit:
         """Return the local fit of a task."""

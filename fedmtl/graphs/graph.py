@@ -101,9 +101,7 @@ class Graph:
                     f"Graph.weights: the weight {matrix.data[k]:g} of {self._pair(row[k], column[k])} {what}; weights "
                     f"are finite numbers above 0 between different agents."
                 )
-        other = matrix.T.tocsr()
-        other.sort_indices()
-        one_way = (matrix - other).tocoo()
+        one_way = (matrix - matrix.T.tocsr()).tocoo()
         one_way.eliminate_zeros()
         if one_way.nnz:
             i, j = int(one_way.row[0]), int(one_way.col[0])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
-from .._check import positive_int
+from .._check import Count, check_fields
 from .._files import csv_rows
 from ..errors import ConfigError, DataError
 from .graph import Graph
@@ -49,11 +49,11 @@ class Complete:
 class Ring:
     """Weight 1 between clients at most ``reach`` places apart on a circle, in the order of the data."""
 
-    reach: int = 1
+    reach: Count = 1
     from_data = False
 
     def __post_init__(self) -> None:
-        positive_int(self, reach=self.reach)
+        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Connect the places.
@@ -128,11 +128,11 @@ class KNNCosine:
         k: neighbours of each client.
     """
 
-    k: int = 10
+    k: Count = 10
     from_data = True
 
     def __post_init__(self) -> None:
-        positive_int(self, k=self.k)
+        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Build the graph of :func:`~fedmtl.graphs.knn_cosine`.

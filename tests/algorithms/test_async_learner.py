@@ -10,7 +10,8 @@ from scipy import optimize, special
 from sklearn.linear_model import Ridge
 
 from fedmtl import models
-from fedmtl.algorithms.async_learner import AsyncLearner, PublishedAsyncLearner
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import DataError

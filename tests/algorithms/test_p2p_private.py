@@ -114,8 +114,6 @@ def test_a_free_tilt_is_the_last_weight_over_the_first() -> None:
     assert np.allclose(weights[1:] / weights[:-1], 3.0**0.25)
     assert wakeup_weights(3.0, 1, 0.9).tolist() == [1.0]
     assert wakeup_weights("uniform", 4, 0.9).tolist() == [1.0] * 4
-    with pytest.raises(ConfigError, match="contraction is 0"):
-        wakeup_weights("optimal", 3, 0.0)
 
 
 @pytest.mark.parametrize("allocation", ["optimal", "paper", 4.0])

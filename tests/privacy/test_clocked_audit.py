@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from fedmtl import AsyncLearner
-from fedmtl.algorithms.p2p import PublishedPeerToPeer
-from fedmtl.algorithms.pp_dmtl import PublishedPPDMTL
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
+from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.graphs import Ring
 from fedmtl.privacy import Channel
 from fedmtl.privacy.audit import Effort, audit_channel

@@ -9,7 +9,7 @@ import torch
 
 from fedmtl import PeerToPeer, Trainer
 from fedmtl.algorithms.activations import client_rows
-from fedmtl.algorithms.p2p import PublishedPeerToPeer
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
 from fedmtl.trainer.audit.independence import transcript

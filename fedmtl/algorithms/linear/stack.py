@@ -19,6 +19,7 @@ from torch import Tensor
 from ...privacy import Rounds
 from ...schedules import Block
 from ..base import Problem, State
+from ..cohort import Cohort, Own
 from .data import LinearAlgorithm, LinearData, LinearLoss, prepared
 from .solve import minimize, solve_regularized
 
@@ -153,6 +154,18 @@ class TaskAlgorithm(LinearAlgorithm):
     def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
         """Make one round."""
         return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
+
+    def fits(self, own: Own) -> Tensor:
+        """Return the models (n, R, D) float64 of tasks that keep ``own``, in every repetition."""
+        return own["model"]
+
+    def personal(self, c: Cohort) -> Tensor:
+        """Return the models of the tasks in repetition 0."""
+        return self.fits(c.own)[:, 0].to(c.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """Return the models of every repetition, (R, n, D) float64."""
+        return self.fits({name: state.private.whole(name) for name in state.private.fields}).transpose(0, 1)
 
     def tasks(self, problem: Problem) -> TaskStack:
         """Return the tasks, within the bounds on records."""

@@ -120,7 +120,8 @@ class MPMTL(TaskAlgorithm):
         super().__post_init__()
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
-        budget_weights(1, alpha=self.alpha, q=self.q)
+        if self.alpha is not None and self.q is not None:
+            raise ConfigError("MPMTL: give alpha (eps_t prop. to t^alpha) or q (eps_t prop. to q^-t), not both.")
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
         if self.own_penalty is None and self.own_lam is not None:
@@ -216,12 +217,9 @@ class MPMTL(TaskAlgorithm):
         rows = c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
         return rows[0] if len(rows) == 1 else rows
 
-    def personal(self, c: Cohort) -> Tensor:
-        """Return what_i of the clients in repetition 0."""
-        what = c.own["projected"]
-        if self.own_penalty is not None:
-            what = _sum(what, c.own["own_projected"])
-        return what[:, 0].to(c.initial)
+    def fits(self, own: Own) -> Tensor:
+        """Return what_i, p_i + q_i where W = P + Q."""
+        return own["projected"] if self.own_penalty is None else _sum(own["projected"], own["own_projected"])
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Return, float64, what was released last: ``covariance``, of the models and with its shift, (d, d), or (d,)
@@ -232,13 +230,6 @@ class MPMTL(TaskAlgorithm):
             parts["P"] = state.private.whole("projected")[:, 0].clone()
             parts["Q"] = self.models(problem, state)[0] - parts["P"]
         return parts
-
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return What of every repetition, (R, n, D) float64."""
-        what = state.private.whole("projected")
-        if self.own_penalty is not None:
-            what = _sum(what, state.private.whole("own_projected"))
-        return what.transpose(0, 1)
 
     def local_baseline(self) -> LocalFit:
         """Return the fit that a local start begins with."""

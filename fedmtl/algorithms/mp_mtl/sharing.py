@@ -19,8 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..._check import positive, positive_int
-from ...errors import ConfigError
 from ...local.proximal import PENALTIES, shrinkage
 from ...privacy.price import normalized
 from ...privacy.release import Form
@@ -119,16 +117,7 @@ def budget_weights(
         momentum: of the iterations.
         condition: mu / L, in [0, 1); needed above 0 by ``"strongly_convex"``.
         alpha, q: the user's own, one of them at most.
-
-    Raises:
-        ConfigError: both are given, or a value out of range.
     """
-    where = "budget_weights"
-    positive_int(where, rounds=rounds)
-    if alpha is not None and q is not None:
-        raise ConfigError("Give alpha (eps_t prop. to t^alpha) or q (eps_t prop. to q^-t), not both.")
-    if not 0 <= condition < 1:
-        raise ConfigError(f"{where}.condition is {condition}; mu / L must be in [0, 1).")
     power = 2 / 5
     if alpha is None and q is None:
         if momentum == "strongly_convex":
@@ -138,7 +127,6 @@ def budget_weights(
         else:
             alpha = power if momentum == "nesterov" else 0.0
     if q is not None:
-        positive(where, q=q)
         logs = [-t * math.log(q) for t in range(1, rounds + 1)]
     else:
         assert alpha is not None

@@ -22,8 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._check import Positive, positive_int
-from ...errors import ConfigError
+from ..._check import Positive
 
 Array = NDArray[np.float64]
 Allocation = Positive | Literal["uniform", "optimal", "paper"]
@@ -42,9 +41,6 @@ def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root
     Returns:
         (T,) float64.
     """
-    positive_int("wakeup_weights", wakeups=wakeups)
-    if not 0 < contraction <= 1:
-        raise ConfigError(f"wakeup_weights.contraction is {contraction!r}; it must be above 0 and at most 1.")
     step = np.arange(wakeups, dtype=np.float64)
     if policy == "uniform":
         return np.ones(wakeups)
