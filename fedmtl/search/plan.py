@@ -74,61 +74,60 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
     """
     if not isinstance(candidates, Mapping) or not candidates:
         raise ConfigError("PrivateSearch.candidates is empty; give a mapping of names to trainers.")
-    first_name, first = next(iter(candidates.items()))
     for name, trainer in candidates.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings.")
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer.")
-        for wrong, why in _objections(trainer):
-            if wrong:
-                raise ConfigError(f"candidate {name!r}: {why}")
-        differing = next((pair for pair in _common(trainer, first) if pair[1] != pair[2]), None)
-        if differing is not None:
-            field, own, common = differing
-            raise ConfigError(
-                f"candidate {name!r}: {field} is {own}, but candidate {first_name!r} has {common}. The accounting "
-                f"needs them equal; candidates may differ in the algorithm's settings, the model and privacy.clip_norm."
-            )
+        if objection := next(_objections(trainer), None):
+            raise ConfigError(f"candidate {name!r}: {objection}")
+    _check_equal({name: _accounted(trainer) for name, trainer in candidates.items()})
 
 
-def _objections(trainer: Trainer) -> Iterator[tuple[bool, str]]:
-    """Yield what may keep a trainer from being a candidate: whether it does, and why."""
+def _objections(trainer: Trainer) -> Iterator[str]:
+    """Yield why a trainer cannot be a candidate."""
     privacy = trainer.privacy
     if not isinstance(privacy, ClientPrivacy):
         kind = type(privacy).__name__ if privacy else None
-        yield True, f"privacy is {kind}; a search is accounted for ClientPrivacy only (privacy=client)."
+        yield f"privacy is {kind}; a search is accounted for ClientPrivacy only (privacy=client)."
         return
-    finite = f"privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole search."
-    yield privacy.epsilon is None or privacy.noiseless, finite
-    yield (
-        privacy.noise_multiplier is not None,
-        f"privacy.noise_multiplier is {privacy.noise_multiplier}; leave it out, the search calibrates the noise to "
-        f"privacy.epsilon.",
-    )
-    refuted = LAWS[privacy.mechanism].refuted is not None
-    yield refuted, f"privacy.mechanism is {privacy.mechanism!r}, which protects nothing."
-    yield (
-        trainer.early_stopping is not None,
-        "early_stopping looks at private numbers to end a run, which the accounting of a search does not cover; leave "
-        "it out.",
-    )
-    scored = "evaluate_clients is set, but a search scores all clients; leave it out."
-    yield trainer.evaluate_clients is not None, scored
-    yield trainer.repeated.count > 1, "replicates and epsilons make several runs; a search draws its own."
+    if privacy.epsilon is None or privacy.noiseless:
+        yield f"privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole search."
+    if privacy.noise_multiplier is not None:
+        yield f"privacy.noise_multiplier is {privacy.noise_multiplier}; leave it out, privacy.epsilon calibrates it."
+    if LAWS[privacy.mechanism].refuted is not None:
+        yield f"privacy.mechanism is {privacy.mechanism!r}, which protects nothing."
+    if trainer.early_stopping is not None:
+        yield "early_stopping ends a run by private numbers, which the accounting does not cover; leave it out."
+    if trainer.evaluate_clients is not None:
+        yield "evaluate_clients is set, but a search scores all clients; leave it out."
+    if trainer.repeated.count > 1:
+        yield "replicates and epsilons make several runs; a search draws its own."
 
 
-def _common(trainer: Trainer, first: Trainer) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields that enter the accounting, with the values of both trainers in words."""
-    yield from ((name, getattr(trainer, name), getattr(first, name)) for name in ("rounds", "seed"))
-    if describe(trainer.schedule) != describe(first.schedule):
-        yield "schedule", repr(trainer.schedule), repr(first.schedule)
-    for field in dataclasses.fields(ClientPrivacy):
-        if field.name != "clip_norm":
-            own, common = (repr(getattr(one.privacy, field.name)) for one in (trainer, first))
-            yield f"privacy.{field.name}", own, common
-    if trainer.data is not first.data:
-        yield "data", trainer.data.fingerprint(), first.data.fingerprint()
+def _accounted(trainer: Trainer) -> dict[str, Any]:
+    """Return the settings that enter the accounting."""
+    fields = [field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"]
+    return {
+        "rounds": trainer.rounds,
+        "seed": trainer.seed,
+        "schedule": describe(trainer.schedule),
+        **{f"privacy.{field}": getattr(trainer.privacy, field) for field in fields},
+        "data": trainer.data.fingerprint(),
+    }
+
+
+def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise :class:`ConfigError` where a candidate differs from the first one."""
+    first = next(iter(facts))
+    for name, own in facts.items():
+        for field, value in own.items():
+            if value != facts[first][field]:
+                raise ConfigError(
+                    f"candidate {name!r}: {field} is {value!r}, but candidate {first!r} has {facts[first][field]!r}. "
+                    "The accounting needs them equal; candidates may differ in the algorithm's settings, the model and "
+                    "privacy.clip_norm."
+                )
 
 
 def plan_search(
@@ -165,7 +164,7 @@ def plan_search(
                 stack.enter_context(closing(problems[name].executor))
                 every = trainer.algorithm.plan(problems[name], sampler)
                 plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
-            _check_releases(name, plans[name], first_name, plans[first_name], privacy)
+        _check_equal({name: _released(name, plans[name], privacy) for name in candidates})
         sampler = sampler.capped(first.rounds)
         uses = sampler.cap if sampler.cap is not None else first.rounds
         sensitivity = SCORE_BOUND * (2 if sampler.relation == "replace" else 1)  # of the sum of ``score - 1/2``
@@ -215,13 +214,12 @@ def plan_search(
     )
 
 
-def _check_releases(
-    name: str,
-    plans: tuple[ReleasePlan, ...],
-    first: str,
-    common: tuple[ReleasePlan, ...],
-    privacy: ClientPrivacy,
-) -> None:
+def _released(name: str, plans: tuple[ReleasePlan, ...], privacy: ClientPrivacy) -> dict[str, Any]:
+    """Return what of a candidate's releases enters the accounting.
+
+    Raises:
+        ConfigError: no release, or noise of the clients.
+    """
     if not plans:
         raise ConfigError(f"candidate {name!r}: its algorithm releases nothing, so there is no noise to calibrate.")
     if any(plan.rows is not None for plan in plans):
@@ -229,16 +227,12 @@ def _check_releases(
             f"candidate {name!r}: its clients add noise to their own rows, an account that a search does not compose; "
             f"leave that noise out (MPMTL.curator_epsilon)."
         )
-    facts: dict[str, list[Any]] = {"the number of releases": [len(plans), len(common)]}
-    facts["the allocation of the budget"] = [[plan.allocation for plan in each] for each in (plans, common)]
-    if privacy.mechanism == "l2_laplace":
-        facts["the size of a release"] = [[plan.size for plan in each] for each in (plans, common)]
-    for what, (own, others) in facts.items():
-        if own != others:
-            raise ConfigError(
-                f"candidate {name!r}: {what} is {own}, but {others} for candidate {first!r}. It enters the accounting; "
-                f"candidates must agree in it."
-            )
+    sized = privacy.mechanism == "l2_laplace"
+    return {
+        "the number of releases": len(plans),
+        "the allocation of the budget": [plan.allocation for plan in plans],
+        "the size of a release": [plan.size for plan in plans] if sized else None,
+    }
 
 
 def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation: bool) -> float:

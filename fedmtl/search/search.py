@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import positive
+from .._check import Positive, check_fields
 from .._files import write_bytes
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError, ResumeError
@@ -160,13 +160,13 @@ class PrivateSearch:
     candidates: Mapping[str, Trainer]
     mean: float = 4.0
     shape: float = 1.0
-    score_noise: float = 0.01
-    score_bound: float | None = None
+    score_noise: Positive = 0.01
+    score_bound: Positive | None = None
     folder: str | Path | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:
-        positive(self, score_noise=self.score_noise)
+        check_fields(self)
         halting_probability(self.mean, self.shape)
         check_candidates(self.candidates)
         regression = self._first.data.classes is None
@@ -174,8 +174,6 @@ class PrivateSearch:
             raise ConfigError("PrivateSearch.score_bound is missing; scores of a regression need a public bound.")
         if not regression and self.score_bound is not None:
             raise ConfigError("PrivateSearch.score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
-        if self.score_bound is not None:
-            positive(self, score_bound=self.score_bound)
 
     @property
     def _first(self) -> Trainer:

@@ -65,10 +65,8 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
                 raise DataError(f"{file}: group 'examples' is missing; accepted: the HDF5 of TensorFlow Federated.")
             for client in clients:
                 where, group = f"{file}: client {client!r}", clients[client]
-                if not isinstance(group, h5py.Group):
-                    raise DataError(f"{where} is no group; it must hold {', '.join(fields)}.")
                 for field in fields:
-                    if not isinstance(group.get(field), h5py.Dataset):
+                    if not isinstance(group, h5py.Group) or not isinstance(group.get(field), h5py.Dataset):
                         raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
                 columns = {field: _values(group[field]) for field in fields}
                 lengths = {field: values.shape[0] if values.ndim else -1 for field, values in columns.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._check import check_arguments
 from ...errors import DataError
+from ..assemble import as_tensor
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
@@ -150,11 +151,7 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for number, pair in enumerate(zip(x, y, strict=True)):
         where = f"{file}: school-{number}"
-        for field, cell in zip("XY", pair, strict=True):
-            if not isinstance(cell, np.ndarray) or cell.dtype.kind not in "fiub" or cell.ndim != 2:
-                state = f"{cell.dtype} {cell.shape}" if isinstance(cell, np.ndarray) else type(cell).__name__
-                raise DataError(f"{where}: {field} holds {state}; accepted: a matrix of numbers.")
-        features, scores = (cell.astype(np.float64) for cell in pair)
+        features, scores = (as_tensor(c, where, field).double().numpy() for c, field in zip(pair, "XY", strict=True))
         outside = (scores < SCORES[0]) | (scores > SCORES[1])
         if outside.any():
             raise DataError(
