@@ -112,7 +112,7 @@ class Examples:
             raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
 
     def __repr__(self) -> str:
-        x, y = (f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (self.x, self.y))
+        x, y = (f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}" for part in (self.x, self.y))
         return f"Examples of {len(self.offsets) - 1:,} clients: x {x}, y {y}"
 
     def __len__(self) -> int:

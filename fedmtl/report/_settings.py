@@ -29,7 +29,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(value_text, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {value_text(one)}" for name, one in value.items() if name != "class")
+        return ", ".join(f"{name} {value_text(part)}" for name, part in value.items() if name != "class")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -37,13 +37,13 @@ def flat(node: Any, key: str = "") -> dict[str, str]:
     """Return settings as text by their dotted keys, an object as its class under its own; without what is null."""
     if not isinstance(node, Mapping):
         return {} if node is None or node in ({}, []) else {key: f"{node:g}" if isinstance(node, float) else str(node)}
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name, value in node.items():
         if name in ("_target_", "class"):
-            found |= {key: str(value).rpartition(".")[2]} if value is not None else {}
+            settings |= {key: str(value).rpartition(".")[2]} if value is not None else {}
         else:
-            found |= flat(value, f"{key}.{name}" if key else str(name))
-    return found
+            settings |= flat(value, f"{key}.{name}" if key else str(name))
+    return settings
 
 
 def of_baseline(settings: Settings, *, releases: bool) -> dict[str, str]:
@@ -60,7 +60,7 @@ def seeds_of(settings: Settings, seed: str) -> str:
 
 
 def telling(settings: Settings) -> dict[str, str]:
-    """Return the settings that tell experiments apart: all but seeds and what changes no number."""
+    """Return the settings that distinguish experiments: all but seeds and what changes no number."""
     return {key: value for key, value in settings.items() if not _is_seed(key) and not within(key, _NO_MATTER)}
 
 

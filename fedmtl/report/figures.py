@@ -133,16 +133,16 @@ def plot_clients(
         left.set(xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "))
         left.set_title(f"{_words(metric)} by client")
         for name in [*others, first]:
-            shown = np.sort(columns[name][np.isfinite(columns[name])])[:: 1 if higher_is_better else -1]
-            if shown.size == 0:
+            values = np.sort(columns[name][np.isfinite(columns[name])])[:: 1 if higher_is_better else -1]
+            if values.size == 0:
                 continue
-            label = f"{title_of(name)}  mean {number_text(shown.mean())}"
-            if shown.size > _STEPS:
-                shown = shown[(2 * np.arange(_STEPS) + 1) * shown.size // (2 * _STEPS)]  # the middle of each step
-            edges = np.linspace(0.0, 1.0, shown.size + 1)
+            label = f"{title_of(name)}  mean {number_text(values.mean())}"
+            if values.size > _STEPS:
+                values = values[(2 * np.arange(_STEPS) + 1) * values.size // (2 * _STEPS)]  # the middle of each step
+            edges = np.linspace(0.0, 1.0, values.size + 1)
             style: dict[str, Any] = {"color": styles[name][0], "linewidth": 2.6 if name == first else 1.6}
             style |= {"drawstyle": "steps-post", "solid_joinstyle": "miter", "solid_capstyle": "butt"}
-            left.plot(edges, np.append(shown, shown[-1]), label=label, **style)  # stairs() takes ten times as long
+            left.plot(edges, np.append(values, values[-1]), label=label, **style)  # stairs() takes ten times as long
         left.set_xlim(0.0, 1.0)
         left.xaxis.set_major_formatter(PercentFormatter(1.0))
         left.legend(loc="lower right" if higher_is_better else "upper right", reverse=True)
@@ -276,13 +276,13 @@ def plot_frontier(groups: pd.DataFrame, path: str | os.PathLike[str], *, metric:
         for spare in panels[len(places) :]:
             spare.remove()
         for axes, (data, unit) in zip(panels, places, strict=False):
-            shown = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
-            deltas = sorted(set(shown.loc[shown["on_axis"], "delta"].dropna()))
+            drawn = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
+            deltas = sorted(set(drawn.loc[drawn["on_axis"], "delta"].dropna()))
             at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
             title = f"Privacy and {words}" + (f": {data}" if data else "")
             axes.set(ylabel=f"{words}, mean over clients", title=fill(title, 70))
             axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}")
-            _frontier_panel(axes, shown, metric, styles)
+            _frontier_panel(axes, drawn, metric, styles)
     return Path(path)
 
 

@@ -175,8 +175,8 @@ def _differences(own: pd.DataFrame) -> dict[str, str]:
     for key in settings_of(own):
         if own[key].nunique() > 1 or (key in named and own[key].nunique(dropna=False) > 1):
             columns.setdefault(key.removeprefix(SETTING), own[key].fillna("none"))
-    found = {key: list(dict.fromkeys(values)) for key, values in (columns | {"seed": own["seed"]}).items()}
-    return {key: ", ".join(values) for key, values in found.items() if len(values) > 1}
+    texts = {key: list(dict.fromkeys(values)) for key, values in (columns | {"seed": own["seed"]}).items()}
+    return {key: ", ".join(values) for key, values in texts.items() if len(values) > 1}
 
 
 def _epsilons(rows: pd.DataFrame, between: str) -> str:

@@ -104,8 +104,8 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
 
 def metrics_of(rows: DataFrame) -> list[str]:
     """Return the columns that are metrics: those of ``METRICS``, then those that runs were asked for beside."""
-    known = {*FIXED, *_MORE, *METRICS, *settings_of(rows)}
-    return [*METRICS, *[str(name) for name in rows if name not in known]]
+    others = {*FIXED, *_MORE, *METRICS, *settings_of(rows)}
+    return [*METRICS, *[str(name) for name in rows if name not in others]]
 
 
 def settings_of(rows: DataFrame) -> list[str]:
@@ -165,11 +165,11 @@ def _rows(run: Path) -> Iterator[dict[str, Any]]:
         try:
             spent = {band["budget"]: band["epsilon"] for band in result.get("bands") or ()}
             seed = result.get("seed", "")
-            own = [one | {"epsilon": spent[one["budget"]], "seed": f"{seed}.{i}"} for i, one in enumerate(several)]
+            own = [row | {"epsilon": spent[row["budget"]], "seed": f"{seed}.{i}"} for i, row in enumerate(several)]
         except (KeyError, TypeError) as error:
             raise DataError(f"{file}: replicates and bands do not fit: {error!r}.") from error
-    for one in own:
-        row = _row(file, privacy | result | one, settings, comparison=False)
+    for replicate in own:
+        row = _row(file, privacy | result | replicate, settings, comparison=False)
         yield {"run": str(run), "named": named, **row}
     shared = {key: result[key] for key in _SHARED if key in result}
     for name, outcome in baselines.items():
@@ -183,7 +183,7 @@ def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, compa
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
     epsilon = _number(file, outcome, "epsilon", missing=math.inf)
     asked = [f"{name}{part}" for name in outcome.get("metrics") or () if name != main for part in DISTRIBUTION]
-    given = of_baseline(settings, releases=epsilon > 0) if comparison or epsilon == 0 else settings
+    applicable = of_baseline(settings, releases=epsilon > 0) if comparison or epsilon == 0 else settings
     row = {
         "comparison": comparison,
         "algorithm": name.lower() + (" + finetuning" if outcome.get("finetune") else ""),
@@ -198,7 +198,7 @@ def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, compa
         "noise_multiplier": _number(file, outcome, "noise_multiplier"),
     }
     row |= {key: _number(file, outcome, key) for key in (*METRICS, *asked) if key in outcome}
-    return row | {f"{SETTING}{key}": value for key, value in telling(given).items()}
+    return row | {f"{SETTING}{key}": value for key, value in telling(applicable).items()}
 
 
 def _number(file: Path, outcome: Mapping[str, Any], key: str, missing: float = math.nan) -> float:

@@ -113,8 +113,8 @@ def terminal_text(groups: pd.DataFrame, width: int = 80) -> str:
     """Return the table for a terminal of ``width`` columns: as many tables below each other as it takes, each with
     method and epsilon."""
     table, caption = table_of(groups)
-    shown = table.set_index(["method", "epsilon"]).to_string(line_width=width, sparsify=False)
-    return "\n".join([TITLE, "", shown, "", *caption])
+    text = table.set_index(["method", "epsilon"]).to_string(line_width=width, sparsify=False)
+    return "\n".join([TITLE, "", text, "", *caption])
 
 
 def than_local(group: pd.Series) -> tuple[float, ...]:
@@ -142,7 +142,7 @@ def _texts(groups: pd.DataFrame, name: str) -> list[str]:
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
 
     def text(value: float, size: float) -> str:
-        return number_text(value, size) if any("e" in one for one in plain) else f"{round(value, 12):.{decimals}f}"
+        return number_text(value, size) if any("e" in cell for cell in plain) else f"{round(value, 12):.{decimals}f}"
 
     deviations = groups[f"{name}{DEVIATION}"]
     return [
@@ -156,11 +156,11 @@ def _labels(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     what differs between the groups of one method, unit and data, such as ``PMTL lam 0.1``."""
     labels = {}
     for _, same in groups.groupby(_KIND, dropna=False):
-        shown = _telling(same, settings)
-        names = _short_names(shown)
+        telling = _telling(same, settings)
+        names = _short_names(telling)
         for place, group in same.iterrows():
-            given = [key for key in shown if isinstance(group[key], str)]
-            words = ", ".join(f"{names[key]} {_short_value(group[key])}" for key in given)
+            present = [key for key in telling if isinstance(group[key], str)]
+            words = ", ".join(f"{names[key]} {_short_value(group[key])}" for key in present)
             number = f"({group['place'] + 1})" if group["place"] > 0 else ""
             labels[place] = " ".join(filter(None, (title_of(group["algorithm"]), words, number)))
     return [labels[place] for place in groups.index]
@@ -168,12 +168,12 @@ def _labels(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 def _telling(groups: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     """Return the settings that differ between the groups of one method: those that the command lines named, if they
-    are enough to tell groups at one epsilon apart, else all."""
+    distinguish groups at one epsilon, else all."""
     named = named_of(groups)
     differing = [key for key in settings if groups[key].nunique(dropna=False) > 1]
-    shown = [key for key in differing if key in named]
-    kinds = [groups.groupby(["budget", "delta", "place", *keys], dropna=False).ngroups for keys in (shown, differing)]
-    return shown if kinds[0] == kinds[1] else differing
+    chosen = [key for key in differing if key in named]
+    kinds = [groups.groupby(["budget", "delta", "place", *keys], dropna=False).ngroups for keys in (chosen, differing)]
+    return chosen if kinds[0] == kinds[1] else differing
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:

@@ -54,7 +54,7 @@ class SearchPlan:
         report: what the first candidate's run states before its first step.
         noise_multiplier: of every release of every candidate.
         epsilon, delta: of the whole search.
-        budget: epsilon of the T steps of one run alone, at ``delta``; what its ledger enforces.
+        budget: epsilon of the T steps of one run, at ``delta``; what its ledger enforces.
     """
 
     trainers: Mapping[str, Trainer]

@@ -3,8 +3,8 @@
 Papernot, Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR 2022.
 
     search = PrivateSearch(candidates={"lam=0.1": Trainer(...), "lam=1": Trainer(...)}, mean=4)
-    found = search.fit()
-    print(found.summary())
+    result = search.fit()
+    print(result.summary())
 
 One repetition draws a candidate uniformly, trains it under calibrated noise, and releases its score with noise. It is
 repeated K times, K drawn from a public law and kept secret, and the repetition with the best noised score is the
@@ -12,7 +12,7 @@ output; nothing else of the search leaves the private folder.
 
 The bound holds for repetitions of one and the same mechanism, of which only the output of the best is seen: which of
 them it was must stay as secret as their number. So all have the seed of the search, and with it the start, the batches
-and everything else that is public; they differ in their secret coins alone (candidate, cohorts, noise), which in seeded
+and everything else that is public; they differ only in their secret coins (candidate, cohorts, noise), which in seeded
 mode are addressed by the number of the repetition. What is published is a function of the chosen candidate and of what
 its run released.
 """
@@ -420,8 +420,8 @@ class _Search:
         if model.exists():
             write_bytes(root.public / model.name, model.read_bytes())
         trainer = self.settings.candidates[result.chosen]
-        given = table_settings(trainer, result.best.module) | {"candidate": result.chosen}
-        root.write_result(result.best, given, trainer.data)
+        settings = table_settings(trainer, result.best.module) | {"candidate": result.chosen}
+        root.write_result(result.best, settings, trainer.data)
 
     def date(self, public: Path) -> None:
         """Give the published files the time at which the search began: the end would tell the number of repetitions."""
