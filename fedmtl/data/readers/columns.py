@@ -212,6 +212,10 @@ class Table:
         ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
         return by_number(number, ids)
 
+    def texts(self, column: str) -> np.ndarray:
+        """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
+        return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+
 
 def _printed(value: object) -> str:
     """Return a value as messages print it: what is no number or short text only by its kind, such as an image."""

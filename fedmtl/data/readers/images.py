@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -32,7 +33,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 
 _FORMAT = "1"  # of the cache: another one is decoded anew
 _SYNC_EVERY = 1024  # images
-_LEFT_SECONDS = 3600.0
+_LEFT_SECONDS = 86400.0
 _THREADS = 8
 Item = TypeVar("Item")
 
@@ -234,33 +235,26 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
     target = folder / f"{name}-{size[0]}x{size[1]}-{_fingerprint(root, images, size)}.npy"
     if target.is_file():
         return target
-    temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f".{target.stem}-*.tmp"):  # of a process that was killed: one that runs writes often
+        for left in folder.glob(f".{target.stem}-*.tmp"):  # of a process that was killed
             if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                left.unlink(missing_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=".tmp", dir=folder)
-        os.close(handle)
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(images), 3, *size))
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            decoded = pool.map(lambda image: decode(root / image, str(root / image), size=size), images, chunksize=16)
-            for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
-                array[number] = pixels
-                if number % _SYNC_EVERY == 0:
-                    array.flush()
-        array.flush()
-        del array
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", suffix=".tmp", dir=folder) as place:
+            file = Path(place) / target.name
+            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(len(images), 3, *size))
+            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+                decoded = pool.map(lambda item: decode(root / item, str(root / item), size=size), images, chunksize=16)
+                for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
+                    array[number] = pixels
+                    if number % _SYNC_EVERY == 0:
+                        array.flush()
+            array.flush()
+            del array
+            os.replace(file, target)
         sync_folder(folder)
     except OSError as error:
         raise DataError(f"{folder}: images cannot be cached there ({error}); give another folder as cache.") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
     return target
 
 

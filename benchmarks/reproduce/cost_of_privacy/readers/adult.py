@@ -179,7 +179,7 @@ def coded(table: Table, coding: str) -> np.ndarray:
 
 def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
     """Return the category (n,) of each row; an empty one is the unknown one, where there is such a category."""
-    values = table.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+    values = table.texts(column)
     number = codes(np.where(values == "", UNKNOWN, values), categories)
     table.refuse(number < 0, column, accepted)
     return number
