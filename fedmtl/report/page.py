@@ -25,7 +25,7 @@ from ..privacy import PrivacyReport
 from ._names import CHOICE_NOT_COVERED, UNITS, title_of
 from ._settings import command_of, value_text
 from .runs import SETTING, named_of, settings_of
-from .tables import TITLE, data_text, grouped, main_metric, table_of, than_local
+from .tables import TITLE, data_text, grouped, main_metric, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,11 +112,6 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
         caption.append(
             "worst tenth: mean over the tenth of the clients with the worst scores; spread: standard deviation"
         )
-    shares = []
-    for _, group in groups.iterrows():
-        if group["algorithm"] != "local" and than_local(group):
-            at = "" if group["epsilon"] in (0.0, math.inf) else f", epsilon {rounded_up(group['epsilon'], 3)}"
-            shares.append((f"{group['label']}{at}", than_local(group)))
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -130,7 +125,6 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
         table=table,
         algorithms=list(groups["algorithm"]),
         caption=caption,
-        shares=shares,
     )
 
 

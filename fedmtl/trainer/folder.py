@@ -162,7 +162,6 @@ class RunFolder:
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
-        summary["resolution"] = result.shown[0].resolution(result.personal.dtype)
         local = result.baselines.get("local")
         summary["baselines"] = {
             name: run.privacy.to_dict() | run.numbers(None if run is local else local)

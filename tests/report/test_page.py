@@ -129,12 +129,8 @@ def test_all_numbers_of_a_sweep_are_those_of_the_text_report(sweep: Path) -> Non
     assert [line[0] for line in page.lines] == list(table["method"])
     assert [line[page.texts["th"].index("accuracy")] for line in page.lines] == list(table["accuracy"])
     assert "±" in page.lines[0][2]
-    bars = [
-        given["style"]
-        for _, given in page.given
-        if given.get("class") in ("better", "equal", "worse") and "style" in given
-    ]
-    assert bars == ["width:61.7%", "width:25.0%", "width:13.3%"] * 2
+    shares = [line[page.texts["th"].index("% than local +/=/-")] for line in page.lines]
+    assert [text for text in shares if text != "-"] == ["62/25/13"] * 2
     assert dict(zip(page.texts["dt"], page.texts["dd"], strict=True)) == {"algorithm.lam": "0.1, 1", "seed": "0, 1"}
 
 
