@@ -91,7 +91,7 @@ def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapp
         ranges = [word for word in accepted if isinstance(word, Range)]
         if ranges:
             text = ", or ".join([ranges[0].text, *(repr(word) for word in words if word is not None)])
-            _bounded(settings, {name: value}, Range(ranges[0].holds, text))
+            bounded(settings, {name: value}, Range(ranges[0].holds, text))
         else:
             raise _refused(settings, name, value, words)
 
@@ -118,39 +118,39 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 def positive(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number above 0."""
-    _bounded(settings, values, _POSITIVE)
+    bounded(settings, values, _POSITIVE)
 
 
 def positive_or(settings: object, *words: str, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is one of ``words`` or a finite number above 0."""
     others = {name: value for name, value in values.items() if not (isinstance(value, str) and value in words)}
     also = "".join(f", or {word!r}" for word in words)
-    _bounded(settings, others, Range(_POSITIVE.holds, _POSITIVE.text + also))
+    bounded(settings, others, Range(_POSITIVE.holds, _POSITIVE.text + also))
 
 
 def finite(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number."""
-    _bounded(settings, values, _FINITE)
+    bounded(settings, values, _FINITE)
 
 
 def share(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a number from 0 to 1."""
-    _bounded(settings, values, _SHARE)
+    bounded(settings, values, _SHARE)
 
 
 def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
-    _bounded(settings, values, _NON_NEGATIVE)
+    bounded(settings, values, _NON_NEGATIVE)
 
 
 def positive_int(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
-    _bounded(settings, values, _COUNT)
+    bounded(settings, values, _COUNT)
 
 
 def whole(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 0."""
-    _bounded(settings, values, _WHOLE)
+    bounded(settings, values, _WHOLE)
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -172,7 +172,8 @@ def boolean(settings: object, **values: Any) -> None:
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be true or false.")
 
 
-def _bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
+def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
+    """Raise :class:`ConfigError` unless every value, by its name, is ``accepted``."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not accepted.holds(value):
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}.")

@@ -7,7 +7,6 @@ others join, and a window of a run is the same whatever was asked before.
 
 from __future__ import annotations
 
-import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._check import positive, positive_int
+from .._check import Range, bounded, given, non_negative, positive, positive_int
 from ..errors import ConfigError
 from ..random import id_keys
 from .activations import Clients
@@ -46,6 +45,8 @@ class BoundSchedule:
     """
 
     def __init__(self, clients: Clients, kind: str, events: int | None) -> None:
+        if not clients.caps.any():
+            raise ConfigError(f"{kind}: no client ever acts; at least one client needs a rate and a cap above 0.")
         self._who, self._kind, self.clients = clients, kind, len(clients.caps)
         total = int(clients.caps.sum()) if clients.caps.max() < _ENDLESS else _ENDLESS
         self.steps = total if events is None else min(total, events)
@@ -140,15 +141,14 @@ class PoissonClocks(AsynchronousSchedule):
     rate: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check_length(self, events=self.events, per_client=self.per_client)
-        _check_numbers(self, "rate", self.rate, positive=False)
+        _check_length(self, self.events, "per_client", self.per_client)
+        non_negative(self, **_each("rate", self.rate))
 
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
         named, key = _names_and_keys(clients, names, keys)
         rate = _per_client(self, "rate", self.rate, clients, np.float64)
-        caps = _caps(self, "per_client", self.per_client, clients)
+        caps = _per_client(self, "per_client", self.per_client, clients, np.int64)
         caps[rate == 0] = 0
-        _check_one_acts(self, caps)
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
         who = Clients(named, key, exponential, scale, caps, "poisson")
         return BoundSchedule(who, "independent Poisson clocks", self.events)
@@ -183,8 +183,8 @@ class Latencies(AsynchronousSchedule):
     def __post_init__(self) -> None:
         if not isinstance(self.latency, RandomLatency | TraceLatency):
             positive(self, latency=self.latency)
-        _check_length(self, events=self.events, activations=self.activations)
-        _check_numbers(self, "scale", self.scale, positive=True)
+        _check_length(self, self.events, "activations", self.activations)
+        positive(self, **_each("scale", self.scale))
 
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
         return self._bound(clients, names, keys, waits=False)
@@ -193,8 +193,7 @@ class Latencies(AsynchronousSchedule):
         named, key = _names_and_keys(clients, names, keys)
         if self.dropouts is not None:
             self.dropouts.check(named)
-        caps = _caps(self, "activations", self.activations, clients)
-        _check_one_acts(self, caps)
+        caps = _per_client(self, "activations", self.activations, clients, np.int64)
         scale = _per_client(self, "scale", self.scale, clients, np.float64)
         server = "the server waits for the slowest" if waits else "the server never waits"
         if isinstance(self.latency, RandomLatency):
@@ -227,25 +226,15 @@ class Synchronous(Latencies):
 
 
 _ENDLESS = 1 << 31
+_CAP = Range(lambda v: isinstance(v, numbers.Integral) and 0 <= int(v) < _ENDLESS, "a whole number in [0, 2**31)")
 _TABLE = 1 << 20  # activations of all replicates that are made at once at least
 
 
 def _names_and_keys(clients: int, names: Sequence[str] | None, keys: Tensor | None) -> tuple[Sequence[str], Tensor]:
     positive_int("bind", clients=clients)
-    for what, values in (("names", names), ("keys", keys)):
-        if values is not None and len(values) != clients:
-            raise ConfigError(f"{len(values):,} {what} were given for {clients:,} clients; give one a client.")
-    if keys is not None:
-        key = keys.detach().cpu().to(torch.int64)
-    elif names is not None:
-        key = torch.from_numpy(id_keys(names))
-    else:
-        key = torch.arange(clients)
-    named = [str(i) for i in range(clients)] if names is None else list(names)
-    for what, distinct in (("names", len(set(named))), ("keys", len(key.unique()))):
-        if distinct != clients:
-            raise ConfigError(f"two of the {clients:,} clients have the same {what[:-1]}; {what} must be distinct.")
-    return named, key
+    if keys is None:
+        keys = torch.arange(clients) if names is None else torch.from_numpy(id_keys(names))
+    return [str(i) for i in range(clients)] if names is None else names, keys.cpu()
 
 
 def _entries(value: Any) -> list[Any] | None:
@@ -254,48 +243,26 @@ def _entries(value: Any) -> list[Any] | None:
 
 
 def _per_client(settings: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
+    """Return a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`_ENDLESS`."""
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
             f"{type(settings).__name__}.{name} has {len(entries):,} entries for {clients:,} clients; "
             "give one number, or one a client."
         )
-    return np.broadcast_to(np.asarray(value if entries is None else entries, dtype), (clients,)).copy()
+    single = _ENDLESS if value is None else value
+    return np.broadcast_to(np.asarray(single if entries is None else entries, dtype), (clients,)).copy()
 
 
-def _caps(settings: object, name: str, value: int | Sequence[int] | None, clients: int) -> NDArray[np.int64]:
-    return _per_client(settings, name, _ENDLESS if value is None else value, clients, np.int64)
-
-
-def _check_one_acts(settings: object, caps: NDArray[np.int64]) -> None:
-    if not caps.any():
-        raise ConfigError(
-            f"{type(settings).__name__}: no client ever acts; at least one client needs a rate and a cap above 0."
-        )
-
-
-def _check_length(settings: object, *, events: int | None, **caps: int | Sequence[int] | None) -> None:
-    ((name, cap),) = caps.items()
-    if events is None and cap is None:
-        raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
-    if events is not None:
-        positive_int(settings, events=events)
-    if cap is None:
-        return
-    entries = _entries(cap)
-    if entries is None:
-        positive_int(settings, **{name: cap})
-    for position, value in enumerate([cap] if entries is None else entries):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < _ENDLESS:
-            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
-            raise ConfigError(f"{where} is {value!r}; it must be a whole number in [0, 2**31).")
-
-
-def _check_numbers(settings: object, name: str, value: float | Sequence[float], *, positive: bool) -> None:
+def _each(name: str, value: Any) -> dict[str, Any]:
+    """Return a setting by its name, or the entries of one that has one a client, by their names."""
     entries = _entries(value)
-    for position, each in enumerate([value] if entries is None else entries):
-        number = isinstance(each, numbers.Real) and not isinstance(each, bool) and math.isfinite(each)
-        if not number or each < 0 or (positive and each == 0):
-            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
-            least = "above 0" if positive else "of at least 0"
-            raise ConfigError(f"{where} is {each!r}; it must be a finite number {least}.")
+    return {name: value} if entries is None else {f"{name}[{k}]": entry for k, entry in enumerate(entries)}
+
+
+def _check_length(settings: object, events: int | None, name: str, caps: int | Sequence[int] | None) -> None:
+    if events is None and caps is None:
+        raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
+    positive_int(settings, **given(events=events))
+    if caps is not None:
+        bounded(settings, _each(name, caps), _CAP)
