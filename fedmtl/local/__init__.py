@@ -6,7 +6,7 @@ from .checks import check_stackable, prepare_module
 from .executor import Execution, Executor, operation_threads
 from .losses import resolve_loss
 from .mixture import Mixture
-from .module import Layout, StackedModule, belongs, place_module, set_trainable
+from .module import Layout, StackedModule, named_by, place_module, set_trainable
 from .optimizers import StackedOptimizer
 from .per_example import example_gradients
 from .proximal import PENALTIES, Penalty, prox_nuclear
@@ -27,9 +27,9 @@ __all__ = [
     "Penalty",
     "StackedModule",
     "StackedOptimizer",
-    "belongs",
     "check_stackable",
     "example_gradients",
+    "named_by",
     "operation_threads",
     "place_module",
     "plan_batches",

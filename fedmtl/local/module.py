@@ -60,15 +60,8 @@ class Layout:
         Raises:
             ConfigError: a pattern without a parameter.
         """
-        chosen = torch.zeros(self.dimension, dtype=torch.bool)
-        for pattern in patterns:
-            numbers = [k for k, names in enumerate(self.all_names) if _any_belongs(names, str(pattern))]
-            if not numbers:
-                accepted = ", ".join(name for names in self.all_names for name in names)
-                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {accepted}.")
-            for k in numbers:
-                chosen[self.offsets[k] : self.offsets[k + 1]] = True
-        return chosen
+        chosen = torch.tensor(named_by([str(pattern) for pattern in patterns], self.all_names, owner))
+        return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
 
     def frozen(self, module: nn.Module) -> dict[str, Tensor]:
         """The tensors of the module's state that are none of these parameters, by name: what is public with it."""
@@ -108,8 +101,31 @@ def belongs(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def _any_belongs(names: Sequence[str], pattern: str) -> bool:
-    return any(belongs(name, pattern) for name in names)
+def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter") -> list[bool]:
+    """Return which parameters, or layers, a pattern names, or a module that they lie within.
+
+    Args:
+        patterns: names, where ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
+        names: all names of each of them.
+        owner: the setting that the patterns come from, for the message.
+        what: they are, for the message.
+
+    Raises:
+        ConfigError: no sequence, an empty one, or a pattern that is not text or names none of them.
+    """
+    accepted = [name for each in names for name in each]
+    listed = f"the model's {what}s are {', '.join(accepted) or 'none'}"
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        hint = [patterns] if isinstance(patterns, str) else [next(iter(accepted), "head.*")]
+        raise ConfigError(f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}.")
+    if not patterns:
+        raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
+        if not any(belongs(name, pattern) for name in accepted):
+            raise ConfigError(f"{owner} has {pattern!r}, which no {what} is named by; {listed}.")
+    return [any(belongs(name, pattern) for name in each for pattern in patterns) for each in names]
 
 
 def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
@@ -134,27 +150,18 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: s
             trainable parameter.
     """
     floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
-    accepted = [name for names, _ in floating for name in names]
-    listed = f"the model's parameters are {', '.join(accepted) or 'none'}"
     if patterns is None:
         if not any(p.requires_grad for _, p in floating):
-            raise ModelError(f"The model has no trainable parameter: all are frozen, and {owner} is None; {listed}.")
+            listed = ", ".join(name for names, _ in floating for name in names) or "none"
+            raise ModelError(
+                f"The model has no trainable parameter: all are frozen, and {owner} is None; the model's parameters "
+                f"are {listed}."
+            )
         return
-    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        value: Any = patterns
-        hint = [value] if isinstance(value, str) else [next(iter(accepted), "head.*")]
-        raise ConfigError(f"{owner} is {value!r}; give None or a list of names, such as {hint}; {listed}.")
-    if not patterns:
-        raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
-        if not _any_belongs(accepted, pattern):
-            raise ConfigError(f"{owner} has {pattern!r}, which no parameter is named by; {listed}.")
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
-    for names, parameter in floating:
-        parameter.requires_grad_(any(_any_belongs(names, pattern) for pattern in patterns))
+    chosen = named_by(patterns, [names for names, _ in floating], owner)
+    module.requires_grad_(False)
+    for moves, (_, parameter) in zip(chosen, floating, strict=True):
+        parameter.requires_grad_(moves)
 
 
 def place_module(module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from .._check import positive, positive_int
 from ..errors import ConfigError
-from ..local import belongs
+from ..local import named_by
 from .factory import Model, transformed
 
 
@@ -152,10 +152,8 @@ def lora(model: Model, *, rank: int = 4, alpha: float | None = None, targets: Se
     positive_int("lora", rank=rank)
     factor = rank if alpha is None else alpha
     positive("lora", alpha=factor)
-    if isinstance(targets, str) or not isinstance(targets, Sequence) or not all(isinstance(t, str) for t in targets):
-        raise ConfigError(f"lora.targets is {targets!r}; give a list of names of layers, as text, such as ['*'].")
     adapt = partial(_adapt, rank=rank, scale=factor / rank, targets=targets)
-    result: Model = transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=tuple(targets))
+    result: Model = transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=targets)
     return result
 
 
@@ -180,16 +178,10 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
     """The model with adapters, in place."""
-    layers = dict(_layers(model))
-    listed = f"the model's linear, convolutional and embedding layers are {', '.join(layers) or 'none'}"
-    chosen: dict[int, nn.Module] = {}
-    for pattern in targets:
-        matching = [layer for name, layer in layers.items() if belongs(name, pattern)]
-        if not matching:
-            raise ConfigError(f"lora.targets has {pattern!r}, which no layer is named by; {listed}.")
-        chosen |= {id(layer): layer for layer in matching}
-    if not chosen:
-        raise ConfigError(f"lora.targets is empty, so that nothing would be trained; {listed}.")
+    layers = list(_layers(model))
+    kinds = "linear, convolutional or embedding layer"
+    is_named = named_by(targets, [[name] for name, _ in layers], "lora.targets", kinds)
+    chosen = {id(layer): layer for (_, layer), named in zip(layers, is_named, strict=True) if named}
     largest = max(_largest_rank(layer) for layer in chosen.values())
     if rank > largest:
         raise ConfigError(

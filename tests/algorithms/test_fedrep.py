@@ -103,7 +103,7 @@ def test_heads_are_named_by_patterns() -> None:
         shared = FedRep(head=head).shared_places(given)
         found = {k for k in range(4) if not shared[given.layout.offsets[k]]}
         assert found == private
-    with pytest.raises(ConfigError, match=r"FedRep\.head has 'fc'; the network's parameters are 1\.w"):
+    with pytest.raises(ConfigError, match=r"FedRep\.head has 'fc', which no .*; the model's parameters are 1\.w"):
         FedRep(head=("fc",)).plan(given, FixedCohort(3).bind(5))
     with pytest.raises(ConfigError, match="nothing is shared"):
         FedRep(head=("*",)).plan(given, FixedCohort(3).bind(5))
