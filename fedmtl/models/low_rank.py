@@ -172,23 +172,36 @@ def merge_lora(model: nn.Module) -> nn.Module:
     adapted = [child for child in merged.modules() if isinstance(child, _LowRank)]
     if not adapted:
         raise ConfigError("merge_lora: the model has no adapters of fedmtl.models.lora.")
-    plain = {id(layer): _without(layer) for layer in adapted}
-    return _replaced(merged, plain).requires_grad_(True)
+    for layer in adapted:
+        layer.weight = nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())
+        layer.__class__ = layer.plain  # type: ignore[assignment]
+        for name in ("lora_A", "lora_B", "rank", "scale"):
+            delattr(layer, name)
+    return merged.requires_grad_(True)
 
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
-    """The model with adapters, in place."""
+    """Adapt the chosen layers in place: they keep their tensors and settings under a class with two factors."""
     layers = list(_layers(model))
     kinds = "linear, convolutional or embedding layer"
     is_named = named_by(targets, [[name] for name, _ in layers], "lora.targets", kinds)
-    chosen = {id(layer): layer for (_, layer), named in zip(layers, is_named, strict=True) if named}
-    largest = max(_largest_rank(layer) for layer in chosen.values())
+    chosen = dict.fromkeys(layer for (_, layer), named in zip(layers, is_named, strict=True) if named)
+    largest = max(_largest_rank(layer) for layer in chosen)
     if rank > largest:
         raise ConfigError(
             f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give {largest} or less."
         )
     model.requires_grad_(False)
-    return _replaced(model, {key: _with(layer, rank, scale) for key, layer in chosen.items()})
+    for layer in chosen:
+        kind = _ADAPTED[type(layer)]
+        a, b = kind.factors(layer, rank)
+        layer.__class__ = kind
+        low = cast(_LowRank, layer)
+        low.rank, low.scale, low.lora_A, low.lora_B = rank, scale, nn.Parameter(a), nn.Parameter(b)
+    for parent in model.modules():
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
+    return model
 
 
 def _largest_rank(layer: nn.Module) -> int:
@@ -202,40 +215,6 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         hooked = child._forward_hooks or child._forward_pre_hooks or child._backward_hooks
         if type(child) in _ADAPTED and not hooked and getattr(child, "weight", None) is not None:
             yield name, child
-
-
-def _with(layer: nn.Module, rank: int, scale: float) -> _LowRank:
-    """The layer with its two factors: its own tensors and settings under a class that knows them."""
-    kind = _ADAPTED[type(layer)]
-    a, b = kind.factors(layer, rank)
-    made = copy.copy(layer)
-    made.__class__ = kind
-    made.__dict__ |= {"rank": rank, "scale": scale}
-    made._parameters = layer._parameters | {"lora_A": nn.Parameter(a), "lora_B": nn.Parameter(b)}
-    return cast(_LowRank, made)
-
-
-def _without(layer: _LowRank) -> nn.Module:
-    """The plain layer with the product in its weight."""
-    made: nn.Module = copy.copy(layer)
-    made.__class__ = layer.plain
-    made.__dict__ = {name: value for name, value in vars(made).items() if name not in ("rank", "scale")}
-    parameters = {name: p for name, p in layer._parameters.items() if name not in ("lora_A", "lora_B")}
-    made._parameters = parameters | {"weight": nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())}
-    return made
-
-
-def _replaced(model: nn.Module, by: dict[int, nn.Module]) -> nn.Module:
-    """The model with other layers in the place of some, by their ``id``, in place."""
-    if id(model) in by:
-        return by[id(model)]
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and id(child) in by:
-                parent._modules[name] = by[id(child)]
-        if isinstance(parent, nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
-    return model
 
 
 def _uniform(tensor: Tensor) -> Tensor:
