@@ -30,8 +30,8 @@ class StackedOptimizer:
 
     Args:
         rows: (K, D) parameters.
-        rule: of an update, :meth:`~fedmtl.local.solver.LocalSolver.rule` of these rows; None where it is gradient
-            descent with weight decay.
+        rule: of an update of these rows, such as :func:`torch_rule`; None where it is gradient descent with weight
+            decay.
         lr: step size eta.
         decay: weight decay of gradient descent.
         lam: strength lambda of the pull towards ``anchor``, at least 0: one number for all coordinates, or a tensor
@@ -98,22 +98,6 @@ class StackedOptimizer:
             w.add_(rows_of(self.anchor, slice(len(w))), alpha=pull / scale)
 
 
-def momentum_rule(
-    rows: Tensor, *, lr: float, momentum: float, nesterov: bool = False, weight_decay: float = 0.0
-) -> Rule:
-    """Return the rule of ``torch.optim.SGD`` with momentum over ``rows`` (K, D); to make that imports a compiler, which
-    takes as long as the import of PyTorch."""
-    velocities = torch.zeros_like(rows)
-
-    def step(gradients: Tensor) -> None:
-        w, velocity = rows[: len(gradients)], velocities[: len(gradients)]
-        gradients = gradients.add(w, alpha=weight_decay) if weight_decay else gradients
-        velocity.mul_(momentum).add_(gradients)
-        w.sub_(gradients.add(velocity, alpha=momentum) if nesterov else velocity, alpha=lr)
-
-    return step
-
-
 def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule:
     """Return the rule of any elementwise optimizer of ``torch.optim`` over ``rows`` (K, D).
 
@@ -144,16 +128,3 @@ def rows_of(value: Any, select: Any) -> Any:
     if isinstance(value, Precision):
         return value.of(select)
     return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
-
-
-def check_stable(lr: float, lam: float) -> None:
-    """Refuse a gradient step on the anchor term that diverges: needs ``lr * lam < 2``.
-
-    Raises:
-        ConfigError: otherwise.
-    """
-    if lr * lam >= 2.0:
-        raise ConfigError(
-            f"lr * lam = {lr:g} * {lam:g} = {lr * lam:g}: from 2 on, the anchor term makes every step overshoot and "
-            "the local models explode. Lower lr or lam, or set proximal=True."
-        )

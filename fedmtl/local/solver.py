@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from .._check import boolean, non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
 from .batches import batches_per_epoch
-from .optimizers import StackedOptimizer, Strength, check_stable, momentum_rule, torch_rule
+from .optimizers import StackedOptimizer, Strength, torch_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,19 @@ class LocalSGD(LocalSolver):
             raise ConfigError(f"LocalSGD.momentum is {self.momentum}; it must be in [0, 1).")
 
     def check(self, lam: float) -> None:
-        if not self.proximal:
-            check_stable(self.lr, lam)
+        if not self.proximal and self.lr * lam >= 2.0:
+            raise ConfigError(
+                f"lr * lam = {self.lr:g} * {lam:g} = {self.lr * lam:g}: from 2 on, the anchor term makes every step "
+                "overshoot and the local models explode. Lower lr or lam, or set proximal=True."
+            )
 
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
         lr, decay, rule = self.lr_at(round), self.weight_decay, None
         if self.momentum:
-            rule = momentum_rule(rows, lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=decay)
+            m, nesterov = self.momentum, self.nesterov
+            rule = torch_rule(rows, partial(torch.optim.SGD, lr=lr, momentum=m, nesterov=nesterov, weight_decay=decay))
         return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
@@ -158,7 +163,7 @@ class LocalOptimizer(LocalSolver):
 
     def _factory(self, lr: float) -> Callable[..., Any]:
         cls = getattr(torch.optim, self.optimizer_name)
-        return lambda params: cls(params, lr=lr, **dict(self.options))
+        return partial(cls, lr=lr, **self.options)
 
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
