@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,13 +114,20 @@ def _checked(seconds: list[Any], where: str) -> Array:
     """Return float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
     if not seconds:
         raise DataError(f"{where} has an empty list; every client needs at least one latency.")
-    for row, value in enumerate(seconds, start=1):
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise DataError(f"{where}, value {row} is {value!r}; a latency must be a finite number of at least 0.")
-    if sum(seconds) <= 0:
+    latencies = [_number(value, f"{where}, value {row}") for row, value in enumerate(seconds, start=1)]
+    if sum(latencies) <= 0:
         raise DataError(f"{where} has only latencies of 0; at least one must be above 0.")
-    return np.array(seconds, np.float64)
+    return np.array(latencies, np.float64)
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise DataError(f"{where} is {value!r}; a latency must be a finite number of at least 0.")
+    return seconds
 
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
@@ -130,16 +136,7 @@ def _read_trace(path: Path) -> dict[str, list[float]]:
     for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
         if not client:
             raise DataError(f"{where}: no client; a row is client,seconds.")
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds) or seconds < 0:
-            text = repr(value) if value else "missing"
-            raise DataError(
-                f"{where}: the latency of client {client!r} is {text}; it must be a finite number of at least 0."
-            )
-        traces.setdefault(client, []).append(seconds)
+        traces.setdefault(client, []).append(_number(value, f"{where}: the latency of client {client!r}"))
     if not traces:
         raise DataError(f"{path}: no rows under the header; every client needs at least one.")
     return traces

@@ -38,7 +38,7 @@ def test_a_trace_is_scaled_for_stragglers():
         ("", "row 1: the header is ''"),
         ("client,ms\na,1\n", "row 1: the header is 'client,ms'"),
         ("client,seconds\n", "no rows under the header"),
-        ("client,seconds\na,1\nb,\n", "row 3: the latency of client 'b' is missing"),
+        ("client,seconds\na,1\nb,\n", "row 3: the latency of client 'b' is ''"),
         ("client,seconds\na,-1\n", "row 2: the latency of client 'a' is '-1'"),
         ("client,seconds\na,nan\n", "row 2: the latency of client 'a' is 'nan'"),
         ("client,seconds\na,inf\n", "row 2: the latency of client 'a' is 'inf'"),
