@@ -60,6 +60,8 @@ class Layout:
         Raises:
             ConfigError: a pattern without a parameter.
         """
+        if not patterns:
+            return torch.zeros(self.dimension, dtype=torch.bool)
         chosen = torch.tensor(named_by([str(pattern) for pattern in patterns], self.all_names, owner))
         return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
 
