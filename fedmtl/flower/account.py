@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 
-import numpy as np
-
 from .._files import read_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
 from ..privacy import RecordPrivacy, Rounds, open_channel
-from ..privacy.account import Account
 from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
 from ..privacy.report import SIMULATED
@@ -83,14 +80,15 @@ class NodeAccount:
         self._ask_once(step, asked)
         if self.records is not None:
             with closing(self._of_records(self.records, self.folder)) as channel:
-                self._reach(channel.account, step)
+                if channel.account.ledger is not None:  # else it only clips
+                    self._reach(channel.account.ledger, step, int(channel.caps[0]))
                 channel.start(step)
                 channel.begin(step, channel.draw(step))
                 yield channel
         elif self.channel.rows:
-            with closing(self._of_rows()) as account:
-                self._reach(account, step)
-                account.charge(step, np.zeros((1, 1, 1), dtype=np.int64))
+            with self._of_rows() as ledger:
+                self._reach(ledger, step, self._row_uses)
+                ledger.charge(step, step + 1, [[0]])
                 yield self.channel
         else:
             yield self.channel
@@ -127,8 +125,8 @@ class NodeAccount:
             values = self.problem.data.ids[0], rounded_up(report.epsilon), report.publication, self.folder.root
             logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
         elif self.channel.rows:
-            with closing(self._of_rows()) as account:
-                answers = int(account.spent.max())
+            with self._of_rows() as ledger:
+                answers = int(ledger.uses()[0])
             simulated = f"{SIMULATED}; " if self.channel.source.name == "seeded" else ""
             for noise in self.channel.rows.values():
                 cost = simulated + noise.text(answers)
@@ -151,20 +149,24 @@ class NodeAccount:
             notes=problem.notes,
         )
 
-    def _of_rows(self) -> Account:
-        """Return the account of answers whose rows have noise: so many as the noise is calibrated to."""
+    @property
+    def _row_uses(self) -> int:
+        """Return how many answers the noise on rows is calibrated to."""
+        return min(plan.uses for plan in self.channel.plans if plan.name in self.channel.rows)
+
+    def _of_rows(self) -> Ledger:
+        """Return the ledger of answers whose rows have noise."""
         rows, privacy = self.channel.rows, self.trainer.privacy
         plans = [plan for plan in self.channel.plans if plan.name in rows]
-        uses = min(plan.uses for plan in plans)
         about = {
             "account": "rows",
             "client": self.problem.data.ids[0],
-            "answers": uses,
+            "answers": self._row_uses,
             "clip_norm": None if privacy is None else privacy.initial_norm,
         }
         about |= {row_key(name): noise.multiplier for name, noise in rows.items()}
         about |= {f"rows of {plan.name}": None if plan.rows is None else asdict(plan.rows) for plan in plans}
-        ledger = Ledger(
+        return Ledger(
             self.folder.ledger,
             about,
             fingerprint=self._fingerprint(),
@@ -172,7 +174,6 @@ class NodeAccount:
             clients=1,
             resume=True,
         )
-        return Account(1, steps=uses, caps=np.array([uses]), ledger=ledger, by_client=True)
 
     def _paid(self, answers: int) -> str:
         """Return what so many answers cost, in words."""
@@ -186,19 +187,18 @@ class NodeAccount:
         trainer = self.trainer
         return fingerprint(self.problem, trainer.algorithm, trainer.privacy, trainer.schedule)
 
-    def _reach(self, account: Account, step: int) -> None:
-        """Begin a session at round ``step``, after noting that rounds before were not this node's."""
-        if account.ledger is None:  # clips only
-            return
-        first = min(step, account.ledger.reached)
-        account.start(first)
-        assert account.caps is not None
-        answers, most = int(account.participations[0, 0]), int(account.caps[0])
+    def _reach(self, ledger: Ledger, step: int, most: int) -> None:
+        """Note that rounds before ``step`` that are not charged were not this node's.
+
+        Raises:
+            BudgetExhausted: ``most`` answers are charged.
+        """
+        answers = int(ledger.uses(before=step if ledger.replays_free else None)[0])
         if answers >= most:
             raise BudgetExhausted(
                 f"{self.problem.data.ids[0]} has given the {most:,} answers that its privacy pays for, in all runs "
                 f"and those that a crash has lost: {self._paid(answers)}. {self.folder.ledger} has them, and no "
                 f"run gets more. A new folder begins a new account, whose epsilon adds to that of this one."
             )
-        if first < step:
-            account.charge(first, np.full((1, step - first, 1), -1))
+        if ledger.reached < step:
+            ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
