@@ -265,4 +265,6 @@ def _check_length(settings: object, events: int | None, name: str, caps: int | S
         raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
     positive_int(settings, **given(events=events))
     if caps is not None:
+        if _entries(caps) is None:
+            positive_int(settings, **{name: caps})
         bounded(settings, _each(name, caps), _CAP)
