@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
-from .._check import given, positive_int, whole
+from .._check import Count, Whole, check_fields
 from .._threads import Threads
 from .batches import max_clients
 from .module import Layout, StackedModule, place_module
@@ -54,12 +54,11 @@ class Execution:
         Execution(chunk=16, threads=2)
     """
 
-    chunk: int | None = None
-    threads: int | None = None
+    chunk: Count | None = None
+    threads: Whole | None = None
 
     def __post_init__(self) -> None:
-        positive_int(self, **given(chunk=self.chunk))
-        whole(self, **given(threads=self.threads))
+        check_fields(self)
 
     def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
         """Return the same settings with every choice made for this module and device, on so many cores; None for those

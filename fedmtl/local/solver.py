@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from .._check import boolean, non_negative, one_of, positive, positive_int
+from .._check import Count, NonNegative, Positive, Range, Rate, check_fields, one_of
 from ..errors import ConfigError
 from .batches import batches_per_epoch
 from .optimizers import StackedOptimizer, Strength, torch_rule
@@ -30,24 +30,16 @@ class LocalSolver(ABC):
         decay, decay_every: the step size is multiplied by ``decay`` after every ``decay_every`` rounds.
     """
 
-    lr: float
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int | None = 10
+    lr: Positive
+    epochs: Count = 1
+    steps: Count | None = None
+    batch_size: Count | None = 10
     proximal: bool = False
-    decay: float = 1.0
-    decay_every: int = 1
+    decay: Rate = 1.0
+    decay_every: Count = 1
 
     def __post_init__(self) -> None:
-        positive(self, lr=self.lr, decay=self.decay)
-        boolean(self, proximal=self.proximal)
-        positive_int(self, epochs=self.epochs, decay_every=self.decay_every)
-        if self.steps is not None:
-            positive_int(self, steps=self.steps)
-        if self.batch_size is not None:
-            positive_int(self, batch_size=self.batch_size)
-        if self.decay > 1.0:
-            raise ConfigError(f"{type(self).__name__}.decay is {self.decay}; it must be in (0, 1].")
+        check_fields(self)
 
     def lr_at(self, round: int) -> float:
         """Return the step size of a round, counted from 0."""
@@ -99,16 +91,9 @@ class LocalSGD(LocalSolver):
         [6, 2, 0]
     """
 
-    momentum: float = 0.0
+    momentum: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        boolean(self, nesterov=self.nesterov)
-        non_negative(self, momentum=self.momentum, weight_decay=self.weight_decay)
-        if self.momentum >= 1.0:
-            raise ConfigError(f"LocalSGD.momentum is {self.momentum}; it must be in [0, 1).")
+    weight_decay: NonNegative = 0.0
 
     def check(self, lam: float) -> None:
         if not self.proximal and self.lr * lam >= 2.0:

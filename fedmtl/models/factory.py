@@ -7,17 +7,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from torch import nn
 
+from .._check import check_arguments
+from ..data.examples import DataSpec
 from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from ..data import DataSpec
-
-ModelFactory = Callable[["DataSpec"], nn.Module]
+ModelFactory = Callable[[DataSpec], nn.Module]
 """From the shape of the data to a module, so that a model can be named before the data are read."""
 
 Model = TypeVar("Model", nn.Module, ModelFactory)
@@ -64,9 +63,7 @@ def factory(
 ) -> Callable[[Callable[Concatenate[DataSpec, Settings], nn.Module]], Callable[Settings, ModelFactory]]:
     """Make of a function (spec, settings) -> module the function of its settings that returns a factory.
 
-    Args:
-        checks: of settings that are not the default, such as :func:`~fedmtl._check.positive_int`; they are made before
-            the data are read.
+    The settings are checked before the data are read: by their annotations, and by the ``checks`` of their names.
     """
 
     def decorate(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
@@ -74,15 +71,13 @@ def factory(
 
         @wraps(build)
         def make(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFactory:
-            signature.bind(*args, **kwargs)
             arguments = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
-            for name, check in checks.items():
-                if name in arguments and arguments[name] is not signature.parameters[name].default:
-                    check(build.__name__, **{name: arguments[name]})
+            for name in checks.keys() & arguments.keys():
+                checks[name](build.__name__, **{name: arguments[name]})
             return NamedFactory(lambda spec: build(spec, *args, **kwargs), build.__name__, arguments)
 
         make.__signature__ = signature  # type: ignore[attr-defined]
-        return make
+        return check_arguments(make)
 
     return decorate
 

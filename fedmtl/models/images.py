@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .._check import one_of, positive_int
+from .._check import Count, positive_int
+from ..data.examples import DataSpec
 from ..errors import ConfigError, ModelError
 from .factory import factory
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
 
 
 def _known_network(owner: str, *, name: str) -> None:
@@ -35,8 +32,10 @@ def femnist_cnn(spec: DataSpec) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
 
 
-@factory(norm=partial(one_of, accepted=("group", "none")), channels=positive_int, groups=positive_int)
-def celeba_cnn(spec: DataSpec, *, norm: str = "group", channels: int = 32, groups: int = 8) -> nn.Module:
+@factory()
+def celeba_cnn(
+    spec: DataSpec, *, norm: Literal["group", "none"] = "group", channels: Count = 32, groups: Count = 8
+) -> nn.Module:
     """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
 
     30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5 features. The papers
@@ -74,13 +73,13 @@ def fedrep_cnn(spec: DataSpec) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, spec.outputs))
 
 
-@factory(name=_known_network, norm=partial(one_of, accepted=("group", "keep")), groups=positive_int)
+@factory(name=_known_network)
 def torchvision_model(
     spec: DataSpec,
     name: str = "resnet18",
     *,
-    norm: str = "group",
-    groups: int = 32,
+    norm: Literal["group", "keep"] = "group",
+    groups: Count = 32,
     weights: str | None = None,
     **options: Any,
 ) -> nn.Module:

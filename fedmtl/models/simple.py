@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .._check import positive_int
+from .._check import Count
+from ..data.examples import DataSpec
 from ..errors import ModelError
 from .factory import factory
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
 
 
 @factory()
@@ -41,8 +38,8 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
     return _linear(spec, math.prod(spec.targets), bias)
 
 
-@factory(hidden=positive_int, layers=positive_int)
-def mlp(spec: DataSpec, *, hidden: int = 64, layers: int = 1, dropout: float = 0.0) -> nn.Module:
+@factory()
+def mlp(spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0) -> nn.Module:
     """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
     blocks: list[nn.Module] = [nn.Flatten()]
     width = math.prod(spec.shape)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
-from .._check import positive_int
+from .._check import Count
+from ..data.examples import DataSpec
 from ..errors import ModelError
 from .factory import factory
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
 
 
 class MeanEmbedding(nn.Module):
@@ -40,9 +36,9 @@ class MeanEmbedding(nn.Module):
         return torch.sum(values * present, 1) / present.sum(1).clamp(min=1.0)
 
 
-@factory(vocabulary=positive_int, width=positive_int, hidden=positive_int)
+@factory()
 def mean_embedding(
-    spec: DataSpec, *, vocabulary: int, width: int = 64, hidden: int | None = None, padding: int | None = 0
+    spec: DataSpec, *, vocabulary: Count, width: Count = 64, hidden: Count | None = None, padding: int | None = 0
 ) -> nn.Module:
     """Return a classifier of sequences of tokens by the mean of their embeddings.
 
