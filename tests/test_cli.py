@@ -185,7 +185,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algorithm=mp_mtl_layers", "algorithm.layers=[9]"], "MPMTLayers.layers has 9"),
+        (["algorithm=mp_mtl_layers", "algorithm.layers=[9]"], "MPMTLayers.layers has '9'"),
         (["algorithm=private_prior", "rounds=3"], "rounds must be 1, not 3"),
         (["algorithm=prior_layers", "privacy=record"], "has no release for single records"),
         (["algorithm=private_prior", "data=digits"], "digits has 10 classes, and private_prior learns linear models"),
