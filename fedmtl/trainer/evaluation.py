@@ -115,11 +115,6 @@ class Panel:
         part = replace(problem, data=problem.data.subset(clients.tolist()), owner=owner)
         return cls(clients, part, population)
 
-    @property
-    def ids(self) -> tuple[str, ...] | None:
-        """Ids of the clients that were drawn; None where all are evaluated."""
-        return self.problem.data.ids if self.drawn else None
-
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
     """Refuse metrics that do not take the outputs of the model, before anything is charged.

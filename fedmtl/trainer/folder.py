@@ -273,7 +273,8 @@ class RunFolder:
         chain = read_chain(self.ledger)
         run = chain.digests[0] if chain.digests else None
         for part in (self.private, self.public):
-            names = sorted(path.name for path in part.iterdir() if path.is_file() and _listed(path))
+            unlisted = {part / MANIFEST, *part.glob("*.tmp"), *part.glob("*.head")}  # not itself, nor what changes
+            names = sorted(path.name for path in part.iterdir() if path.is_file() and path not in unlisted)
             files = {name: sha256(part / name) for name in names}
             private = part == self.private
             more = {"salt": secrets.token_hex(32)} if private else {"private": sha256(self.private / MANIFEST)}
@@ -389,11 +390,6 @@ def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[
     frozen = list(problem.layout.frozen(module))
     tied = {name: first for first, *others in problem.layout.all_names for name in others if name in state}
     return state, {key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value}
-
-
-def _listed(path: Path) -> bool:
-    """Return whether a manifest lists a file: not itself, what is half written, or the head file of a ledger."""
-    return path.name != MANIFEST and path.suffix not in (".tmp", ".head")
 
 
 def sha256(path: Path) -> str:

@@ -308,9 +308,11 @@ def main_metric(spec: DataSpec) -> Metric:
     return REGISTRY["mse" if kind in _NUMBERS else "recall_at_5" if kind == "many labels" else "accuracy"]
 
 
-def usual_metrics(spec: DataSpec) -> tuple[str, ...]:
-    """Return the names of what is measured in any case: the loss, the main metric and the nMSE of one real target."""
-    return ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
+def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:
+    """Return the metrics that are not measured in any case, as the loss, the main one and the nMSE of one real target
+    are."""
+    usual = ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
+    return tuple(metric for metric in asked if metric.name not in usual)
 
 
 def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:

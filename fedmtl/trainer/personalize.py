@@ -24,7 +24,7 @@ from ..local.losses import Loss
 from ..privacy import Privacy, RecordPrivacy
 from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
-from .metrics import REGISTRY, Metric, MetricFunction, main_metric, resolve_metrics, usual_metrics
+from .metrics import REGISTRY, Metric, MetricFunction, further_metrics, main_metric, resolve_metrics
 from .problem import build_problem, coded_for
 from .scored import ByClient, Finetuned, Scored, Stage, beside, score_lines, spread_of
 
@@ -306,7 +306,7 @@ def personalize(
     if finetune.start == "personal" or finetune.validation:
         raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
     asked = resolve_metrics(metrics, data.spec, data.name)
-    further = tuple(metric for metric in asked if metric.name not in usual_metrics(data.spec))
+    further = further_metrics(asked, data.spec)
     execution = Execution() if execution is None else execution
     problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):

@@ -224,6 +224,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.algorithm = self.settings.algorithm
+        self.step_name = "activation" if self.algorithm.one_at_a_time else "round"
+        self.ledger = None if self.folder is None else self.folder.ledger  # where charges are written
         self.callbacks: list[Callback] = []
         self.warned = 0  # diverged local trainings at the last warning
         self.written = -math.inf  # when metrics.csv was
@@ -234,11 +236,6 @@ class Run:
         settings, coins = self.settings, self.engine.coins
         described = settings.algorithm, settings.privacy, settings.schedule, settings.repeated, coins
         return fingerprint(self.problem, *described)
-
-    @property
-    def ledger(self) -> Path | None:
-        """Return where charges are written."""
-        return None if self.folder is None else self.folder.ledger
 
     def __call__(self, resume: bool) -> Result:
         """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
@@ -299,6 +296,7 @@ class Run:
         """
         if stopped := self.ends(step):  # before the resume
             return state, step, stopped
+        every = self.settings.checkpoint_every
         try:
             for block in self.source.blocks(step):
                 self.source.begin(block)  # charged on the disk before any data are read
@@ -310,10 +308,10 @@ class Run:
                 if step % self.source.every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
                 stopped = self.ends(step)
-                halt, due = self.ranks.share(lambda at=step: (interrupted(), self._due(at)))  # type: ignore[misc]
+                halt, waited = self.ranks.share(lambda: (interrupted(), time.monotonic() - self.saved))
                 if stopped or halt:
                     break
-                if due:
+                if step % every == 0 if every else waited > _CHECKPOINT_SECONDS:
                     self.checkpoint(state, step)
         except BudgetExhausted as spent:
             logger.info("%s", spent)
@@ -337,11 +335,6 @@ class Run:
         tally = self.tally() if step <= _FIRST_ROUNDS and self.settings.noiseless else None
         lost = tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
         return "diverged" if lost else ""
-
-    def _due(self, step: int) -> bool:
-        """Return whether a checkpoint is due."""
-        every = self.settings.checkpoint_every
-        return step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
 
     def evaluate(self, state: State, step: int) -> Measured:
         """Append what was measured to the history: a row, or one for each budget where there are replicates."""
@@ -396,10 +389,6 @@ class Run:
                 text = "%s, %s %d: the loss of %d of %d clients' own models is not finite"
                 logger.warning(text, self.algorithm.name, self.step_name, step, diverged, len(losses))
         return counts
-
-    @property
-    def step_name(self) -> str:
-        return "activation" if self.algorithm.one_at_a_time else "round"
 
     def checkpoint(self, state: State, step: int) -> None:
         """Write a checkpoint: each rank writes the rows of its clients, then the first one the rest."""
@@ -462,7 +451,7 @@ class Run:
             trained=tally is None or not 0 < tally.trained == tally.diverged,
             untrained=self._untrained(state),
             step=self.step_name,
-            evaluated=panel.ids,
+            evaluated=panel.problem.data.ids if panel.drawn else None,
             tested=panel.population,
             constant=constant_loss(panel.problem),
         )

@@ -26,7 +26,7 @@ from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine
 from .inputs import as_callbacks, as_data, as_folder, as_model, check_declared, check_kinds
-from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
+from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
 from .personalize import check_finetune
 from .problem import build_problem, coded_for, resolve_device
 from .replicates import Replicates
@@ -170,7 +170,7 @@ class Trainer:
     @cached_property
     def further_metrics(self) -> tuple[Metric, ...]:
         """Those of them that are not measured in any case."""
-        return tuple(metric for metric in self.asked_metrics if metric.name not in usual_metrics(self.data.spec))
+        return further_metrics(self.asked_metrics, self.data.spec)
 
     @cached_property
     def repeated(self) -> Replicates:
