@@ -211,15 +211,12 @@ class RunFolder:
         values = {name: _numbers(value) if isinstance(value, dict | list) else value for name, value in outcome.items()}
         values |= {name: tuple(outcome[name]) for name in ("ids", "untrained")}
         values["evaluated"] = None if outcome["evaluated"] is None else tuple(outcome["evaluated"])
-        finetuned = values["finetuned"]
-        shared, personal, models = None, None, self.private / "models.safetensors"
-        if (path := self.public / "model.safetensors").is_file():
-            state = _tensors(path)[0]
-            shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
-        if models.is_file():
-            personal = _tensors(models)[0]["models"]
-        elif shared is not None:
+        finetuned, state = values["finetuned"], _tensors(self.public / "model.safetensors")[0]
+        shared = torch.cat([state[name].reshape(-1) for name in network["names"]]) if state else None
+        personal = _tensors(self.private / "models.safetensors")[0].get("models")
+        if personal is None and shared is not None:
             personal = shared.expand(len(values["evaluated"] or values["ids"]), -1)
+        released, grids = _tensors(self.public / "releases.safetensors")
         if finetuned is not None:
             settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
             finetuned = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
@@ -228,7 +225,6 @@ class RunFolder:
         except ConfigError:  # objects of the caller's own
             terms = None
         privacy = PrivacyReport.from_dict(read_json(self.public / "privacy.json"))
-        parts = self.private / "parts.safetensors"
         return values | {
             "privacy": privacy,
             "epsilon": privacy.epsilon,
@@ -236,7 +232,7 @@ class RunFolder:
             "shared": shared,
             "module": _module_of(network, model),
             "folder": self.root,
-            "released": self._released(),
+            "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
             "bound": None if bound is None else RowBound(**bound),
             "finetuned": finetuned,
             "asked": tuple(
@@ -244,15 +240,8 @@ class RunFolder:
                 for metric in outcome["asked"]
             ),
             "terms": terms,
-            "parts": _tensors(parts)[0] if parts.is_file() else {},
+            "parts": _tensors(self.private / "parts.safetensors")[0],
         }
-
-    def _released(self) -> dict[str, GridValue]:
-        """Return the last values of every release of a run in secure mode."""
-        if not (path := self.public / "releases.safetensors").is_file():
-            return {}
-        values, grids = _tensors(path)
-        return {name: GridValue(value=value, **json.loads(grids[name])) for name, value in values.items()}
 
     def write_new_clients(self, clients: NewClients, data: FederatedDataset) -> None:
         """Write the models and scores of new clients, all of it into ``private/``."""
@@ -371,13 +360,13 @@ def _tuples(value: Any) -> Any:
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file by name, and its metadata.
+    """Return the tensors of a file by name, and its metadata; none of either where there is no such file.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        return read_tensors(path)
+        return read_tensors(path) if path.is_file() else ({}, {})
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read as a model: {error}") from error
 
