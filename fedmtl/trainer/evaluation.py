@@ -2,7 +2,7 @@
 
 The score is that of :func:`~fedmtl.trainer.metrics.main_metric`: accuracy for classes, the mean squared error for real
 targets, recall at 5 for more than 5 labels an example. A client without test examples, or without a label in any where
-the score is recall, has no score. Losses and scores are sums over examples that are never held together; other metrics
+the score is recall, has no score. Losses and scores are sums over examples that are never all in memory; other metrics
 (:mod:`fedmtl.trainer.metrics`) see all outputs of one client.
 """
 
@@ -191,11 +191,11 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
 
 
 def evaluate_shared(problem: Problem, row: Tensor, metrics: Sequence[Metric] = ()) -> Metrics:
-    """One model (D,) on every client's test examples: those of several clients together, which a rank takes in turn."""
+    """One model (D,) on every client's test examples: several clients make a batch, which a rank takes in turn."""
     begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
-    together = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
+    sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
     ranks, everyone = problem.ranks, torch.arange(problem.clients)
-    groups = everyone.split(together)[ranks.rank :: ranks.size]
+    groups = everyone.split(sizes)[ranks.rank :: ranks.size]
     tables = [evaluate_common(problem, row[None], clients, metrics)[0] for clients in groups]
     table = torch.cat([torch.zeros(0, 3 + len(metrics), dtype=torch.float64), *tables])
     return Metrics.of(ranks.join(table, torch.cat([everyone[:0], *groups]), problem.clients), metrics)
@@ -263,7 +263,7 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
 
 def constant_loss(problem: Problem) -> float | None:
     """Return the least mean over clients of the test loss of a model that has the same outputs for every example; None
-    for a loss of the caller's own, whose least is not known in closed form."""
+    for a loss of the caller's own, of which the least has no closed form."""
     test, loss = problem.data.test, problem.loss
     if loss not in LOSSES.values():
         return None

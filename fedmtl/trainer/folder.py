@@ -178,7 +178,7 @@ class RunFolder:
 
         Args:
             model: of the run, where its files do not say how it is built.
-            trust: modules whose classes its files may name.
+            trust: modules of which its files may name classes.
 
         Raises:
             ConfigError: no finished run, or one of an earlier version.
@@ -189,7 +189,7 @@ class RunFolder:
             raise ConfigError(f"{self.root} is no folder; name the folder of a finished run.")
         is_baseline = self.root.parent.name == "baselines"
         for path, hint in (
-            (self.private / "result.json", f"a run that has not finished goes on with fedmtl resume {self.root}"),
+            (self.private / "result.json", f"a run that has not finished continues with fedmtl resume {self.root}"),
             (self.private / OUTCOME, f"of a run of an earlier version fedmtl resume {self.root} writes it"),
         ):
             if not path.is_file() and not (is_baseline and path.name == "result.json"):

@@ -1,4 +1,4 @@
-"""What a trainer is given: names and plain values become the objects they stand for; the rest is refused by name."""
+"""The arguments of a trainer: names and plain values become the objects they stand for; the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMED = ("softmax_regression", "logistic_regression", "linear_regression", "mlp
 
 
 def as_data(data: Any) -> FederatedDataset:
-    """Return the data that were given: a dataset, the name of one, or a mapping from client to (x, y) or Dataset."""
+    """Return the dataset of a dataset, the name of one, or a mapping from client to (x, y) or Dataset."""
     if isinstance(data, FederatedDataset):
         return data
     if isinstance(data, str):
@@ -43,7 +43,7 @@ def as_data(data: Any) -> FederatedDataset:
 
 
 def as_model(model: Any) -> nn.Module | ModelFactory:
-    """Return the model that was given: a module, a factory, or the name of one, such as ``"mlp"``."""
+    """Return the model that ``model`` stands for: a module, a factory, or the name of one, such as ``"mlp"``."""
     factories = {name: getattr(models, name) for name in _NAMED}
     if isinstance(model, str) and model in factories:
         return factories[model]()  # type: ignore[no-any-return]
@@ -71,7 +71,7 @@ def as_folder(folder: Any) -> str | Path | None:
 
 
 def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return the callbacks that were given."""
+    """Return the callbacks of a list."""
     if not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks is {callbacks!r}; give a list of callbacks.")
     listeners = tuple(callbacks)

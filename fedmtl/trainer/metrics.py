@@ -9,7 +9,7 @@ The normalized mean squared error (nMSE) is the mean squared error over the vari
 evaluated targets themselves (the test side's for a test error) with divisor n: so a constant prediction at the mean of
 these targets scores exactly 1, and a number is comparable between methods whatever they were trained on. Each task is
 normalized by its own variance; the pooled error takes all examples as those of one task. Recall at 5 is the share of
-the labels that are there which are among the 5 largest outputs, of all examples of a client together: the metric of
+the labels that are there which are among the 5 largest outputs, over all examples of a client: the metric of
 StackOverflow tag prediction (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
 All numbers come from records without noise: on private records they are not private.
@@ -221,7 +221,7 @@ class Metric:
 
         One model has values that differ in their rounding, by the way in which it was computed. Where more is better
         a metric of the registry is a ratio of whole numbers, rounded in float64: sums of thousands of such numbers
-        agree to 2^-40, and two different ones of n examples are more than 1 / n^2 apart. Others follow the outputs,
+        agree to 2^-40, and two different ones of n examples differ by more than 1 / n^2. Others follow the outputs,
         which are computed in ``dtype`` with the relative error eps: a squared residual that is sqrt(eps) times as
         large as the output it is made of has half of the digits, so values agree to sqrt(eps).
 
@@ -281,10 +281,10 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("loss", None, False, _ALL, "the loss of the run"),
         Metric("accuracy", _mean_score, True, _CLASSES, "share of right classes, or of right labels"),
         Metric("auc", _auc, True, _CLASSES, "area under the ROC curve; mean of classes against the rest, or of labels"),
-        Metric("auc_micro", _micro_auc, True, _LABELS, "area under the ROC curve, all labels of all examples together"),
+        Metric("auc_micro", _micro_auc, True, _LABELS, "area under the ROC curve, pooled over labels and examples"),
         Metric("f1", _f1, True, _CLASSES, "mean F1 of the classes or labels that are there or predicted"),
         Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",), "mean recall of the classes there"),
-        Metric("recall_at_5", _recall, True, ("many labels",), "share of the labels found among the 5 largest outputs"),
+        Metric("recall_at_5", _recall, True, ("many labels",), "share of the labels among the 5 largest outputs"),
         Metric("mse", _mean_score, False, _NUMBERS, "mean squared error"),
         Metric("rmse", _rmse, False, _NUMBERS, "root of the mean squared error"),
         Metric("mae", _mae, False, _NUMBERS, "mean absolute error"),

@@ -68,7 +68,7 @@ class Replicates:
 
     @property
     def count(self) -> int:
-        """M = E R, all runs together."""
+        """M = E R, the number of runs."""
         return self.repetitions * len(self.epsilons or (0,))
 
     def check(

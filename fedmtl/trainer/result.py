@@ -44,7 +44,7 @@ class Result(Scored):
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
             it stopped improving, ``"diverged"`` when a run without noise did so in its first rounds.
         baselines: results of the comparison runs, by name.
-        replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
+        replicates: where several runs were computed as one program, the last numbers of each: its ``budget``, its
             ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
             ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
             that of the last budget, and the models and the scores by client are those of the first run.
@@ -59,8 +59,8 @@ class Result(Scored):
             that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
             a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
         tested: how many clients have something to test on.
-        constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it is
-            not known, as of a loss of the caller's own.
+        constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it
+            has no closed form, as of a loss of the caller's own.
 
     Example:
         >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models

@@ -186,7 +186,7 @@ class Stage:
     Args:
         label: what they are.
         by_client: their scores.
-        epsilon: that they cost; None where it is not said.
+        epsilon: that they cost; None where it is not stated.
         diverged: ids of clients whose training did, and who have the model that it started from.
     """
 

@@ -209,7 +209,7 @@ def open_run(
         seed: of the schedule, and of seeded noise.
         every: steps between evaluations; None for a twentieth of the run.
         cuts: blocks of activations end at multiples of these.
-        replicates: number of repetitions computed together.
+        replicates: number of repetitions computed as one program.
         options: for :func:`~fedmtl.privacy.open_channel`.
     """
     check_idle(algorithm, problem)

@@ -55,7 +55,7 @@ class Trainer:
         rounds: number of rounds, or most activations where clients act one at a time.
         trainable: names of the model's parameters or modules that are trained, such as ``("head",)`` or
             ``("*.lora_B",)``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files. All others are
-            frozen and public as they were given: they are not trained, clipped, sent, noised or kept by clients, and
+            frozen and public as the model has them: they are not trained, clipped, sent, noised or kept by clients, and
             are in every model of the result. ``None`` trains those with ``requires_grad``.
         loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
             ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
