@@ -336,8 +336,8 @@ def settings(config: Config) -> Config:
         baselines = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
     named_baselines(baselines, objects["algorithm"])
     objects["baselines"] = tuple(baselines)
-    sample = config.get("evaluate_clients")
-    repeated.check(objects["algorithm"], objects["privacy"], objects["early_stopping"], baselines, sample)
+    single = {name: objects.get(name) for name in ("early_stopping", "evaluate_clients", "finetune")}
+    repeated.check(objects["algorithm"], objects["privacy"], baselines=list(baselines), **single)
     resolve_device(config["device"])
     return objects
 

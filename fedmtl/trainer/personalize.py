@@ -45,11 +45,11 @@ RECORD_LEVEL = (
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
 
 
-def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions: int) -> None:
+def check_finetune(finetune: Finetune | None, algorithm: Algorithm) -> None:
     """Refuse what cannot be finetuned.
 
     Raises:
-        ConfigError: an algorithm with a loss of its own, or several repetitions.
+        ConfigError: an algorithm with a loss of its own.
     """
     if finetune is None:
         return
@@ -57,8 +57,6 @@ def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions:
         raise ConfigError(
             f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
         )
-    if repetitions > 1:
-        raise ConfigError("finetune takes a single run; use finetune=none with replicates or epsilons.")
 
 
 def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[FederatedDataset, FederatedDataset | None]:

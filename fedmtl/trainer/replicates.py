@@ -25,7 +25,6 @@ from ..privacy import Privacy
 from .evaluation import Metrics, evaluate_common, evaluate_each, summarize
 from .metrics import Metric, kind_of, normalized
 from .problem import describe
-from .stopping import EarlyStopping
 
 PERCENTILES = (5, 25, 50, 75, 95)
 OUTSIDE = (
@@ -71,19 +70,16 @@ class Replicates:
         """M = E R, the number of runs."""
         return self.repetitions * len(self.epsilons or (0,))
 
-    def check(
-        self,
-        algorithm: Algorithm,
-        privacy: Privacy | None,
-        early_stopping: EarlyStopping | None = None,
-        baselines: Sequence[object] = (),
-        evaluate_clients: int | None = None,
-    ) -> None:
+    def check(self, algorithm: Algorithm, privacy: Privacy | None, **single: Any) -> None:
         """Refuse settings that cannot have these replicates.
+
+        Args:
+            algorithm, privacy: of the run.
+            single: settings by name that several runs as one program cannot have; None or empty where the run has none.
 
         Raises:
             ConfigError: an algorithm that cannot compute several runs as one program, noise that is not simulated,
-                privacy without one budget to set, early stopping, baselines, or a sample of clients.
+                privacy without one budget to set, or a setting of a single run.
         """
         if self.epsilons is not None:
             listed = ", ".join(rounded_up(value, 6) for value in self.epsilons)
@@ -111,9 +107,8 @@ class Replicates:
                 f"replicates: {self.count} runs on the same records are a simulation, and cost {self.count} times the "
                 "epsilon of one; they need privacy.source='seeded'."
             )
-        sample = ("evaluate_clients", evaluate_clients)
-        for name, value in (("early_stopping", early_stopping), ("baselines", list(baselines) or None), sample):
-            if value is not None:
+        for name, value in single.items():
+            if value not in (None, []):
                 raise ConfigError(f"replicates: {name} is {value!r}; {self.count} runs as one program have none.")
 
     def privacies(self, privacy: Privacy | None) -> Any:

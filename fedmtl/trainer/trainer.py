@@ -152,9 +152,10 @@ class Trainer:
         positive_int(self, **given(**{name: getattr(self, name) for name in counts}))
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
-        self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
+        single = {name: getattr(self, name) for name in ("early_stopping", "evaluate_clients", "finetune")}
+        self.repeated.check(self.algorithm, self.privacy, baselines=list(self.baselines), **single)
         check_declared(self)
-        check_finetune(self.finetune, self.algorithm, self.repeated.count)
+        check_finetune(self.finetune, self.algorithm)
         _ = self.asked_metrics  # refuses metrics that these data cannot have
 
     @cached_property
