@@ -14,6 +14,7 @@ from fedmtl.algorithms.activations import simulated_objectives
 from fedmtl.algorithms.async_learner.step_size import KAPPAS
 from fedmtl.data import Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
+from tests import small
 from tests.algorithms.harness import GivenCaps, block_of, problem_of, run_activations
 
 COUNTS, P = (30, 50, 40), 4
@@ -36,16 +37,16 @@ def dataset(seed: int = 0, *, public: bool = True, domain: bool = True) -> Feder
     return FederatedDataset(own, own, ("a", "b", "c"), public=known if public else None, domain=bounds)
 
 
+SETTINGS = {
+    "model": models.linear_regression(bias=False),
+    "schedule": PoissonClocks(per_client=8),
+    "privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0),
+    "rounds": 1000,
+}
+
+
 def trainer(data: FederatedDataset, algorithm: object, **settings) -> Trainer:
-    defaults = {
-        "model": models.linear_regression(bias=False),
-        "schedule": PoissonClocks(per_client=8),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0),
-        "rounds": 1000,
-        "dtype": "float64",
-        "progress": False,
-    }
-    return Trainer(data=data, algorithm=algorithm, **defaults | settings)
+    return small.trainer(data=data, algorithm=algorithm, **SETTINGS | settings)
 
 
 def resolved(run: Trainer):

@@ -10,10 +10,11 @@ import torch
 from dp_accounting import dp_event, pld
 from scipy import optimize
 
-from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.graphs import Graph, Ring
+from tests import small
 from tests.small import check_resumed
 
 from .harness import blocks_of, open_activations
@@ -169,18 +170,17 @@ def refuse(self, *arguments):
     return lambda points: ScaledRows(asked)
 
 
-def trainer(**settings) -> Trainer:
-    """Six clients of eight records on a ring; three releases at most, nine wake-ups."""
-    rng = np.random.default_rng(0)
-    clients = {f"c{k}": (rng.normal(size=(8, 3)), rng.integers(0, 2, 8)) for k in range(6)}
-    given = {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), releases=3),
-        "data": FederatedDataset.from_tensors(clients, test=clients, classes=2),
-        "model": models.linear_regression(bias=False),
-        "schedule": PoissonClocks(per_client=9),
-        "privacy": RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
-    }
-    return Trainer(**(given | settings), rounds=1000, device="cpu", progress=False, dtype="float64")
+RNG = np.random.default_rng(0)
+CLIENTS = {f"c{k}": (RNG.normal(size=(8, 3)), RNG.integers(0, 2, 8)) for k in range(6)}
+trainer = partial(  # six clients of eight records on a ring; three releases at most, nine wake-ups
+    small.trainer,
+    algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), releases=3),
+    data=FederatedDataset.from_tensors(CLIENTS, test=CLIENTS, classes=2),
+    model=models.linear_regression(bias=False),
+    schedule=PoissonClocks(per_client=9),
+    privacy=RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
+    rounds=1000,
+)
 
 
 @pytest.mark.parametrize("at", [3, 18, 40])

@@ -22,6 +22,7 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import open_channel
+from tests import small
 from tests.helpers import ragged_classification
 from tests.small import check_resumed
 
@@ -310,16 +311,9 @@ def test_pure_noise_rarely_stands_out_of_a_mean() -> None:
 
 
 def trainer(algorithm: Any, **options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "data": one_direction(),
-        "model": models.mlp(hidden=5),
-        "schedule": FullParticipation(),
-        "privacy": ClientPrivacy(clip_norm=0.7, epsilon=1e4, delta=1e-5),
-        "rounds": 1,
-        "device": "cpu",
-        "progress": False,
-    }
-    return Trainer(algorithm=algorithm, **(settings | options))
+    privacy = ClientPrivacy(clip_norm=0.7, epsilon=1e4, delta=1e-5)
+    settings = {"data": one_direction(), "model": models.mlp(hidden=5), "privacy": privacy, "dtype": "float32"}
+    return small.trainer(algorithm=algorithm, **settings | options)
 
 
 def test_a_trainer_fills_in_twice_the_clip_norm_for_the_scale() -> None:

@@ -29,6 +29,7 @@ from fedmtl.graphs import Ring
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
+from tests import small
 
 from ..small import Ended, Ends, check_resumed
 from .ledgers import participations
@@ -55,19 +56,9 @@ CASES = {
 
 def trainer(case: str, **settings) -> Trainer:
     algorithm, schedule, privacy = CASES[case]
-    defaults = {
-        "algorithm": algorithm,
-        "schedule": schedule,
-        "privacy": privacy,
-        "data": DATA,
-        "model": models.linear_regression(bias=False),
-        "loss": "binary_cross_entropy",
-        "rounds": 1000,
-        "dtype": "float64",
-        "eval_every": 13,
-        "progress": False,
-    }
-    return Trainer(**defaults | settings)
+    defaults = {"algorithm": algorithm, "schedule": schedule, "privacy": privacy, "data": DATA, "rounds": 1000}
+    defaults |= {"model": models.linear_regression(bias=False), "loss": "binary_cross_entropy", "eval_every": 13}
+    return small.trainer(**defaults | settings)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,7 +7,6 @@ import math
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,11 +19,9 @@ from fedmtl import (
     FedRep,
     Finetune,
     FixedCohort,
-    FullParticipation,
     Local,
     LocalSGD,
     Result,
-    Trainer,
     models,
 )
 from fedmtl.algorithms.base import Tally
@@ -33,6 +30,7 @@ from fedmtl.errors import TrainingError
 from fedmtl.privacy.clip import not_finite
 from fedmtl.trainer.run import Run
 from fedmtl.trainer.verify import verify
+from tests import small
 from tests.small import check_resumed
 
 HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
@@ -50,18 +48,15 @@ def data(extreme: float = 1.0, clients: int = 6, still: int = 0) -> FederatedDat
     return FederatedDataset.from_tensors(rows, test_fraction=0.25, classes=None)
 
 
-def trainer(**settings: Any) -> Trainer:
-    given: dict[str, Any] = {
-        "algorithm": FedAvg(local=LocalSGD(lr=0.05, epochs=2, batch_size=4)),
-        "data": data(),
-        "model": models.linear_regression(),
-        "schedule": FullParticipation(),
-        "privacy": None,
-        "rounds": 6,
-        "eval_every": 2,
-        "progress": False,
-    }
-    return Trainer(**given | settings)
+trainer = partial(
+    small.trainer,
+    algorithm=FedAvg(local=LocalSGD(lr=0.05, epochs=2, batch_size=4)),
+    data=data(),
+    model=models.linear_regression(),
+    rounds=6,
+    eval_every=2,
+    dtype="float32",
+)
 
 
 def test_rows_that_are_not_finite_are_counted() -> None:

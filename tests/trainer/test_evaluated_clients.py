@@ -15,6 +15,7 @@ from fedmtl.cli.config import compose, resolve, settings
 from fedmtl.cli.inspect import verify
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import Panel
+from tests import small
 from tests.helpers import ragged_classification
 
 from .test_scored_clients import without_test
@@ -27,15 +28,13 @@ TESTED = 28
 def trained(folder=None, **options):
     settings = {
         "algorithm": PMTL(local=SOLVER),
+        "data": DATA,
         "schedule": PoissonSampling(cohort=5),
         "privacy": ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-3),
         "metrics": ("auc",),
         "baselines": ("local", "fedavg"),
     }
-    return Trainer(
-        data=options.pop("data", DATA), model=models.softmax_regression(), rounds=4, eval_every=2, dtype="float64",
-        progress=False, folder=folder, **settings | options,
-    ).fit()  # fmt: skip
+    return small.trainer(rounds=4, eval_every=2, folder=folder, **settings | options).fit()
 
 
 def test_the_scores_are_those_of_a_run_that_evaluates_all():

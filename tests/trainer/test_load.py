@@ -16,7 +16,6 @@ from fedmtl import (
     ClientPrivacy,
     FedAvg,
     Finetune,
-    FullParticipation,
     LocalOptimizer,
     PoissonClocks,
     PrivatePrior,
@@ -29,6 +28,7 @@ from fedmtl import (
 )
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.trainer import verify
+from tests import small
 
 from .settings import DATA, SOLVER, trainer
 
@@ -90,17 +90,12 @@ def test_new_clients_of_a_loaded_result(tmp_path: Path) -> None:
     assert found.summary() == expected.summary()
 
 
+TASKS = load_data("synthetic_tasks", tasks=6, features=5, train_examples=20, seed=1)
+LINEAR = {"data": TASKS, "model": models.linear_regression(bias=False)}
+
+
 def linear(algorithm: Any, folder: Path, **given: Any) -> Trainer:
-    defaults: dict[str, Any] = {
-        "data": load_data("synthetic_tasks", tasks=6, features=5, train_examples=20, seed=1),
-        "model": models.linear_regression(bias=False),
-        "schedule": FullParticipation(),
-        "privacy": None,
-        "rounds": 1,
-        "dtype": "float64",
-        "progress": False,
-    }
-    return Trainer(algorithm=algorithm, folder=folder, **defaults | given)
+    return small.trainer(algorithm=algorithm, folder=folder, **LINEAR | given)
 
 
 def test_p_and_q_are_the_models(tmp_path: Path) -> None:

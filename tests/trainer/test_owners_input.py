@@ -14,6 +14,7 @@ from fedmtl.privacy import ScaledRows
 from fedmtl.schedules import TraceLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
+from tests import small
 
 from .ledgers import participations
 
@@ -46,10 +47,8 @@ def trainer(method: str, *, epsilon=2.0, per_client=ANSWERS, **settings) -> Trai
         "schedule": PoissonClocks(per_client=per_client),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism=mechanism, delta=delta),
         "rounds": 1000,
-        "dtype": "float64",
-        "progress": False,
     }
-    return Trainer(**defaults | settings)
+    return small.trainer(**defaults | settings)
 
 
 @pytest.mark.parametrize("method", METHODS)

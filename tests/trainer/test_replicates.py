@@ -34,6 +34,7 @@ from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import evaluate_models
+from tests import small
 from tests.small import check_resumed
 
 TASKS, ANSWERS, SEED = 4, 5, 3
@@ -80,14 +81,12 @@ def trainer(case: str, **settings) -> Trainer:
         "data": DATA,
         "model": models.linear_regression(bias=False),
         "rounds": 1000,
-        "dtype": "float64",
         "eval_every": 7,
         "seed": SEED,
         "replicates": RUNS,
         "epsilons": EPSILONS,
-        "progress": False,
     }
-    return Trainer(**defaults | EVERY[case] | settings)
+    return small.trainer(**defaults | EVERY[case] | settings)
 
 
 def plain_numbers(weights: torch.Tensor) -> dict[str, float]:

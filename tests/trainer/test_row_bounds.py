@@ -15,17 +15,16 @@ from fedmtl import (
     PPDMTL,
     AsyncLearner,
     ClientPrivacy,
-    FullParticipation,
     PeerToPeer,
     PoissonClocks,
     RecordPrivacy,
-    Trainer,
     models,
 )
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, FederatedDataset, RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
+from tests import small
 
 TRUE = np.array([1.0, -2.0, 0.5])
 
@@ -51,19 +50,13 @@ METHODS = {
 }
 
 
+ACTIVATIONS = {"schedule": PoissonClocks(per_client=40), "rounds": 10_000}
+
+
 def trainer(algorithm, data, privacy=None, **options):
-    asynchronous = not isinstance(algorithm, (MPMTL, LocalFit))
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=models.linear_regression(bias=False),
-        schedule=PoissonClocks(per_client=40) if asynchronous else FullParticipation(),
-        privacy=privacy,
-        rounds=10_000 if asynchronous else 30,
-        dtype="float64",
-        progress=False,
-        **options,
-    )
+    settings = {"rounds": 30} if isinstance(algorithm, (MPMTL, LocalFit)) else ACTIVATIONS
+    model = models.linear_regression(bias=False)
+    return small.trainer(algorithm=algorithm, data=data, model=model, privacy=privacy, **settings | options)
 
 
 def protection(name, **options):

@@ -12,6 +12,7 @@ import torch
 from fedmtl import FedAvg, Finetune, Local, LocalSGD, Trainer, models
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.privacy import FullParticipation
+from tests import small
 from tests.helpers import ragged_classification, regression
 
 
@@ -26,18 +27,7 @@ def without_test(data: FederatedDataset, clients: list[int]) -> FederatedDataset
 
 
 def trained(data: FederatedDataset, algorithm, folder=None, **options):
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=options.pop("model", models.softmax_regression()),
-        schedule=FullParticipation(),
-        privacy=None,
-        rounds=3,
-        dtype="float64",
-        progress=False,
-        folder=folder,
-        **options,
-    ).fit()
+    return small.trainer(algorithm=algorithm, data=data, rounds=3, folder=folder, **options).fit()
 
 
 @pytest.mark.parametrize("algorithm", [Local(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.1))])
