@@ -306,7 +306,7 @@ class Algorithm:
             problem: the data and the model.
             state: before the block.
             block: who takes part; charged already.
-            channel: the only way out of the clients: :class:`~fedmtl.privacy.Rounds`, or
+            channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
         with problem.executor.one_thread() as threads:

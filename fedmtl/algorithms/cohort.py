@@ -112,8 +112,8 @@ class Cohort:
 
         May be ``own["model"]`` itself.
         """
-        rows, seen = self.own["model"], self.own["seen"]
-        return rows if bool(seen.all()) else torch.where(seen[:, None], rows, first)
+        rows, took_part = self.own["model"], self.own["seen"]
+        return rows if bool(took_part.all()) else torch.where(took_part[:, None], rows, first)
 
     def keep(self, models: Tensor, start: Tensor) -> Own:
         """Return what clients keep that have trained from ``start`` to ``models``, (k, D) each.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import Positive, positive
-from ..privacy import BoundSampler, ReleasePlan, Rounds
+from ..privacy import Rounds
 from ..schedules import Block
 from .base import Problem, State
 from .linear.data import LinearAlgorithm
@@ -51,9 +51,6 @@ class LocalFit(LinearAlgorithm):
         if self.theta_max != math.inf:
             positive(self, theta_max=self.theta_max)
 
-    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return ()
-
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Return the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
@@ -73,6 +70,3 @@ class LocalFit(LinearAlgorithm):
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         return state.private.gather("model", clients).to(problem.initial)
-
-    def shared(self, state: State) -> Tensor | None:
-        return None

@@ -64,8 +64,8 @@ class ServerOptimizer:
         if state:
             optimizer.state[parameter] = state
         optimizer.step()
-        kept = {_PREFIX + k: v for k, v in optimizer.state[parameter].items() if isinstance(v, Tensor)}
-        return {**public, name: parameter.detach(), **kept}
+        moments = {_PREFIX + k: v for k, v in optimizer.state[parameter].items() if isinstance(v, Tensor)}
+        return {**public, name: parameter.detach(), **moments}
 
 
 def apply_update(

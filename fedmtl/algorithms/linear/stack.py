@@ -1,4 +1,4 @@
-"""The tasks of MP-MTL: losses, gradients and local fits of all tasks (and repetitions).
+"""Tasks of linear models: losses, gradients and local fits of all tasks (and repetitions).
 
 L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or the mean logistic loss of task i. Squared losses of few parameters are kept
 as their sufficient statistics, and these are stacked. Otherwise every task is computed by itself, on memory of its own:
@@ -25,7 +25,7 @@ from .solve import minimize, solve_regularized
 
 TaskLoss = Literal["squared", "logistic"]
 
-_STATISTICS_LARGEST = 1 << 28  # bytes of all all second moments
+_STATISTICS_LARGEST = 1 << 28  # bytes of all second moments
 _STATISTICS_WIDEST = 64  # parameters; of more, few records are cheaper than their moments
 
 

@@ -25,7 +25,7 @@ Theta_i(K)), taken to its present model by the public curvature h of the domain,
 
     grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
 
-With one release its gradient is at the public start, since nobody else moves its model, and however the agents wake,
+With one release its gradient is at the public start, since no other agent moves its model, and however the agents wake,
 they end at the minimum of (2) with quadratic losses of those gradients: the solution Theta of the linear system
 
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)

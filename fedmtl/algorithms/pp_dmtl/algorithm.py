@@ -265,10 +265,6 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         shared = state.public["shared"][0].clone()
         return {"P": shared, "Q": personal.double() - shared}
 
-    def shared(self, state: State) -> Tensor | None:
-        """Return None: P has a column for every task, and no model is common to all."""
-        return None
-
     def local_baseline(self) -> LocalFit:
         """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
         tau = self.refine_tau or self.tau or 0.01
