@@ -49,7 +49,7 @@ from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
 from .finetune import visit_gradients
 from .linear.solve import solve_regularized
-from .private_prior import EDGE, FLOOR, LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal
+from .private_prior import EDGE, FLOOR, LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal, scale_of
 
 Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23
@@ -228,7 +228,7 @@ class PriorLayers(Algorithm):
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         own, rows = self._before(c)
-        return {RELEASE: self._scale * rows}, own
+        return {RELEASE: scale_of(self) * rows}, own
 
     def _before(self, c: Cohort) -> tuple[Own, Tensor]:
         """Return what clients keep after the first training, and what they hand to the release, unscaled."""
@@ -294,8 +294,8 @@ class PriorLayers(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         parts, new = self.shared_parts(problem), dict(public)
-        values = released.values[RELEASE].cpu() / self._scale
-        noise, clients = float(released.noise_std(RELEASE)) / self._scale, released.denominator
+        values = released.values[RELEASE].cpu() / scale_of(self)
+        noise, clients = float(released.noise_std(RELEASE)) / scale_of(self), released.denominator
         mean, *seconds = values.split(self._sizes(problem))
         if self.share > 0:
             # sampled directions: a coordinate of the mean of m directions in d dimensions has variance 1 / (d m)
@@ -352,12 +352,6 @@ class PriorLayers(Algorithm):
         """Return what was made of the release, see :meth:`init`: all of it is 0 where nothing stands out of the noise,
         but for the ``directions/``."""
         return {name: value.clone() for name, value in state.public.items()}
-
-    @property
-    def _scale(self) -> float:
-        if self.scale == "auto":
-            raise ConfigError("PriorLayers.scale is 'auto', which a Trainer fills in; give a number.")
-        return self.scale
 
 
 def shrunk_matrix(matrix: Tensor, noise: float) -> Tensor:

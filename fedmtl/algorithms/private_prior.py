@@ -167,7 +167,7 @@ class PrivatePrior(TaskAlgorithm):
         d, fits = self.features(c.problem), c.own["model"][:, 0]
         rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(c), strict=True)])
         replicates = len(c.public["excess"])
-        return {RELEASE: self._scale * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
+        return {RELEASE: scale_of(self) * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
 
     def _determined(self, c: Cohort) -> Iterator[Tensor]:
         """Yield B = H (H + ridge I)^-1 of every task before the release, without a bias: (d, d)."""
@@ -194,8 +194,8 @@ class PrivatePrior(TaskAlgorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         d = self.features(problem)
-        values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self._scale
-        noises = (released.noise_std(RELEASE) / self._scale).tolist()
+        values = released.values[RELEASE].reshape(len(public["excess"]), -1) / scale_of(self)
+        noises = (released.noise_std(RELEASE) / scale_of(self)).tolist()
         m = released.denominator
         spectra = [self._spectrum(value, noise, d, m) for value, noise in zip(values, noises, strict=True)]
         excess, directions = zip(*spectra, strict=True)
@@ -249,14 +249,6 @@ class PrivatePrior(TaskAlgorithm):
             loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, row_norm=self.row_norm, target=self.target
         )
 
-    # Inside
-
-    @property
-    def _scale(self) -> float:
-        if self.scale == "auto":
-            raise ConfigError("PrivatePrior.scale is 'auto', which a Trainer fills in; give a number, the clip norm.")
-        return self.scale
-
 
 def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler) -> None:
     """Refuse a run that is anything but one round of all clients.
@@ -278,6 +270,13 @@ def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampl
             f"{algorithm.name} makes one release in all, and its clients need no second round: rounds must be 1, not "
             f"{problem.rounds}."
         )
+
+
+def scale_of(algorithm: Any) -> float:
+    """Return the length of what a task or client hands to its release, refused where a Trainer has not filled it in."""
+    if algorithm.scale == "auto":
+        raise ConfigError(f"{type(algorithm).__name__}.scale is 'auto', which a Trainer fills in; give a number.")
+    return float(algorithm.scale)
 
 
 def clip_of(privacy: Sequence[Any]) -> float:
