@@ -92,8 +92,8 @@ class Problem:
     @cached_property
     def mine(self) -> Problem:
         """Return the problem of this rank's clients only, in their order, as that of a single process."""
-        members = (self.owner == self.ranks.rank).nonzero()[:, 0].tolist() if self.owner is not None else []
-        return replace(self, data=self.data.subset(members), ranks=ALONE, owner=None)
+        members = self.own(torch.arange(self.clients))
+        return replace(self, data=self.data.take_clients(members), ranks=ALONE, owner=None)
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Return ``work(clients)``, a row a client (k, ...), at every rank; each calls it with its own clients."""

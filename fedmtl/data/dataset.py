@@ -311,10 +311,12 @@ class FederatedDataset:
                 chosen.append(int(client))
             else:
                 raise DataError(f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}.")
-        index = torch.tensor(chosen, dtype=torch.int64)
-        ids = tuple(self.ids[i] for i in chosen)
-        checks.check_ids(ids, f"{self.name}, subset")
-        return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
+        return self.take_clients(torch.tensor(chosen, dtype=torch.int64))
+
+    def take_clients(self, clients: Tensor) -> FederatedDataset:
+        """Return the clients at some positions (k,), in the order of these."""
+        ids = tuple(self.ids[i] for i in clients.tolist())
+        return self._replace(self.train.take_clients(clients), self.test.take_clients(clients), ids)
 
     def as_two_classes(self) -> FederatedDataset:
         """Return the same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and

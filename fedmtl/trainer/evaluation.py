@@ -112,7 +112,7 @@ class Panel:
         bits[~tested] = torch.iinfo(bits.dtype).max
         clients = bits.topk(count, largest=False).indices.sort().values
         owner = None if problem.owner is None else problem.owner[clients]
-        part = replace(problem, data=problem.data.subset(clients.tolist()), owner=owner)
+        part = replace(problem, data=problem.data.take_clients(clients), owner=owner)
         return cls(clients, part, population)
 
 

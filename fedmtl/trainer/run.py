@@ -153,7 +153,7 @@ def single_run(
         problem = replace(problem, data=data)
         panel = Panel.draw(problem, settings.evaluate_clients)
         if validation is not None and panel.drawn:
-            validation = validation.subset(panel.clients.tolist())
+            validation = validation.take_clients(panel.clients)
         if settings.finetune is not None:
             settings.finetune.check(problem)  # before anything is charged
         _check_baselines(settings, problem)

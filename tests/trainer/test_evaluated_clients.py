@@ -97,6 +97,13 @@ def test_who_is_evaluated_does_not_depend_on_the_order_of_clients():
     assert one.evaluated == other.evaluated[::-1]
 
 
+def test_ids_that_are_positions_of_other_clients_are_evaluated():
+    data = replace(DATA, ids=tuple(map(str, range(29, -1, -1))), verify=False)
+    run = trained(data=data, evaluate_clients=6, baselines=())
+    assert len(run.evaluated) == 6
+    assert set(run.evaluated) <= set(data.ids)
+
+
 def test_files_of_a_run_that_evaluates_some(tmp_path):
     run = trained(tmp_path, evaluate_clients=6)
     rows = list(csv.DictReader((tmp_path / "private/clients.csv").open()))
