@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from .._check import positive
+from .._check import Positive, check_arguments
 from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
@@ -39,7 +39,10 @@ _ELSEWHERE = "every node keeps its own, see fedmtl verify nodes/NAME there"
 _PAUSE = 0.2  # seconds between two questions for replies
 
 
-def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0) -> ServerApp:
+@check_arguments
+def server_app(
+    trainer: Trainer, *, patience: Positive = 600.0, gather: float = 60.0, hello: Positive = 10.0
+) -> ServerApp:
     """Return the Flower ``ServerApp`` of a run in rounds.
 
     Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
@@ -59,7 +62,6 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
     """
     check(trainer)
-    positive("server_app", patience=patience, hello=hello)
     app = ServerApp()
 
     @app.main()

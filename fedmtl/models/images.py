@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .._check import Count, positive_int
+from .._check import Count, check_arguments
 from ..data.examples import DataSpec
 from ..errors import ConfigError, ModelError
 from .factory import factory
@@ -119,7 +119,8 @@ def torchvision_model(
     return with_group_norm(module, groups) if norm == "group" else module
 
 
-def with_group_norm(module: nn.Module, groups: int = 32) -> nn.Module:
+@check_arguments
+def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
     """Put group normalization in the place of every batch normalization, in place, and return the module.
 
     Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization", ECCV 2018).
@@ -128,7 +129,6 @@ def with_group_norm(module: nn.Module, groups: int = 32) -> nn.Module:
         module: any module.
         groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken.
     """
-    positive_int("with_group_norm", groups=groups)
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):
             layer = _group_norm(child.num_features, groups, eps=child.eps, affine=child.affine)

@@ -24,7 +24,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._check import positive, positive_int
+from .._check import Count, Positive, check_arguments
 from ..errors import ConfigError
 from ..local import named_by
 from .factory import Model, transformed
@@ -129,7 +129,8 @@ _ADAPTED: dict[type[nn.Module], type[_LowRank]] = {
 }
 
 
-def lora(model: Model, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)) -> Model:
+@check_arguments
+def lora(model: Model, *, rank: Count = 4, alpha: Positive | None = None, targets: Sequence[str] = ("*",)) -> Model:
     """Return the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
 
     Its outputs are at first those of the given model, which is not changed. ``trainable`` of :class:`fedmtl.Trainer`
@@ -149,10 +150,8 @@ def lora(model: Model, *, rank: int = 4, alpha: float | None = None, targets: Se
         ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no less than the
             smaller side of any layer's weight, so that nothing were low; for a factory, when the model is built.
     """
-    positive_int("lora", rank=rank)
-    factor = rank if alpha is None else alpha
-    positive("lora", alpha=factor)
-    adapt = partial(_adapt, rank=rank, scale=factor / rank, targets=targets)
+    scale = 1.0 if alpha is None else alpha / rank
+    adapt = partial(_adapt, rank=rank, scale=scale, targets=targets)
     result: Model = transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=targets)
     return result
 
