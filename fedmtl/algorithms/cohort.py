@@ -12,7 +12,6 @@ from torch import Tensor
 from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, StackedModule, plan_batches
 from ..local.batches import batch_widths, plannable
-from ..local.executor import by_decreasing
 from ..local.losses import Loss
 from ..local.optimizers import Strength, rows_of
 from ..local.per_example import piece_width
@@ -285,7 +284,7 @@ class Cohort:
         single = executor.chunk < LANES
         width = None if single else piece_width(float(local.plan.expected.max(initial=0.0)))
         steps = local.steps(self.ids)
-        order = by_decreasing(steps)
+        order = torch.argsort(steps, descending=True, stable=True)
         order = order[steps[order] > 0]
 
         def work(stack: StackedModule, part: slice) -> None:

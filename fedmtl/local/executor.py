@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 import torch
 from threadpoolctl import ThreadpoolController
-from torch import Tensor, nn
+from torch import nn
 
 from .._check import Count, Whole, check_fields
 from .._threads import Threads
@@ -175,11 +175,6 @@ def _numpy_products() -> ThreadpoolController:
     """Return the libraries by which NumPy and SciPy compute products; to look for them takes long."""
     libraries: ThreadpoolController = ThreadpoolController().select(user_api="blas")
     return libraries
-
-
-def by_decreasing(values: Tensor) -> Tensor:
-    """Return a stable order from the largest value to the smallest: (k,) -> int64 (k,)."""
-    return torch.argsort(values, descending=True, stable=True)
 
 
 def available_cores() -> int:

@@ -57,19 +57,14 @@ def bernoulli_divergence(outputs: Tensor, others: Tensor) -> Tensor:
     return gap.reshape(len(outputs), -1).mean(1)
 
 
-def gaussian_divergence(outputs: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) + KL(q || p) of normal laws of variance 1 about the outputs, averaged over them: the squared
-    difference. (N, ...) twice -> (N,)."""
-    return (outputs - others).square().reshape(len(outputs), -1).mean(1)
-
-
 DIVERGENCES: dict[Loss, Loss] = {
     cross_entropy: softmax_divergence,
     binary_cross_entropy: bernoulli_divergence,
-    mse: gaussian_divergence,
-    half_mse: gaussian_divergence,
+    mse: mse,
+    half_mse: mse,
 }
-"""The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a loss is."""
+"""The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a loss is; of normal
+laws of variance 1 about the outputs it is the squared difference."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedmtl import Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND, fisher_diagonals
 from fedmtl.errors import ConfigError
-from fedmtl.local.losses import bernoulli_divergence, gaussian_divergence, softmax_divergence
+from fedmtl.local.losses import bernoulli_divergence, mse, softmax_divergence
 from fedmtl.trainer.audit.others import replaced_client
 from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of
@@ -82,7 +82,7 @@ def test_divergences_are_those_of_torch() -> None:
 
     torch.testing.assert_close(softmax_divergence(p, q), both(lambda z: Categorical(logits=z)))
     torch.testing.assert_close(bernoulli_divergence(p, q), both(lambda z: Bernoulli(logits=z)).mean(1))
-    torch.testing.assert_close(gaussian_divergence(p, q), both(lambda z: Normal(z, 1.0)).mean(1))
+    torch.testing.assert_close(mse(p, q), both(lambda z: Normal(z, 1.0)).mean(1))
 
 
 def test_fisher_diagonals_are_mean_squares_of_single_gradients() -> None:
