@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 NAME, ROUND, RECEIVE, FINISH = "query.name", "train.round", "train.receive", "evaluate.finish"
@@ -27,8 +28,7 @@ def pack(facts: Facts, **tensors: Mapping[str, Tensor]) -> RecordDict:
     """Return a message's content: a record of settings, and one of tensors for each keyword."""
     content = RecordDict({"facts": ConfigRecord(dict(facts))})
     for name, values in tensors.items():
-        arrays = {key: Array(value.detach().cpu().contiguous().numpy()) for key, value in values.items()}
-        content[name] = ArrayRecord(arrays)
+        content[name] = ArrayRecord.from_torch_state_dict(OrderedDict(values))
     return content
 
 
@@ -46,7 +46,7 @@ def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:
     if name not in content.array_records:
         return {}
     try:
-        return {key: torch.from_numpy(array.numpy().copy()) for key, array in content.array_records[name].items()}
+        return content.array_records[name].to_torch_state_dict()
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
 
