@@ -125,7 +125,7 @@ class PoissonClocks(AsynchronousSchedule):
     rate_i / sum of rates, independently. A client that has reached its cap acts no more.
 
     Args:
-        events: of the whole run, T; None to go on until every client has reached its cap.
+        events: of the whole run, T; None runs until every client has reached its cap.
         per_client: the most activations of each client, one number or one a client; None for no cap.
         rate: activations per unit of time, one number or one a client; 0 never acts.
 
@@ -163,7 +163,7 @@ class Latencies(AsynchronousSchedule):
     Args:
         latency: law of the time from one activation to the next; a number is the same time always.
         activations: the most activations of each client, one number or one a client (0 never acts); None for no cap.
-        events: of the whole run; None to go on until every client has reached its cap.
+        events: of the whole run; None runs until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
 

@@ -109,6 +109,6 @@ def _check_intervals(name: object, pairs: Sequence[Sequence[float]]) -> None:
         if pair[0] <= before:
             raise ConfigError(
                 f"Dropouts.intervals of client {name!r}: {tuple(pair)!r} starts before or when the interval before it "
-                f"ends ({before}); intervals must be in order and apart."
+                f"ends ({before}); intervals must be in order and must not touch."
             )
         before = pair[1]

@@ -95,8 +95,8 @@ def test_bad_traces_are_refused(source, error, says):
         (lambda: Dropouts(intervals={"a": [(-1.0, 1.0)]}), "0 <= from < to"),
         (lambda: Dropouts(intervals={"a": [(0.0, float("nan"))]}), "0 <= from < to"),
         (lambda: Dropouts(intervals={"a": [(0.0, 1.0, 2.0)]}), "0 <= from < to"),
-        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (4.0, 6.0)]}), "in order and apart"),
-        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (5.0, 6.0)]}), "in order and apart"),
+        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (4.0, 6.0)]}), "in order and must not touch"),
+        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (5.0, 6.0)]}), "in order and must not touch"),
     ],
 )
 def test_bad_laws_are_refused(make, says):
