@@ -46,6 +46,12 @@ class Answers(NamedTuple):
     answered: Array
     noise_std: Callable[[], Tensor]
 
+    def acting(self) -> Answers:
+        """Return those of runs in which a client acts, of all R runs."""
+        runs = np.flatnonzero(self.clients >= 0)
+        clients, at, points, values, answered = (one[runs] for one in self[1:6])
+        return Answers(runs, clients, at, points, values, answered, self.noise_std)
+
 
 class OneAtATime(Algorithm):
     """A method whose clients act one at a time."""
@@ -80,15 +86,12 @@ class OneAtATime(Algorithm):
         public, acting = state.public, np.ascontiguousarray(block.client.T.numpy())
         points, gradients, serve = self.points(problem, public), self.gradients(problem), self.serve(problem, public)
         rows = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
-        runs: Array | slice = slice(None)
-        everyone = bool((acting >= 0).all())
+        runs, everyone = slice(None), bool((acting >= 0).all())
         for clients, at in zip(acting, rows, strict=True):
             asked, answered = points(at), channel.answering
             values = channel.release(gradients(asked))
-            if not everyone:
-                runs = np.flatnonzero(clients >= 0)
-            of = clients[runs], at[runs], asked[runs], values[runs], answered[runs]
-            serve(Answers(runs, *of, channel.noise_std))
+            answers = Answers(runs, clients, at, asked, values, answered, channel.noise_std)
+            serve(answers if everyone else answers.acting())
         return state
 
 

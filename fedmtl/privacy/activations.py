@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -185,15 +186,14 @@ class Activations(Channel):
             PrivacyError: no activation that has begun is left.
         """
         window, start = self._next()
-        step, clients, value = self._place, window.clients[start], np.zeros(0)
-        if self._replay is None or self.tap is not None:
-            value = self._sums(message, window, start)
+        step, forced = self._place, None if self._replay is None else self.replayed(self._place, GRADIENT)
+        if forced is None or self.tap is not None:
+            sums = self._sums(message, window, start)
         if self.tap is not None:
-            for client, row in zip(clients.tolist(), torch.tensor(value), strict=True):
+            for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
-        forced = self.replayed(step, GRADIENT)
-        value = self._noised(value, start, window) if forced is None else forced.numpy()
+        value = self._noised(sums, start, window) if forced is None else forced.numpy()
         self._place = step + 1
         if self.record is not None:
             self._note(step, GRADIENT, torch.from_numpy(value))
@@ -220,11 +220,13 @@ class Activations(Channel):
     def _sums(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts. A client that acts in several replicates is asked once."""
-        parts = []
+        parts, sampled = [], self.draws.sampled
         for client, runs in window.groups[start]:
-            drawn = self.members(client, runs) if self.draws.sampled and client >= 0 else None
-            none = np.zeros((len(runs), self.sums.dimension)) if client < 0 else None
-            parts.append(self.sums.of(message, client, runs, drawn) if none is None else none)
+            if client < 0:
+                parts.append(np.zeros((len(runs), self.sums.dimension)))
+            else:
+                drawn = self.members(client, runs) if sampled else None
+                parts.append(self.sums.of(message, client, runs, drawn))
         return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
@@ -298,12 +300,13 @@ class Activations(Channel):
 
 def _grouped(clients: np.ndarray) -> tuple[list[list[tuple[int, np.ndarray]]], np.ndarray]:
     """Return ``groups`` and ``places`` of a :class:`_Window` of ``clients`` (S, R)."""
-    order = np.argsort(clients, axis=1, kind="stable")
-    ordered = np.take_along_axis(clients, order, 1)
-    rows, starts = np.nonzero(np.diff(ordered, axis=1, prepend=-2))
+    order, ordered = clients.argsort(1, kind="stable"), np.sort(clients, 1)
+    begins = np.ones(clients.shape, dtype=bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
+    starts, runs = np.flatnonzero(begins), order.ravel()
     groups: list[list[tuple[int, np.ndarray]]] = [[] for _ in clients]
-    ends = np.where(np.diff(rows, append=-1) == 0, np.append(starts[1:], 0), clients.shape[1])
-    of = ordered[rows, starts].tolist()
-    for row, client, start, end in zip(rows.tolist(), of, starts.tolist(), ends.tolist(), strict=True):
-        groups[row].append((client, order[row, start:end]))
-    return groups, np.argsort(order, axis=1)
+    for client, (start, end) in zip(
+        ordered.ravel()[starts].tolist(), pairwise([*starts.tolist(), runs.size]), strict=True
+    ):
+        groups[start // clients.shape[1]].append((client, runs[start:end]))
+    return groups, order.argsort(1)

@@ -117,8 +117,8 @@ class RecordSums:
         """
         x, low, high = self._rows(client)
         total = self._bounded_sum(factors, x, low, high, drawn)
-        first = total.item(0) if len(total) == 1 else np.add.reduce(total[:, 0])
-        if math.isfinite(first):  # rows are finite, so a factor that is not shows in every coordinate
+        first = total[:, 0]
+        if math.isfinite(first.dot(first)):  # rows are finite, so a factor that is not shows in every coordinate
             return total
         wrong = np.isnan(factors) if self.clip is not None else ~np.isfinite(factors)
         return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)

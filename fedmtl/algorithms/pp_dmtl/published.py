@@ -86,10 +86,9 @@ class PublishedPPDMTL(PPDMTL):
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
             released = channel.release(gradients(points.numpy()))  # 12 and 13
-            acting = np.flatnonzero(tasks.numpy() >= 0)
-            who, asked = tasks.numpy()[acting], points.numpy()[acting]
-            at, answered = acting * problem.clients + who, np.ones(len(acting), dtype=bool)
-            serve(Answers(acting, who, at, asked, released[acting], answered, lambda: none))
+            at = (torch.arange(len(tasks)) * problem.clients + tasks).numpy()
+            of = slice(None), tasks.numpy(), at, points.numpy(), released, tasks.numpy() >= 0, lambda: none
+            serve(Answers(*of).acting())
         return state
 
     def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:
