@@ -18,7 +18,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
 
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
-from fedmtl.algorithms.linear.solve import Array, losses, minimize
+from fedmtl.algorithms.linear.solve import Array, Objective, minimize
 from fedmtl.algorithms.p2p.network import Network
 from fedmtl.errors import ConfigError
 
@@ -90,7 +90,7 @@ class PeerProblem:
     def local_losses(self, theta: Array) -> Array:
         """L_i(Theta_i): theta (n, p) -> (n,)."""
         each = zip(self.records, theta, strict=True)
-        values = [losses(self.loss, x @ row, y)[0].mean() if len(x) else 0.0 for (x, y), row in each]
+        values = [Objective(self.loss, x, y, 0.0).losses(x @ row)[0].mean() if len(x) else 0.0 for (x, y), row in each]
         return np.array(values) + self.ridge * (theta**2).sum(1)
 
     def local_gradients(self, theta: Array) -> Array:
@@ -102,7 +102,7 @@ class PeerProblem:
         x, y = self.records[agent]
         gradient = 2 * self.ridge[agent] * theta
         if len(x):
-            gradient = gradient + losses(self.loss, x @ theta, y)[1] @ x / len(x)
+            gradient = gradient + Objective(self.loss, x, y, 0.0).losses(x @ theta)[1] @ x / len(x)
         return gradient
 
     def value(self, theta: Array) -> float:
@@ -121,7 +121,7 @@ class PeerProblem:
         found = np.zeros((n, p, p))
         for i, (x, y) in enumerate(self.records):
             if len(x):
-                found[i] = (x.T * losses(self.loss, x @ theta[i], y)[2]) @ x / len(x)
+                found[i] = (x.T * Objective(self.loss, x, y, 0.0).losses(x @ theta[i])[2]) @ x / len(x)
         found[:, np.arange(p), np.arange(p)] += 2 * self.ridge[:, None]
         return found
 

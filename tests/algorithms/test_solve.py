@@ -10,7 +10,7 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.linear.solve import fit_own, losses, minimize, solve_regularized
+from fedmtl.algorithms.linear.solve import Objective, fit_own, minimize, solve_regularized
 from fedmtl.errors import ConfigError
 
 from .p2p_harness import mean_gradient
@@ -165,10 +165,7 @@ def test_several_bases_on_the_same_records_are_each_alone(loss: str, shape: tupl
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_second_derivatives_are_those_of_the_slopes(loss: str) -> None:
     m, y = np.array([-2.3, -0.4, 0.31, 0.96, 4.0]), np.array([1.0, -1.0, 1.0, 1.0, -1.0])
-
-    def at(t: Array) -> tuple[Array, Array, Array]:
-        return losses(LinearLoss(loss), t, y)
-
+    at = Objective(LinearLoss(loss), np.ones((5, 1)), y, ridge=0.0).losses
     (low, slope_low, _), (high, slope_high, _), step = at(m - 1e-6), at(m + 1e-6), 2e-6
     np.testing.assert_allclose((high - low) / step, at(m)[1], atol=1e-6)
     np.testing.assert_allclose((slope_high - slope_low) / step, at(m)[2], atol=1e-6)

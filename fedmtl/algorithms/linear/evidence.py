@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .solve import minimize
+from .solve import Objective, minimize
 from .stack import TaskStack
 
 Array = NDArray[np.float64]
@@ -58,11 +58,11 @@ def _quadratic(tasks: TaskStack, i: int, ridge: float, within: Array) -> tuple[A
         else:
             gram, cross, square = (part[i].numpy() for part in tasks.moments)
         return within.T @ gram @ within, within.T @ cross, square
-    x = x @ within
-    theta = minimize(tasks.linear, x, y, ridge).theta
-    slope = 1 / (1 + np.exp(y * (x @ theta)))
-    bend = (x * (slope * (1 - slope))[:, None]).T @ x / len(y)
-    return bend, bend @ theta + (y * slope) @ x / len(y), None
+    objective = Objective(tasks.linear, x @ within, y, ridge=0.0)
+    theta = minimize(tasks.linear, objective.x, y, ridge).theta
+    _, gradient, bend = objective.at(theta)
+    curvature = objective.hessian(bend)
+    return curvature, curvature @ theta - gradient, None
 
 
 def _evidence(curvature: Array, cross: Array, square: float | None, n: int, ridges: Array) -> Array:

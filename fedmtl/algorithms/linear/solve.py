@@ -126,9 +126,9 @@ def fit_own(
             problem = Objective(loss, rows, targets, 0.0, rows @ point)
 
             def step(q: Array) -> Array:
-                moved = torch.from_numpy(q - rate * problem.at(q)[1])
-                stepped: Array = OWN_PENALTIES[penalty].prox(moved[None], rate * tau)[0].numpy()
-                return stepped
+                at, gradient = torch.from_numpy(q)[None], torch.from_numpy(problem.at(q)[1])
+                moved: Array = own_step(at, gradient, rate, tau, penalty)[0].numpy()
+                return moved
 
             return _accelerated(step, np.zeros(len(point)), rate * tolerance)
 
@@ -157,17 +157,6 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), solution, 0.0)
 
 
-def losses(loss: LinearLoss, margins: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""
-    if loss.name == "squared":
-        error = margins - y
-        return error * error, 2 * error, np.full(y.shape, 2.0)
-    against = -y * margins
-    small = np.exp(-np.abs(against))
-    pull = np.where(against < 0, small, 1.0) / (1 + small)  # the slope is -y times it
-    return np.maximum(against, 0.0) + np.log1p(small), -y * pull, pull * (1 - pull)
-
-
 @dataclass(frozen=True, eq=False)
 class Objective:
     """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2, for offset (n,) or 0."""
@@ -184,8 +173,14 @@ class Objective:
         return value.mean() + self.ridge / 2 * theta @ theta, slope @ self.x / len(self.y) + self.ridge * theta, bend
 
     def losses(self, margins: Array) -> tuple[Array, Array, Array]:
-        """Return :func:`losses` at the ``margins`` (n,)."""
-        return losses(self.loss, margins, self.y)
+        """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""
+        if self.loss.name == "squared":
+            error = margins - self.y
+            return error * error, 2 * error, np.full(self.y.shape, 2.0)
+        against = -self.y * margins
+        small = np.exp(-np.abs(against))
+        pull = np.where(against < 0, small, 1.0) / (1 + small)  # the slope is -y times it
+        return np.maximum(against, 0.0) + np.log1p(small), -self.y * pull, pull * (1 - pull)
 
     def hessian(self, bend: Array) -> Array:
         """Return (p, p), from the second derivatives of the losses."""
