@@ -45,4 +45,4 @@ def test_an_experiment_runs_by_command(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["--config-dir", str(CONFIGS), "--trust", READERS, "experiment=cost_of_privacy_hospital"]
     kappa = ["algorithm.kappa=1", "rounds=4", "baselines=null"]
     assert cli.main([*words, *kappa, f"data.root={file}", f"hydra.run.dir={tmp_path}/run"]) == 0
-    assert "chosen by their place in the file, are taken as public" in capsys.readouterr().out
+    assert "chosen by their place in the file, are taken as public" in " ".join(capsys.readouterr().out.split())
