@@ -8,6 +8,7 @@ from .algorithms import PMTL as PMTL
 from .algorithms import PPDMTL as PPDMTL
 from .algorithms import PPSGD as PPSGD
 from .algorithms import AsyncLearner as AsyncLearner
+from .algorithms import Average as Average
 from .algorithms import ClusteredPMTL as ClusteredPMTL
 from .algorithms import Ditto as Ditto
 from .algorithms import FedAvg as FedAvg
@@ -22,6 +23,7 @@ from .algorithms import PeerToPeer as PeerToPeer
 from .algorithms import PFedMe as PFedMe
 from .algorithms import PriorLayers as PriorLayers
 from .algorithms import PrivatePrior as PrivatePrior
+from .algorithms import ProximalPoint as ProximalPoint
 from .algorithms import PublicStart as PublicStart
 from .algorithms import Scaffold as Scaffold
 from .algorithms import ServerOptimizer as ServerOptimizer

@@ -59,7 +59,7 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (SHARE, "share APFL.alpha"),
     ((*SHARE, 1.0), "validation LocalSGD.momentum"),
     ((0, *SHARE, 1.0), "ClientPrivacy.delta RecordPrivacy.delta QuantileClip.quantile"),
-    ((*POSITIVE, 1.5), "batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
+    ((*POSITIVE, 1.5), "Average.alone batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
     ((*POSITIVE, 1e-160, 1e162), "ClientPrivacy.noise_multiplier RecordPrivacy.noise_multiplier"),
     ((0, -1.0, math.nan, True), "ClientPrivacy.epsilon RecordPrivacy.epsilon LocalFit.theta_max"),
     (NUMBER, "MPMTL.alpha PublishedMPMTL.alpha MPMTLayers.alpha"),

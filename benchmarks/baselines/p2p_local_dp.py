@@ -56,7 +56,7 @@ def record_vectors(data: LinearData, loss: LinearLoss, privacy: RecordPrivacy, t
     """The vectors v of all records and the bound on their norm.
 
     Args:
-        data: the records; rows beyond ``privacy.clip_norm`` in the norm of its law are scaled down, targets beyond
+        data: the records; rows beyond ``privacy.initial_norm`` in the norm of its law are scaled down, targets beyond
             ``target`` cut off, and a record that is not finite becomes 0.
         loss: ``"logistic"`` or ``"squared"``.
         privacy: its ``clip_norm`` bounds ||x||.
@@ -65,7 +65,7 @@ def record_vectors(data: LinearData, loss: LinearLoss, privacy: RecordPrivacy, t
     Returns:
         (N, p) or (N, p + 1) float64, and the bound, which two vectors are at most twice apart.
     """
-    pure, bound = privacy.mechanism == "laplace", privacy.clip_norm
+    pure, bound = privacy.mechanism == "laplace", privacy.initial_norm
     limit = 1.0 if loss.name == "logistic" else target
     rows, labels = data.bounded(RowBound(bound, "l1" if pure else "l2"), limit).pooled()
     if loss.name == "logistic":
@@ -125,7 +125,7 @@ def perturb_records(
     if loss.name == "logistic":
         y = torch.ones(count, dtype=torch.float64)
     else:
-        y = released[:, p] * (target / privacy.clip_norm / _SHRINK)
+        y = released[:, p] * (target / privacy.initial_norm / _SHRINK)
     at = law.event(width)
     spent = epsilon_of(at, 1, delta)
     perturbed = LinearData(

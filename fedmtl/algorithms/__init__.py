@@ -4,13 +4,14 @@ from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
 from .async_learner.one_answer import Moments, PublicStart
+from .average import Average, LocalAverage
 from .base import Algorithm, Problem, Released, State
 from .clusters import IFCA, ClusteredPMTL
 from .cohort import Cohort, Own, personal_fields
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
-from .finetune import Finetune
+from .finetune import Finetune, Personalization
 from .local import Local
 from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
@@ -23,6 +24,7 @@ from .pp_dmtl.step_size import largest_delay
 from .ppsgd import PPSGD
 from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
+from .proximal_point import ProximalPoint
 from .scaffold import Scaffold
 from .server import ServerOptimizer, apply_update
 from .shared_model import SharedModel
@@ -37,6 +39,7 @@ __all__ = [
     "PPSGD",
     "Algorithm",
     "AsyncLearner",
+    "Average",
     "ClientStore",
     "ClusteredPMTL",
     "Cohort",
@@ -48,15 +51,18 @@ __all__ = [
     "FedRep",
     "Finetune",
     "Local",
+    "LocalAverage",
     "LocalFit",
     "MPMTLayers",
     "Moments",
     "Own",
     "PFedMe",
     "PeerToPeer",
+    "Personalization",
     "PriorLayers",
     "PrivatePrior",
     "Problem",
+    "ProximalPoint",
     "PublicStart",
     "Released",
     "Scaffold",

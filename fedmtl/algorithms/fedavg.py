@@ -7,9 +7,13 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedPr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from .._check import NonNegative
+from .base import Problem, Released, State
 from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
@@ -19,7 +23,9 @@ class FedAvg(SharedModel):
     """Federated averaging.
 
     Args:
-        local, server_lr, server_optimizer: see :class:`SharedModel`.
+        averaged: the released model is the mean of those after each of the last half of the rounds (Polyak and
+            Juditsky 1992), in which much of the noise cancels; clients still start a round from the last one.
+        local, server_lr, server_optimizer, weights, cap: see :class:`SharedModel`.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
@@ -36,7 +42,28 @@ class FedAvg(SharedModel):
         torch.Size([10, 650])
     """
 
+    averaged: bool = False
+
     name, title, colour = "fedavg", "FedAvg", "#D55E00"
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        state = super().init(problem, replicates)
+        state.public |= {"mean": problem.initial.clone()} if self.averaged else {}
+        return state
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        moved = super().server(problem, public, released)
+        if self.averaged:
+            count = released.step + 1 - problem.rounds // 2  # of the models in the mean
+            mean, last = moved["mean"], moved["global"]
+            moved["mean"] = last.clone() if count <= 1 else mean + (last - mean) / count
+        return moved
+
+    def shared(self, state: State) -> Tensor | None:
+        return state.public["mean" if self.averaged else "global"]
+
+    def personal(self, c: Cohort) -> Tensor:
+        return c.public["mean" if self.averaged else "global"].expand(len(c.ids), -1)
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         return c.change(self.local, c.shared, lam=self.pull, anchor=c.shared), c.own
@@ -48,7 +75,7 @@ class FedProx(FedAvg):
 
     Args:
         mu: strength of the proximal term.
-        local, server_lr, server_optimizer: see :class:`SharedModel`.
+        averaged, local, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
         >>> from fedmtl import FedProx, FullParticipation, LocalSGD, Trainer, load_data, models

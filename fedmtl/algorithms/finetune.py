@@ -14,9 +14,10 @@ client's own records.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -38,8 +39,78 @@ Kind = Literal["vanilla", "mean", "kl", "ewc"]
 Start = Literal["auto", "shared", "personal"]
 
 
+class Personalization(ABC):
+    """How every client makes its final model after the run, from its own training records, and sends nothing.
+
+    Attributes:
+        kind: its name.
+        start: the model to start from, see :class:`Finetune`.
+        validation: share of training records that clients keep out of the run, see :class:`Finetune`.
+        parts: names of the models that are averaged, if any.
+    """
+
+    kind: str
+    start: Start = "auto"
+    validation: float = 0.0
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return the settings in words."""
+
+    @abstractmethod
+    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Return where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers that are not
+        finite; followed by the weights of the :attr:`parts`, (k, D + parts)."""
+
+    def check(self, problem: Problem) -> None:  # noqa: B027 - most take any problem
+        """Refuse a problem that this cannot be used on.
+
+        Raises:
+            ConfigError: why.
+        """
+
+    def resolved(self, noise: float) -> Self:
+        """Return these settings with what follows from the noise of the run,
+        :func:`~fedmtl.trainer.automatic.noise_level`."""
+        return self
+
+    def of_new_clients(self) -> Self:
+        """Return these settings for clients that took no part in the run: from the released model, without a choice."""
+        return self
+
+    def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
+        """Return ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
+
+        Raises:
+            ConfigError: ``start="shared"`` where nothing is shared.
+        """
+        if shared is not None and self.start != "personal":
+            return "shared", shared
+        if self.start == "shared":
+            name = type(self).__name__
+            raise ConfigError(f"{name}.start is 'shared', but the algorithm has no shared model; use 'personal'.")
+        return "personal", personal
+
+    def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Return the final models of ``clients``: functions of ``start`` and of each client's own training records.
+
+        Nothing is released, so the records are used without noise also where single records are protected. A client
+        without training records, or whose model is no longer finite, keeps its start.
+
+        Args:
+            problem: the data, the model and the loss.
+            start: w0, (D,) or (k, D).
+            clients: int64 (k,).
+
+        Returns:
+            (k, D).
+        """
+        return settled(self.reach(problem, start, clients)[:, : problem.dimension], start)[0]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Finetune:
+class Finetune(Personalization):
     """Local training of every client after the run.
 
     Args:
@@ -89,7 +160,6 @@ class Finetune:
         LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)
 
     def text(self) -> str:
-        """Return the kind and its strength in words."""
         return self.kind if self.kind == "vanilla" else f"{self.kind}, lambda {self.lam:g}"
 
     def check(self, problem: Problem) -> None:
@@ -104,37 +174,10 @@ class Finetune:
             except ConfigError as error:
                 raise ConfigError(f"Finetune.kind is 'kl', but {error}") from None
 
-    def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
-        """Return ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
-
-        Raises:
-            ConfigError: ``start="shared"`` where nothing is shared.
-        """
-        if shared is not None and self.start != "personal":
-            return "shared", shared
-        if self.start == "shared":
-            raise ConfigError("Finetune.start is 'shared', but the algorithm has no shared model; use 'personal'.")
-        return "personal", personal
-
-    def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Return the finetuned models of ``clients``: functions of ``start`` and of each client's own training records.
-
-        Nothing is released, so the records are used without noise also where single records are protected. A client
-        without training records, or whose model is no longer finite, keeps its start.
-
-        Args:
-            problem: the data, the model and the loss.
-            start: w0, (D,) or (k, D).
-            clients: int64 (k,).
-
-        Returns:
-            (k, D).
-        """
-        return settled(self.reach(problem, start, clients), start)[0]
+    def of_new_clients(self) -> Self:
+        return replace(self, start="auto", validation=0.0)
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Return where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers that are not
-        finite."""
         self.check(problem)
         problem = replace(problem, protects_records=False)
         models = start.expand(len(clients), -1).clone()

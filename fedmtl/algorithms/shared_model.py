@@ -65,6 +65,14 @@ class SharedModel(Algorithm):
                 f"{name}.weights is {self.weights!r}, but its clients send what its own equations say; accepted: "
                 "'uniform'."
             )
+        self.check_solver()
+
+    def check_solver(self) -> None:
+        """Refuse a local solver that the method cannot use.
+
+        Raises:
+            ConfigError: what is accepted.
+        """
         LocalSolver.check_given(self, self.local, self.pull)
 
     @property

@@ -17,7 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._check import one_of, positive_int
+from .._check import given, one_of, positive_int
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
 from .names import EXTRA, REMOVED, config_folder, nearest, no_setting
@@ -77,6 +77,12 @@ def check(
     for config in configs:
         settings(config)
     return configs
+
+
+def with_automatic(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, of which a table takes the automatic settings where they choose no algorithm."""
+    chosen = any(word.startswith(("algorithm=", "experiment=")) for word in words)
+    return [*words, *["algorithm=auto"] * ("data=table" in words and not chosen)]
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]:
@@ -317,6 +323,9 @@ def settings(config: Config) -> Config:
     for group in ("algorithm", "schedule", "privacy", "finetune"):
         objects[group] = made(config.get(group), group)
     objects["model"] = made(model, "model")
+    automatic = objects["algorithm"] is None
+    for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
+        objects[name] = "auto" if objects[name] is None else objects[name]
     if not isinstance(changes["fix"] or False, bool):
         raise ConfigError(f"model.fix is {changes['fix']!r}; accepted: true or false.")
     if changes["fix"]:
@@ -332,19 +341,24 @@ def settings(config: Config) -> Config:
     objects["metrics"] = tuple(config.get("metrics") or ())
     repeated = Replicates(config["replicates"], config["epsilons"])
     baselines = config["baselines"] or ()
-    if baselines == "auto":
-        baselines = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
-    named_baselines(baselines, objects["algorithm"])
-    objects["baselines"] = tuple(baselines)
-    single = {name: objects.get(name) for name in ("early_stopping", "evaluate_clients", "finetune")}
-    repeated.check(objects["algorithm"], objects["privacy"], baselines=list(baselines), **single)
+    if automatic:
+        if repeated.count > 1:
+            raise ConfigError("algorithm=auto chooses settings for one run; leave replicates and epsilons out.")
+        objects["baselines"] = ("local",) if baselines == "auto" else tuple(baselines)
+    else:
+        if baselines == "auto":
+            baselines = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
+        named_baselines(baselines, objects["algorithm"])
+        objects["baselines"] = tuple(baselines)
+        single = {name: objects.get(name) for name in ("early_stopping", "evaluate_clients", "finetune")}
+        repeated.check(objects["algorithm"], objects["privacy"], baselines=list(baselines), **single)
     resolve_device(config["device"])
     return objects
 
 
 def _check_plain(config: Config) -> None:
     """Check the settings that are numbers and words of their own."""
-    positive_int("Trainer", rounds=config["rounds"], replicates=config["replicates"])
+    positive_int("Trainer", **given(rounds=config["rounds"]), replicates=config["replicates"])
     for name in ("eval_every", "checkpoint_every", "evaluate_clients"):  # folders of earlier versions lack the last
         if config.get(name) is not None:
             positive_int("Trainer", **{name: config[name]})

@@ -35,6 +35,7 @@ from .config import (
     refusals,
     resolve,
     searched,
+    with_automatic,
     with_logger,
     without_leftovers,
 )
@@ -197,6 +198,7 @@ def help_text(extra: Path | None = None) -> str:
 
 def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
     """Hand over to Hydra, which composes, sweeps and names the folders; check every run of a sweep before."""
+    words = with_automatic(words)
     options, (folders, words) = _train_options(words), _taken(words, "--config-dir", "-cd")
     extra = Path(folders[-1]) if folders else None
     sweep: list[tuple[Job, list[str]]] = []
@@ -298,7 +300,8 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: R
             )
     with marked(folder) if _writes(ranks) and job is not None else nullcontext():
         with _agreed(ranks):
-            trainer = build(config, folder)
+            with printed_log(logging.INFO) if _writes(ranks) and job is None else nullcontext():
+                trainer = build(config, folder)
             make_paths_absolute(config)
             if _writes(ranks):
                 write_config(folder, command, config)

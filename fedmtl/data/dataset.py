@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, is_dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, desc
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
-_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred")  # as they are
+_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred", "limit")  # as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,8 @@ class FederatedDataset:
         public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
+        limit: public bound on the absolute value of a target, at which predictions are cut off wherever they are
+            scored, and in the models of a result; infinite for none.
         idle: accept clients without training examples, such as peers that only pass on what they hear.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
@@ -77,6 +80,7 @@ class FederatedDataset:
     domain: Domain | None = None
     idle: bool = False
     inferred: tuple[str, ...] = ()
+    limit: float = math.inf
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:

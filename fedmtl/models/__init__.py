@@ -6,13 +6,14 @@ A factory takes the shape of the data and returns a module, so that a model can 
 from .factory import ModelFactory
 from .fix import fix
 from .images import celeba_cnn, fedrep_cnn, femnist_cnn, torchvision_model, with_group_norm
-from .inputs import BoundedInputs, NamedInputs
+from .inputs import BoundedInputs, BoundedOutputs, NamedInputs
 from .low_rank import lora, merge_lora
 from .simple import linear_regression, logistic_regression, mlp, softmax_regression
 from .tokens import MeanEmbedding, mean_embedding
 
 __all__ = [
     "BoundedInputs",
+    "BoundedOutputs",
     "MeanEmbedding",
     "ModelFactory",
     "NamedInputs",

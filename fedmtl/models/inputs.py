@@ -1,4 +1,4 @@
-"""What stands between the features that data give and the inputs that a model takes."""
+"""What stands between data and a model: bounds on features and predictions, and inputs by name."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ class BoundedInputs(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bound={self.bound.bound:g}, norm={self.bound.norm!r}"
+
+
+class BoundedOutputs(nn.Module):
+    """A model whose predictions are cut off at the public bound on targets.
+
+    Args:
+        model: of inputs (N, *shape).
+        limit: on the absolute value of its outputs.
+    """
+
+    model: nn.Module
+    limit: float
+
+    def __init__(self, model: nn.Module, limit: float) -> None:
+        super().__init__()
+        self.model, self.limit = model, limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.model(x)
+        return outputs.clamp(-self.limit, self.limit)
+
+    def extra_repr(self) -> str:
+        return f"limit={self.limit:g}"
 
 
 class NamedInputs(nn.Module):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .._check import id_of, one_of, positive, positive_int
+from .._check import given, id_of, one_of, positive, positive_int
 from ..errors import ConfigError
 from .noise.registry import LAWS
 from .quantile import QuantileClip
@@ -29,7 +29,7 @@ class ClientPrivacy:
     Args:
         clip_norm: bound C on the norm of everything one client contributes to one release, above 0: the L1 norm for
             ``mechanism="laplace"``, else the L2 norm. A :class:`QuantileClip` follows a quantile of the clients' norms
-            instead, whose cost is part of the same budget.
+            instead, whose cost is part of the same budget. None for that of the automatic settings.
         epsilon: the budget. Without ``noise_multiplier`` the noise is calibrated to it; with one it is a hard
             budget that ends the run. ``math.inf`` clips without noise; the reported epsilon is then infinite.
         noise_multiplier: scale of the noise over the *sensitivity* of the sum (``clip_norm`` for add/remove,
@@ -55,7 +55,7 @@ class ClientPrivacy:
         ('gaussian', 1e-05)
     """
 
-    clip_norm: float | QuantileClip
+    clip_norm: float | QuantileClip | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -66,7 +66,7 @@ class ClientPrivacy:
     def __post_init__(self) -> None:
         _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
         if not isinstance(self.clip_norm, QuantileClip):
-            positive(self, clip_norm=self.clip_norm)
+            positive(self, **given(clip_norm=self.clip_norm))
         _check_laws(self, tuple(LAWS), self.mechanism, self.source)
         if isinstance(self.clip_norm, QuantileClip) and (not LAWS[self.mechanism].joint or self.noiseless):
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
@@ -93,7 +93,7 @@ class ClientPrivacy:
     @property
     def initial_norm(self) -> float:
         """Return C of the first step."""
-        return self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else float(self.clip_norm)
+        return self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else _given_norm(self)
 
     def resolved_delta(self, units: int) -> float:
         """Return the delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
@@ -111,7 +111,7 @@ class RecordPrivacy:
 
     Args:
         clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for ``mechanism="laplace"``,
-            else the L2 norm.
+            else the L2 norm. None for that of the automatic settings.
         epsilon: the budget of every client, or one for each by its id. As for :class:`ClientPrivacy`.
         noise_multiplier: scale of the noise over the sensitivity C, the same for every client.
         delta: in [0, 1), 0 (pure epsilon) only without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N records
@@ -129,7 +129,7 @@ class RecordPrivacy:
         (1.0, 4.0)
     """
 
-    clip_norm: float
+    clip_norm: float | None = None
     epsilon: float | Mapping[str, float] | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -137,7 +137,7 @@ class RecordPrivacy:
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
-        positive(self, clip_norm=self.clip_norm)
+        positive(self, **given(clip_norm=self.clip_norm))
         budgets = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
         for value in budgets:
             pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
@@ -159,7 +159,7 @@ class RecordPrivacy:
     @property
     def initial_norm(self) -> float:
         """Return C."""
-        return float(self.clip_norm)
+        return _given_norm(self)
 
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
         """Return the budget of each client.
@@ -169,14 +169,14 @@ class RecordPrivacy:
         """
         if not isinstance(self.epsilon, Mapping):
             return (self.epsilon,) * len(ids)
-        known, given = set(ids), {id_of(name): budget for name, budget in self.epsilon.items()}
-        for name in given:
+        known, stated = set(ids), {id_of(name): budget for name, budget in self.epsilon.items()}
+        for name in stated:
             if name not in known:
                 raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
         for name in ids:
-            if name not in given:
+            if name not in stated:
                 raise ConfigError(f"RecordPrivacy.epsilon has no budget for client {name!r}; give one to every client.")
-        return tuple(float(given[name]) for name in ids)
+        return tuple(float(stated[name]) for name in ids)
 
     def resolved_delta(self, units: int) -> float:
         """Return the delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
@@ -184,6 +184,14 @@ class RecordPrivacy:
 
 
 Privacy = ClientPrivacy | RecordPrivacy
+
+
+def _given_norm(privacy: Privacy) -> float:
+    """Return the clip norm; raise ConfigError without one."""
+    if not isinstance(privacy.clip_norm, (int, float)):
+        name = type(privacy).__name__
+        raise ConfigError(f"{name}.clip_norm is missing, and only the automatic settings choose one; give a number.")
+    return float(privacy.clip_norm)
 
 
 def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source: str) -> None:

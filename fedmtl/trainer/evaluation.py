@@ -176,7 +176,7 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
                 mask = column < n[:, None]
                 index = first[members][:, None] + torch.where(mask, column, 0)
                 x, y = problem.data.gather("test", index, dtype=rows.dtype, device=rows.device)
-                outputs = stack.predict(parameters, x)
+                outputs = cut_off(stack.predict(parameters, x), problem.data.limit)
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
                 if metrics:
@@ -214,7 +214,8 @@ def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: 
     with problem.executor.stack() as stack:
         for index in torch.arange(begin, end).split(size) if end > begin else ():
             x, y = problem.data.gather("test", index, dtype=models.dtype, device=models.device)
-            outputs, y = stack.predict(models, x.expand(count, *x.shape)), y.expand(count, *y.shape)
+            outputs = cut_off(stack.predict(models, x.expand(count, *x.shape)), problem.data.limit)
+            y = y.expand(count, *y.shape)
             for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                 total.index_add_(1, owner[index - begin], values.cpu())
             if metrics:
@@ -225,6 +226,11 @@ def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: 
             for model in range(count):
                 others[:, model, place] = _measured(metrics, own[model], labels[model])
     return _table(sums, counts, others)
+
+
+def cut_off(outputs: Tensor, limit: float) -> Tensor:
+    """Return predictions within the public bound on targets: post-processing of any model."""
+    return outputs if limit == math.inf else outputs.clamp(-limit, limit)
 
 
 def _table(sums: Tensor, counts: Tensor, others: Tensor) -> Tensor:

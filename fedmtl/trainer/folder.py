@@ -234,6 +234,7 @@ class RunFolder:
             "folder": self.root,
             "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
             "bound": None if bound is None else RowBound(**bound),
+            "limit": math.inf if outcome.get("limit") is None else outcome["limit"],
             "finetuned": finetuned,
             "asked": tuple(
                 REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], (), "", own=True)
@@ -320,6 +321,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     return {name: getattr(result, name) for name in names} | {
         "finetuned": None if finetuned is None else vars(finetuned) | {"settings": describe(finetuned.settings)},
         "bound": None if bound is None else asdict(bound),
+        "limit": None if result.limit == math.inf else result.limit,
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": None if terms is None else {name: describe(value) for name, value in vars(terms).items()},
         "network": {

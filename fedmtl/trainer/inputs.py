@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import models
 from ..algorithms import Algorithm, ServerOptimizer
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Personalization
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
@@ -99,7 +99,7 @@ def check_kinds(settings: Trainer) -> None:
         ("privacy", settings.privacy, Privacy | None, "ClientPrivacy(...), RecordPrivacy(...) or None"),
         ("execution", settings.execution, Execution, "Execution(chunk=..., threads=...)"),
         ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
-        ("finetune", settings.finetune, Finetune | None, "Finetune(...) or None"),
+        ("finetune", settings.finetune, Personalization | None, "Finetune(...), Average(...) or None"),
         ("the algorithm's local", algorithm.local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),
         ("the algorithm's server_optimizer", optimizer, ServerOptimizer | None, server),
     ):

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from .._rounding import number_text
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Finetune, settled
+from ..algorithms.finetune import Finetune, Personalization, settled
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..local import Execution, operation_threads
 from ..local.losses import Loss
+from ..models import BoundedOutputs
 from ..privacy import Privacy, RecordPrivacy
 from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
@@ -45,7 +46,7 @@ RECORD_LEVEL = (
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
 
 
-def check_finetune(finetune: Finetune | None, algorithm: Algorithm) -> None:
+def check_finetune(finetune: Personalization | None, algorithm: Algorithm) -> None:
     """Refuse what cannot be finetuned.
 
     Raises:
@@ -59,7 +60,9 @@ def check_finetune(finetune: Finetune | None, algorithm: Algorithm) -> None:
         )
 
 
-def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[FederatedDataset, FederatedDataset | None]:
+def held_out(
+    data: FederatedDataset, finetune: Personalization | None
+) -> tuple[FederatedDataset, FederatedDataset | None]:
     """The data of the run, and those with the clients' validation records as test side, where they choose.
 
     The split of a client depends on its own id and number of records alone; one with a single record trains on it.
@@ -74,7 +77,7 @@ def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[Federat
 def finetuned(
     trained: Models,
     problem: Problem,
-    finetune: Finetune,
+    finetune: Personalization,
     *,
     name: str,
     validation: FederatedDataset | None = None,
@@ -100,11 +103,13 @@ def finetuned(
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
         scores = {"shared": trained.shared_by_client} | scores
     reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
+    reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
     final, chosen = models["finetuned"], dict[str, str]()
     measured = _measured(problem, final, metrics)
     scores["finetuned"] = measured.by_client(problem)
     if validation is not None:
+        assert isinstance(finetune, Finetune)  # no other one has a choice
         local = replace(finetune, kind="vanilla")
         models["local"] = problem.spread(lambda own: local.train(problem, problem.initial, own), everyone)
         scores["local"] = _measured(problem, models["local"], metrics).by_client(problem)
@@ -119,7 +124,8 @@ def finetuned(
     before = Stage(origin, scores[origin], diverged=trained.untrained if origin == "personal" else ())
     after = Stage("finetuned", by_client, diverged=diverged)
     compared = beside(after, before, REGISTRY[trained.metric], final.dtype) or (math.nan,) * 3
-    summary = Finetuned(finetune, origin, trained.metric, scores, chosen, *compared, diverged)
+    shares = dict(zip(finetune.parts, weights.double().mean(0).tolist(), strict=True))
+    summary = Finetuned(finetune, origin, trained.metric, scores, chosen, *compared, diverged, shares)
     return replace(trained, personal=final, by_client=by_client, finetuned=summary), measured
 
 
@@ -174,7 +180,7 @@ class Terms:
         loss, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
     """
 
-    finetune: Finetune
+    finetune: Personalization
     loss: str | Loss
     metrics: tuple[str | MetricFunction, ...]
     seed: int
@@ -187,7 +193,7 @@ class Terms:
         if algorithm.loss is not None:
             return None
         if finetune is not None:
-            finetune = replace(finetune, start="auto", validation=0.0)
+            finetune = finetune.of_new_clients()
         else:
             finetune = Finetune() if algorithm.local is None else Finetune(local=algorithm.local)
         return cls(finetune, settings.loss, tuple(settings.metrics), settings.seed, settings.dtype)
@@ -218,7 +224,7 @@ class NewClients(Scored):
         return f"NewClients: {len(self.ids):,} clients of {self.data_name}\n  not private: {metrics}"
 
     @property
-    def finetune(self) -> Finetune:
+    def finetune(self) -> Personalization:
         """How the models were made."""
         return self.finetuned.settings
 
@@ -260,7 +266,7 @@ def personalize(
     model: nn.Module,
     data: FederatedDataset | str | Mapping[str, Any],
     *,
-    finetune: Finetune | None = None,
+    finetune: Personalization | None = None,
     trainable: Sequence[str] | None = None,
     loss: str | Loss = "auto",
     metrics: Sequence[str | MetricFunction] = (),
@@ -298,9 +304,12 @@ def personalize(
     data = as_data(data)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
-    if not isinstance(finetune, Finetune | None):
-        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...) or None.")
+    if not isinstance(finetune, Personalization | None):
+        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...), Average(...) or None.")
     finetune = Finetune() if finetune is None else finetune
+    if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
+        limit: float = model.limit
+        model, data = model.model, replace(data, limit=min(data.limit, limit), verify=False)
     if finetune.start == "personal" or finetune.validation:
         raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
     asked = resolve_metrics(metrics, data.spec, data.name)
@@ -321,6 +330,7 @@ def personalize(
             asked=asked,
             data_name=data.name,
             module=problem.module,
+            limit=problem.data.limit,
         )
         tuned, _ = finetuned(released, problem, finetune, name=f"new clients of {data.name}", metrics=further)
     return NewClients(**vars(tuned))
@@ -330,7 +340,7 @@ def adapt(
     model: nn.Module,
     data: FederatedDataset | str | Mapping[str, Any],
     terms: Terms | None,
-    finetune: Finetune | None,
+    finetune: Personalization | None,
     device: str,
 ) -> NewClients:
     """Return personal models of new clients, by the settings of a run.

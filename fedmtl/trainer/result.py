@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .._rounding import number_text, rounded_up
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Personalization
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
 from ..models import ModelFactory
@@ -182,7 +182,7 @@ class Result(Scored):
         self,
         data: FederatedDataset | str | Mapping[str, Any],
         *,
-        finetune: Finetune | None = None,
+        finetune: Personalization | None = None,
         device: str | None = None,
     ) -> NewClients:
         """Return personal models of clients that took no part, which start from the released model, with their scores.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem, State, Tally
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
@@ -111,9 +112,9 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
     """Return the settings of a baseline. Of one that releases nothing no model decides on an early stop; and where each
     client fits its data once, there are no schedule, privacy and budgets."""
     changes: dict[str, Any] = {"algorithm": algorithm, "baselines": (), "callbacks": ()}
-    if isinstance(algorithm, Local | LocalFit):
+    if isinstance(algorithm, Local | LocalFit | LocalAverage):
         changes |= {"early_stopping": None, "finetune": None}
-    if isinstance(algorithm, LocalFit):
+    if isinstance(algorithm, LocalFit | LocalAverage):
         changes |= {"schedule": FullParticipation(), "privacy": None, "epsilons": None, "rounds": 1, "eval_every": None}
     return replace(settings, **changes)
 
@@ -149,21 +150,21 @@ def single_run(
         shortened = share_beyond(problem.data, bound)
         if bound is not None:  # records are scored as they are trained on
             problem = replace(problem, data=problem.data.bounded(bound))
-        data, validation = held_out(problem.data, settings.finetune)
+        data, validation = held_out(problem.data, resolved.finetune)
         problem = replace(problem, data=data)
         panel = Panel.draw(problem, settings.evaluate_clients)
         if validation is not None and panel.drawn:
             validation = validation.take_clients(panel.clients)
-        if settings.finetune is not None:
-            settings.finetune.check(problem)  # before anything is charged
+        if resolved.finetune is not None:
+            resolved.finetune.check(problem)  # before anything is charged
         _check_baselines(settings, problem)
         try_metrics(problem, settings.further_metrics)
         result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks)(resume)
-        if settings.finetune is not None:
+        if resolved.finetune is not None:
             result, measured = finetuned(
                 result,
                 panel.problem,
-                settings.finetune,
+                resolved.finetune,
                 name=algorithm.name,
                 validation=validation,
                 metrics=settings.further_metrics,
@@ -178,8 +179,9 @@ def single_run(
         result,
         chosen=chosen(settings.algorithm, algorithm, settings.repeated),
         bound=bound,
+        limit=problem.data.limit,
         shortened=shortened,
-        terms=Terms.of(settings),
+        terms=Terms.of(replace(settings, finetune=resolved.finetune)),
     )
     if folder is not None:
         ranks.share(lambda: folder.write_run(result, problem, settings.model))
@@ -189,7 +191,7 @@ def single_run(
 def _check_baselines(settings: Trainer, problem: Problem) -> None:
     """Refuse a baseline that cannot train this model before the run begins, not after it."""
     for name, baseline in named_baselines(settings.baselines, settings.algorithm).items():
-        if isinstance(baseline, LocalFit) or settings.algorithm.one_at_a_time:
+        if isinstance(baseline, LocalFit | LocalAverage) or settings.algorithm.one_at_a_time:
             continue
         try:
             baseline.plan(problem, settings.bound)

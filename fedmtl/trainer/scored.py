@@ -7,8 +7,8 @@ import copy
 import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, isnan
+from dataclasses import dataclass, field
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from .._check import id_of
 from .._rounding import number_text, rounded_up
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Personalization
 from ..data import RowBound
 from ..errors import ConfigError
 from ..local import Layout
-from ..models import BoundedInputs
+from ..models import BoundedInputs, BoundedOutputs
 from .metrics import REGISTRY, Metric, distribution, shares
 
 ByClient = Mapping[str, Mapping[str, float]]
@@ -38,6 +38,7 @@ class Finetuned:
         metric: the main metric.
         by_client: scores of each client's ``"shared"`` (where there is one), ``"personal"`` and ``"finetuned"`` model,
             and ``"local"`` where clients chose, each by metric and client.
+        weights: mean over the clients of the weights of the models that they averaged, by the model's name.
         chosen: name of the model that each client chose; empty where they did not choose.
         better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
             that finetuning started from; of those whose finetuning did not diverge, NaN without any.
@@ -45,7 +46,7 @@ class Finetuned:
             comparison.
     """
 
-    settings: Finetune
+    settings: Personalization
     start: str
     metric: str
     by_client: Mapping[str, ByClient]
@@ -54,6 +55,7 @@ class Finetuned:
     equal: float
     worse: float
     diverged: tuple[str, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scores(self) -> dict[str, Mapping[str, float]]:
@@ -76,6 +78,7 @@ class Finetuned:
             "worse": self.worse,
             "finetuning_diverged": len(self.diverged),
         }
+        numbers |= {f"weight_{name}": share for name, share in self.weights.items()}
         return numbers | {f"chose_{name}": share for name, share in self.choices.items()}
 
     def lines(self) -> list[str]:
@@ -86,6 +89,9 @@ class Finetuned:
             lines.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
         if self.diverged:
             lines.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
+        if self.weights:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.weights.items())
+            lines.append(f"  weights, mean over clients: {shares}")
         if self.chosen:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.choices.items())
             lines.append(f"  chosen by each client on its own validation records: {shares}")
@@ -109,6 +115,8 @@ class Scored:
         module: the network; ``None`` where files do not say how it is built.
         bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
             and for every score, and the models of :meth:`model_for` do so themselves.
+        limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`: the data's public
+            bound on targets; infinite for none.
         folder: of the run, if any.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
         untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
@@ -127,6 +135,7 @@ class Scored:
     data_name: str = "data"
     module: nn.Module | None = None
     bound: RowBound | None = None
+    limit: float = inf
     folder: Path | None = None
     evaluated: tuple[str, ...] | None = None
     untrained: tuple[str, ...] = ()
@@ -176,7 +185,8 @@ class Scored:
             )
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
-        return (module if self.bound is None else BoundedInputs(module, self.bound)).eval()
+        module = module if self.bound is None else BoundedInputs(module, self.bound)
+        return (module if self.limit == inf else BoundedOutputs(module, self.limit)).eval()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,10 +12,12 @@ from typing import Any
 from torch import nn
 
 from .._check import given, one_of, positive_int
+from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
 from ..data import FederatedDataset
+from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
 from ..models import ModelFactory
@@ -22,6 +25,7 @@ from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import BoundSchedule
+from .automatic import automatic, noise_level
 from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine
@@ -35,13 +39,17 @@ from .run import fitted
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
 from .stopping import EarlyStopping
 
+logger = logging.getLogger("fedmtl")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """Trains one model per client and reports what it cost.
 
     Args:
-        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...
+        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` for automatic settings of linear
+            models, which follow from public facts (:func:`~fedmtl.trainer.automatic.automatic`): also of ``model``,
+            ``schedule``, ``rounds``, ``finetune`` and the clip norm of ``privacy`` where they are left out.
         data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
             torch Dataset, of which a fifth is for test. Floating targets 0 and 1, or -1 and +1, are two classes under a
             logistic or hinge loss.
@@ -67,8 +75,9 @@ class Trainer:
             ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; each has its own ledger
             and is marked as not released.
         finetune: how every client continues after the run, from a released or its personal model, on its own data;
-            ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
-            nothing is sent. Baselines are finetuned, too, except local training.
+            ``None`` does not, and ``"auto"`` is ``None`` beside an algorithm. The finetuned models are the personal
+            models of the result and cost no epsilon, since nothing is sent. Baselines are finetuned, too, except local
+            training.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
@@ -113,18 +122,18 @@ class Trainer:
         (True, 10)
     """
 
-    algorithm: Algorithm
     data: FederatedDataset  # what else is accepted becomes a dataset
-    model: nn.Module | ModelFactory
-    schedule: Schedule
     privacy: Privacy | None
-    rounds: int
+    algorithm: Algorithm = "auto"  # type: ignore[assignment]  # "auto" becomes settings
+    model: nn.Module | ModelFactory = "auto"  # type: ignore[assignment]
+    schedule: Schedule = "auto"  # type: ignore[assignment]
+    rounds: int = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
     seed: int = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
-    finetune: Finetune | None = None
+    finetune: Personalization | None = "auto"  # type: ignore[assignment]
     device: str = "auto"
     dtype: str = "float32"
     execution: Execution = field(default_factory=Execution)
@@ -139,6 +148,7 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        self._choose()
         check_kinds(self)
         values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.loss, self.algorithm.loss)}
         values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
@@ -157,6 +167,26 @@ class Trainer:
         check_declared(self)
         check_finetune(self.finetune, self.algorithm)
         _ = self.asked_metrics  # refuses metrics that these data cannot have
+
+    def _choose(self) -> None:
+        """Fill in the automatic settings."""
+        names = ("algorithm", "model", "schedule", "rounds", "finetune")
+        left = [name for name in names if isinstance(value := getattr(self, name), str) and value == "auto"]
+        if "algorithm" in left and isinstance(self.privacy, Privacy | None):
+            object.__setattr__(self, "data", as_data(self.data))
+            chosen = automatic(self.data, self.privacy)
+            logger.info("%s", chosen.text())
+            for name in (*left, "privacy"):
+                object.__setattr__(self, name, getattr(chosen, name))
+            if not isinstance(self.baselines, str):
+                exact = tuple(LocalAverage() if item == "local" else item for item in self.baselines)
+                object.__setattr__(self, "baselines", exact)
+            return
+        missing = [name for name in left if name != "finetune"]
+        if missing:
+            raise ConfigError(f"{', '.join(missing)} must be given beside an algorithm; only 'auto' chooses them.")
+        if left:
+            object.__setattr__(self, "finetune", None)
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
@@ -229,7 +259,11 @@ class Trainer:
         bound = self.bound if isinstance(self.bound, BoundSchedule) else None
         privacy = self.repeated.privacies(self.privacy)
         algorithm = self.algorithm.resolve_auto(problem, bound, privacy if isinstance(privacy, tuple) else (privacy,))
-        return self if algorithm is self.algorithm else replace(self, algorithm=algorithm)
+        finetune = self.finetune
+        if finetune is not None:
+            finetune = finetune.resolved(noise_level(self.privacy, problem.data, problem.dimension, self.rounds))
+        same = algorithm is self.algorithm and finetune is self.finetune
+        return self if same else replace(self, algorithm=algorithm, finetune=finetune)
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""

@@ -38,9 +38,9 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
     "Ditto": SHARED | {"lam": 0.2},
-    "FedAvg": SHARED,
+    "FedAvg": SHARED | {"averaged": True},
     "FedPer": SHARED | {"head": ["1"], "head_local": SOLVER},
-    "FedProx": SHARED | {"mu": 0.7},
+    "FedProx": SHARED | {"mu": 0.7, "averaged": True},
     "FedRep": SHARED | {"head": ["1"], "head_local": SOLVER},
     "IFCA": {"clusters": 2, "spread": 0.5, "server_lr": 0.5, "local": SOLVER},
     "Local": {"local": SOLVER},
@@ -65,6 +65,10 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0,
         "start": 0.5, "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
         "confidence_power": 2.0,
+    },
+    "ProximalPoint": {
+        "mu": 0.5, "steps": 3, "averaged": True, "server_lr": 0.5, "weights": "examples", "cap": 9,
+        "server_optimizer": SERVER["server_optimizer"],
     },
     "PriorLayers": {
         "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "scale": 0.5,
@@ -91,7 +95,7 @@ def outcome(name: str, **changes: Any) -> list[Any]:
     usual = {"local": LocalSGD(lr=0.1, epochs=2, batch_size=4)} if "local" in fields else {}
     made = METHODS[name](**(usual | NEEDED.get(name, {}) | changes))
     clocked = made.one_at_a_time
-    linear = clocked or name in ("MPMTL", "PrivatePrior")
+    linear = clocked or name in ("LocalAverage", "MPMTL", "PrivatePrior", "ProximalPoint")
     law = "l2_laplace" if name == "PPDMTL" else "laplace"
     record = RecordPrivacy(clip_norm=10.0, epsilon=50.0, delta=1e-5, mechanism=law)
     result = Trainer(

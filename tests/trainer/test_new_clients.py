@@ -172,7 +172,10 @@ def test_new_clients_are_given_as_the_data_of_a_trainer_are() -> None:
     ("call", "said"),
     [
         (lambda result: result.adapt(None), "data is None; give a FederatedDataset"),
-        (lambda result: result.adapt(NEW, finetune="kl"), r"finetune is 'kl'; give Finetune\(\.\.\.\) or None"),
+        (
+            lambda result: result.adapt(NEW, finetune="kl"),
+            r"finetune is 'kl'; give Finetune\(\.\.\.\), Average",
+        ),
         (lambda result: personalize("mlp", NEW), "model is a str; give the released module"),
         (lambda result: personalize(result.shared_model(), 3), "data is an int; give a FederatedDataset"),
     ],

@@ -26,6 +26,7 @@ from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
 from ...local import Layout
+from ...local.losses import LOSSES, cross_entropy, half_mse, mse
 from ...privacy import GradientMessage, ScaledRows
 from ..base import Algorithm, Problem
 
@@ -203,23 +204,24 @@ class LinearData:
         return torch.cat(self.x), torch.cat(self.y)
 
 
-def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
+def probe_linear(module: nn.Module, shape: tuple[int, ...], outputs: int = 1) -> bool:
     """Return whether a linear model has a bias.
 
     Args:
-        module: maps (N, *shape) to (N,) or (N, 1).
+        module: maps (N, *shape) to (N, outputs), or (N,) for one.
         shape: of one example.
+        outputs: C; the parameters are the weights (C, features), then the biases (C,).
 
     Raises:
-        ModelError: not linear in its parameters with the layout [weights..., bias], or not one output.
+        ModelError: not linear in its parameters with the layout [weights..., bias], or other outputs.
     """
     features, layout = math.prod(shape), Layout.of(module)
-    bias = layout.dimension == features + 1
+    bias = layout.dimension == outputs * (features + 1)
     what = (
-        f"a linear model of {features:,} features with one output and parameters [weights..., bias], "
-        f"such as models.linear_regression"
+        f"a linear model of {features:,} features with {'one output' if outputs == 1 else f'{outputs} outputs'} and "
+        f"parameters [weights..., bias], such as models.{'linear' if outputs == 1 else 'softmax'}_regression"
     )
-    if layout.dimension not in (features, features + 1):
+    if layout.dimension not in (outputs * features, outputs * (features + 1)):
         raise ModelError(f"The model has {layout.dimension:,} parameters; needed: {what}.")
     wide = copy.deepcopy(module).double().cpu().eval()
     generator = torch.Generator().manual_seed(0)
@@ -227,11 +229,34 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
         theta = torch.randn(layout.dimension, generator=generator, dtype=torch.float64)
         x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            outputs = functional_call(wide, layout.views(theta), (x,))
-        expected = x.reshape(4, -1) @ theta[:features] + (theta[features] if bias else 0.0)
-        if outputs.numel() != 4 or not torch.allclose(outputs.reshape(4), expected, rtol=1e-9, atol=1e-9):
+            found = functional_call(wide, layout.views(theta), (x,))
+        expected = x.reshape(4, -1) @ theta[: outputs * features].reshape(outputs, features).T
+        expected = expected + (theta[outputs * features :] if bias else 0.0)
+        if found.numel() != expected.numel() or not torch.allclose(
+            found.reshape(4, -1), expected, rtol=1e-9, atol=1e-9
+        ):
             raise ModelError(f"The model is not theta . x in the order of its parameters; needed: {what}.")
     return bias
+
+
+def check_linear(problem: Problem) -> bool:
+    """Return whether the model, a linear one of a real target or of classes, has a bias.
+
+    Raises:
+        ModelError: another model or loss.
+    """
+    spec, loss = problem.data.spec, problem.loss
+    if spec.targets or loss not in LOSSES.values() or (loss in (mse, half_mse)) != (spec.classes is None):
+        raise ModelError("the loss is none of squared error of one number and of a linear model of classes.")
+    return probe_linear(problem.module, spec.shape, spec.outputs if loss is cross_entropy else 1)
+
+
+def records_of(problem: Problem, client: int) -> tuple[Array, Array]:
+    """Return the training records of one client, float64 x (n, d) and y (n,), computed from these records only."""
+    offsets = problem.data.train.offsets
+    index = torch.arange(int(offsets[client]), int(offsets[client + 1]))
+    x, y = problem.data.gather("train", index, dtype=torch.float64, device="cpu")
+    return x.reshape(len(index), -1).numpy(), y.double().numpy()
 
 
 def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Built:

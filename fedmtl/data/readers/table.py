@@ -59,7 +59,8 @@ def read_table(
             of their text, which a run with noise refuses, unless ``bounds`` has the column.
         bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and mapped to [-1, 1].
             Texts, the categories in order: two become -1 and +1, more one 0/1 feature each. The target of a regression
-            has a range likewise. Where all features have bounds, the dataset's domain follows from them.
+            has a range likewise, at which predictions are cut off. Where all features have bounds, the dataset's
+            domain follows from them.
         labels: the target's values in order of their class number, as text; needed where the target is text.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
         test_fraction: share of each client's rows held out for test.
@@ -124,7 +125,8 @@ def read_table(
     if transform is None and bounds.keys() >= set(features):
         scaled = data.classes is not None or target in ranges
         domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
-    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, verify=False)
+    limit = 1.0 if target in ranges else math.inf
+    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, limit=limit, verify=False)
 
 
 def _is_range(column: str, values: Sequence[Any]) -> bool:

@@ -1,0 +1,236 @@
+"""Personalization by averaging: every client weighs several models of its own by how well they predict.
+
+A client with n records (x_i, y_i) has four sources of a model: its own records (``alone``), the ``shared`` model as it
+was released, that model with an intercept of the client's own (``intercept``), and that model with slopes of its own
+that a ridge pulls to the shared ones (``ridge``). It averages them with the weights
+
+    w_m  ~  prior_m * (e_m + c / n)^(-n / 4),     e_m = (1 / n) sum_i (y_i - prediction of y_i by m fitted without i)^2
+
+The likelihood of n residuals under a normal law whose variance is their most plausible one is e_m^(-n / 2); that of
+residuals left out one at a time scores a model by predictions and not by its fit (Geisser and Eddy, JASA 1979:
+predictive sample reuse). These residuals share records, so the likelihood is tempered by 2, and c / n keeps a model
+that predicts a few records by chance from taking all the weight. An average loses less than a choice: no model has to
+win, and no record is withheld from the run or from the final fit.
+
+*Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
+with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero
+(``alone``) or the shared model. A model adds an intercept a and slopes v to its base:
+
+    min over a, v of  sum_i (r_i - a - v . z_i)^2 + kappa a^2 + lambda ||v||^2
+
+As the z_i sum to zero, a and v separate. With Z = U S V^T, the fit is H r with
+
+    H = 1 1^T / (n + kappa) + U diag(S^2 / (S^2 + lambda)) U^T,
+
+and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS). One decomposition
+gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the slopes of the base. ``alone`` has
+kappa = 0, so that its mean is not penalized.
+
+*Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a pull
+
+    min over w  (1 / n) sum_i loss_i(w) + (lambda / 2) ||w - w_0||^2,
+
+w_0 = 0 (``alone``) or the shared model (``ridge``), beside that model as it is (``shared``). A model weighs
+
+    w_m  ~  prior_m * exp(hits + .1 * log likelihood)
+
+of the records of each fold by the fit without them. Few records of a class make the likelihood alone choose badly.
+
+Every number is a function of the client's own records and of what it starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .._check import Rate, check_fields
+from ..errors import ConfigError, ModelError
+from ..local.losses import half_mse, mse
+from ..random import derive_key, keyed_bits
+from .base import Algorithm, Problem
+from .cohort import Cohort, Own
+from .finetune import Personalization
+from .linear.classes import accelerated, flat, layers, log_likelihoods
+from .linear.data import check_linear, records_of
+
+Array = NDArray[np.float64]
+
+INTERCEPT_RIDGES: Array = np.array([0.0, 1.0, 3.0, 10.0, 30.0, 100.0, np.inf])
+SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
+PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
+FOLDS, STEPS = 5, 100
+PARTS = ("alone", "shared", "intercept", "ridge")
+_PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
+_FLOOR = 0.02  # c, in squares of the largest target
+_LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Personalization):
+    """Every client averages models, its own and the shared one, weighted by how they predict records left out.
+
+    Only for linear models, of real targets or of classes.
+
+    Args:
+        alone: prior weight of the models of a client's own records, in (0, 1], where 1 leaves all others out; None: .1,
+            and .3 or .8 where the noise of the released model is above 1 or 4, see
+            :func:`~fedmtl.trainer.automatic.noise_level`.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    alone: Rate | None = None
+
+    kind = "average"
+    parts: ClassVar[tuple[str, ...]] = PARTS
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def text(self) -> str:
+        return f"average of models, of which those of the client's own records have the prior weight {self._alone:g}"
+
+    @property
+    def _alone(self) -> float:
+        return 0.1 if self.alone is None else self.alone
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a model that is not linear, or a loss without a name.
+
+        Raises:
+            ConfigError: what is accepted.
+        """
+        try:
+            check_linear(problem)
+        except ModelError as error:
+            raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
+
+    def resolved(self, noise: float) -> Self:
+        if self.alone is not None:
+            return self
+        return replace(self, alone=0.1 if noise <= 1 else 0.3 if noise <= 4 else 0.8)
+
+    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        bias, squared, limit = check_linear(problem), problem.loss in (mse, half_mse), problem.data.limit
+        starts = start.expand(len(clients), -1).double().cpu().numpy()
+        found = np.zeros((len(clients), problem.dimension + len(PARTS)))
+        found[:, : problem.dimension], found[:, problem.dimension + PARTS.index("shared")] = starts, 1.0
+        for place, client in enumerate(clients.tolist()):
+            x, y = records_of(problem, client)
+            if not len(x) or not np.isfinite(starts[place]).all():
+                continue
+            with np.errstate(all="ignore"):
+                if squared:
+                    averaged = average_numbers(x, y, starts[place], bias, self._alone, limit)
+                else:
+                    fold = _fold(problem, client, len(x))
+                    averaged = average_classes(x, y.astype(np.int64), starts[place], bias, self._alone, fold)
+            found[place] = np.concatenate(averaged)
+        return torch.from_numpy(found).to(start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalAverage(Algorithm):
+    """The average of the models of every client's own records. Nothing leaves a client."""
+
+    name = "local"
+
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        return {}, c.own
+
+    def personal(self, c: Cohort) -> Tensor:
+        return Average(alone=1.0).train(c.problem, c.initial, c.ids)
+
+
+def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float, limit: float) -> tuple[Array, Array]:
+    """Return a client's average of linear models of a number (p,), and the weights of the :data:`PARTS`.
+
+    Args:
+        x, y: (n, d) and (n,), its records.
+        shared: (p,), [weights..., bias] of the released model.
+        bias: whether the last parameter is a bias; models without one have no intercept of their own.
+        alone: prior weight.
+        limit: predictions are cut off at this absolute value; infinite for none.
+    """
+    (n, d), intercepts = x.shape, INTERCEPT_RIDGES if bias else np.array([np.inf])
+    center = x.mean(0) if bias else np.zeros(d)
+    spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))
+    u, s, vt = np.linalg.svd((x - center) / spread, full_matrices=False)
+    models, logs, parts = [], [], []
+    for base, kappas in ((np.zeros_like(shared), intercepts[:1]), (shared, intercepts)):
+        residual = y - x @ base[:d] - (base[d] if bias else 0.0)
+        along, shrunk = u.T @ residual, s**2 / (s**2 + SLOPE_RIDGES[:, None])  # (lambda, r)
+        for kappa in kappas:
+            a = residual.sum() / (n + kappa)
+            fit = a + (shrunk * along) @ u.T  # (lambda, n)
+            free = 1.0 - 1.0 / (n + kappa) - shrunk @ (u**2).T
+            left_out = np.where(free > 1e-9, (residual - fit) / np.maximum(free, 1e-9), residual)
+            predicted = np.clip(y - left_out, -limit, limit)
+            logs.append(((y - predicted) ** 2).mean(1))
+            slopes = base[:d] + (shrunk / np.where(s > 0, s, 1.0) * along) @ vt / spread
+            offset = [] if not bias else [(base[d] + a - (slopes - base[:d]) @ center)[:, None]]
+            models.append(np.concatenate([slopes, *offset], 1))
+            part = np.full(len(SLOPE_RIDGES), PARTS.index("alone" if base is not shared else "ridge"))
+            if base is shared:
+                part[-1] = PARTS.index("shared" if kappa == np.inf else "intercept")
+            parts.append(part)
+    bound = limit if limit < np.inf else np.abs(y).max()
+    errors = np.concatenate(logs) + _FLOOR * bound**2 / n + 1e-300
+    return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), alone)
+
+
+def average_classes(
+    x: Array, y: NDArray[np.int64], shared: Array, bias: bool, alone: float, fold: NDArray[np.int64]
+) -> tuple[Array, Array]:
+    """Return a client's average of linear models of classes (p,), and the weights of the :data:`PARTS`.
+
+    Args:
+        x, y: (n, d) and labels (n,), its records.
+        shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a logistic one.
+        bias, alone: see :func:`average_numbers`.
+        fold: (n,), the fold of each record.
+    """
+    rows = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
+    start = layers(shared, rows.shape[1], bias)
+    bases = np.stack([np.zeros_like(start)] * len(PULLS) + [start] * (len(PULLS) + 1))
+    pulls, trained = np.concatenate([PULLS, PULLS, [np.inf]]), len(bases) - 1
+    used = np.concatenate([fold[None] != np.arange(FOLDS)[:, None], np.ones((1, len(x)), dtype=bool)])
+    fits = np.stack([bases] * (FOLDS + 1))  # of the records outside of each fold, then of all
+    for row, fit in zip(used, fits, strict=True):
+        if row.any():
+            fit[:trained] = accelerated(rows[row], y[row], bases[:trained], pulls[:trained], STEPS)
+    scores = np.zeros(len(bases))
+    for row, fit in zip(~used[:FOLDS], fits, strict=False):
+        log_likelihood, hits = log_likelihoods(rows[row], y[row], fit)
+        scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
+    parts = np.repeat([PARTS.index(name) for name in ("alone", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
+    return _averaged(flat(fits[-1], bias), scores, parts, alone)
+
+
+def _averaged(models: Array, logs: Array, parts: NDArray[np.int64], alone: float) -> tuple[Array, Array]:
+    """Return the mean of models (m, p) by their log weights, and the weight of each part.
+
+    A half of what ``alone`` leaves of the prior is of the shared model, and the rest of the parts beside it; the models
+    of a part have equal shares.
+    """
+    prior = np.array([alone, *(np.array([5.0, 2.0, 2.0]) / 9 * (1 - alone))])
+    logs = logs + np.log(prior / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
+    finite = np.isfinite(models).all(1) & np.isfinite(logs)
+    weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)
+    weights /= weights.sum()
+    shares: Array = np.bincount(parts, weights, minlength=len(PARTS)).astype(float)
+    return weights @ np.where(finite[:, None], models, 0.0), shares
+
+
+def _fold(problem: Problem, client: int, count: int) -> NDArray[np.int64]:
+    """Return the fold of each record of a client, by a permutation that its id and its number of records decide."""
+    bits = keyed_bits(derive_key(problem.seed, "folds"), problem.data.keys[client], 0, torch.arange(count))
+    folds: NDArray[np.int64] = bits.argsort().argsort().numpy() % FOLDS
+    return folds

@@ -1,0 +1,152 @@
+"""Automatic settings: what they follow from, the proximal point method, and what a user sees."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.optimize import minimize
+
+from fedmtl import (
+    ClientPrivacy,
+    FedAvg,
+    FullParticipation,
+    LocalSGD,
+    PoissonSampling,
+    ProximalPoint,
+    RecordPrivacy,
+    Trainer,
+)
+from fedmtl.algorithms import LocalAverage, cohort
+from fedmtl.data import Domain, FederatedDataset
+from fedmtl.errors import ConfigError
+from fedmtl.trainer.automatic import automatic, multiplier_of_one_release, noise_of
+from tests.algorithms.harness import problem_of, run
+from tests.helpers import regression
+
+
+def numbers(clients: int, count: int = 12, seed: int = 0) -> FederatedDataset:
+    random = np.random.default_rng(seed)
+    rows = {}
+    for client in range(clients):
+        x = random.uniform(-1, 1, (count, 2)).astype(np.float32)
+        y = 0.4 * x[:, 0] - 0.3 * x[:, 1] + 0.1 * random.normal(size=count)
+        rows[f"c{client}"] = x, np.clip(y, -1, 1).astype(np.float32)
+    data = FederatedDataset.from_tensors(rows, classes=None, domain=Domain(2.0, 2**0.5, 1.0))
+    return replace(data, limit=1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_the_multiplier_of_one_release_is_that_of_the_library(epsilon: float) -> None:
+    accountant = PLDAccountant()
+    accountant.compose(GaussianDpEvent(multiplier_of_one_release(epsilon, 1e-5)))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, rel=2e-3)
+
+
+def test_nu_is_the_noise_of_a_round_over_the_clip() -> None:
+    """The report of a run has the standard deviation of a coordinate of a released mean."""
+    result = Trainer(data=numbers(30), privacy=ClientPrivacy(epsilon=2.0), progress=False).fit()
+    measured = result.privacy.noise_std * math.sqrt(3) / result.privacy.clip_norm
+    assert noise_of(ClientPrivacy(epsilon=2.0), numbers(30), 3, 20) == pytest.approx(measured, rel=5e-3)
+    assert noise_of(ClientPrivacy(noise_multiplier=2.0), numbers(30), 3, 20) == pytest.approx(2 * math.sqrt(3) / 30)
+    assert noise_of(None, numbers(30), 3, 20) == noise_of(ClientPrivacy(epsilon=math.inf), numbers(30), 3, 20) == 0
+
+
+def test_choices_follow_from_public_facts() -> None:
+    loud, quiet = (automatic(numbers(20), ClientPrivacy(epsilon=epsilon)) for epsilon in (0.2, 20.0))
+    assert loud.rounds == quiet.rounds == 20
+    assert loud.privacy.clip_norm == pytest.approx(0.1 / loud.noise)
+    assert quiet.privacy.clip_norm == 0.3
+    assert (loud.finetune.alone, quiet.finetune.alone) == (0.8, 0.1)
+    assert automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
+    assert isinstance(quiet.schedule, FullParticipation)
+    assert automatic(numbers(301, 2), None).schedule == PoissonSampling(cohort=300)
+    records = automatic(numbers(20), RecordPrivacy(epsilon=1.0))
+    assert isinstance(records.algorithm, FedAvg)
+    assert records.algorithm.weights == "examples"
+    other = replace(numbers(20), train=numbers(20, seed=1).train)  # other values, the same numbers of records
+    assert replace(automatic(other, RecordPrivacy(epsilon=1.0)), model=records.model) == records
+
+
+def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
+    trainer = Trainer(data=numbers(9), privacy=None, rounds=3, finetune=None, baselines=("local",))
+    assert (trainer.rounds, trainer.finetune, trainer.baselines) == (3, None, (LocalAverage(),))
+    with pytest.raises(ConfigError, match="model, schedule, rounds must be given beside an algorithm"):
+        Trainer(data=numbers(9), privacy=None, algorithm=FedAvg())
+    with pytest.raises(ConfigError, match="clip_norm is missing"):
+        Trainer(
+            data=numbers(9), privacy=ClientPrivacy(epsilon=1.0), algorithm=FedAvg(), model="linear_regression",
+            schedule=FullParticipation(), rounds=3, progress=False,
+        ).fit()  # fmt: skip
+
+
+def test_steps_minimize_the_local_objective() -> None:
+    problem = problem_of(regression(clients=3), rounds=1)
+    shared = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    c = cohort.Cohort(problem, torch.arange(3), {"global": shared}, round=0)
+    sent = ProximalPoint(mu=0.2).update(c)[0]
+    for client in range(3):
+        x, y = problem.data.gather("train", torch.arange(30 * client, 30 * client + 30), dtype=torch.float64)
+        x, y, w = x.numpy(), y.numpy(), shared.numpy()
+        loss = lambda v, x=x, y=y, w=w: np.mean((x @ v - y) ** 2) / 2 + 0.1 * np.sum((v - w) ** 2)  # noqa: E731
+        np.testing.assert_allclose(sent[client] + shared, minimize(loss, w, options={"gtol": 1e-10}).x, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_the_released_model_is_the_mean_of_the_last_half(rounds: int) -> None:
+    problem, seen = problem_of(regression(clients=3), rounds=rounds), []
+    algorithm = FedAvg(averaged=True, local=LocalSGD(lr=0.1, steps=2))
+    state = run(algorithm, problem, watch=lambda step, state: seen.append(state.public["global"].clone()))
+    last = torch.stack(seen[1 + rounds // 2 :])
+    torch.testing.assert_close(algorithm.shared(state), last.mean(0))
+    everybody = torch.arange(3)
+    assert torch.equal(algorithm.personalize(problem, state, everybody)[0], algorithm.shared(state))
+
+
+def test_exact_steps_are_refused_where_records_are_protected() -> None:
+    """They would be sent without noise: DP-SGD protects gradients of local steps."""
+    with pytest.raises(ConfigError, match="no local solver"):
+        Trainer(
+            data=numbers(9), privacy=RecordPrivacy(epsilon=1.0, clip_norm=1.0), algorithm=ProximalPoint(),
+            model="linear_regression", schedule=FullParticipation(), rounds=3, progress=False,
+        ).fit()  # fmt: skip
+
+
+@pytest.mark.parametrize("privacy", [ClientPrivacy(epsilon=8.0), RecordPrivacy(epsilon=8.0), None])
+def test_it_helps_clients_with_few_records(privacy) -> None:
+    """Clients of ten training records around one truth: the average beats their models, and a constant."""
+    result = Trainer(data=numbers(60), privacy=privacy, baselines=("local",), progress=False).fit()
+    assert result.metrics["mse"] < result.baselines["local"].metrics["mse"]
+    assert result.metrics["mse"] < 0.04  # of targets with the variance .09
+
+
+def test_classes(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    rows = {}
+    for client in range(30):
+        x = random.uniform(-1, 1, (20, 2)).astype(np.float32)
+        rows[f"c{client}"] = x, (x.sum(1) > 0).astype(int) + (x.sum(1) > 0.8)
+    data = FederatedDataset.from_tensors(rows, classes=3)
+    result = Trainer(data=data, privacy=ClientPrivacy(epsilon=8.0), progress=False).fit()
+    assert result.metrics["accuracy"] > 0.75
+
+
+def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
+    from fedmtl.cli.main import main
+
+    random = np.random.default_rng(0)
+    lines = ["ward,age,sex,days"]
+    for _ in range(300):
+        age, sex = random.integers(18, 95), random.integers(2)
+        days = np.clip(5 + 0.1 * age + 2 * sex + random.normal(), 0, 30)
+        lines.append(f"w{random.integers(9)},{age},{'fm'[sex]},{days:.2f}")
+    (tmp_path / "visits.csv").write_text("\n".join(lines))
+    words = ["data=table", f"data.path={tmp_path / 'visits.csv'}", "data.client=ward", "data.target=days"]
+    words += ["data.bounds={age: [18, 95], sex: [f, m], days: [0, 30]}", "privacy.epsilon=8"]
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    printed = capsys.readouterr()
+    assert "automatic settings from public facts (nu = " in printed.err
+    assert "proximal_point + finetuning" in printed.out
