@@ -446,21 +446,16 @@ def test_a_class_that_cannot_be_imported_is_said_with_its_reason(
 
 
 def test_help_does_not_import_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys; from fedmtl import cli; code = cli.main(sys.argv[1:]);"
-        "print('torch' in sys.modules, 'matplotlib' in sys.modules, code)"
-    )
+    script = """
+import sys
+from fedmtl import cli
+print([cli.main(words.split()) for words in ("--help", "--version", "resume nowhere")])
+print({"torch", "matplotlib"} & set(sys.modules))
+"""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    for words, code in ((["--help"], 0), (["--version"], 0), (["resume", "nowhere"], 2)):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *words],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.splitlines()[-1] == f"False False {code}", words
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[0, 0, 2]", "set()"]
 
 
 def test_cfg_prints_the_settings_and_trains_nothing(tmp_path: Path) -> None:

@@ -56,9 +56,7 @@ def setting(name: str):
 
 
 def privacy_of(name: str) -> RecordPrivacy:
-    if name == "p2p, published":
-        return replace(NOISED, mechanism="laplace")
-    return replace(NOISED, clip_norm=9.0) if "statistics" in name else NOISED
+    return replace(NOISED, mechanism="laplace") if name == "p2p, published" else NOISED
 
 
 def compare(state, other, recorded, record) -> None:

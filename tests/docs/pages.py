@@ -47,7 +47,6 @@ _SMALL = {
     "replicates": 2,
     "progress": "false",
 }
-_FRAME = {"rounds", "progress", "replicates"}  # settings that a command may override even where it gave them
 
 
 @dataclass(frozen=True)

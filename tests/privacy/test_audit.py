@@ -32,7 +32,6 @@ from fedmtl.privacy.audit.statistics import (
     normal_p,
 )
 
-COINS = np.random.default_rng(5)
 SMALL = Effort(noise=6000, cohorts=100)
 
 
