@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fedmtl import Ditto, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy
-from fedmtl.errors import ConfigError
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
@@ -61,8 +60,3 @@ def test_both_trainings_of_a_record_are_charged():
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
     found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
     assert found.epsilon == pytest.approx(record_epsilon(2 * 2), rel=1e-3)
-
-
-def test_a_pull_that_the_solver_cannot_follow_is_refused():
-    with pytest.raises(ConfigError, match="lam"):
-        Ditto(lam=30.0, local=LocalSGD(lr=0.1))

@@ -91,8 +91,3 @@ def test_local_is_every_client_alone():
             trail.append(local_steps(x, y, trail[-1]))
         gaps = [np.abs(personal[client] - w).max() for w in trail[1:]]
         assert min(gaps) < 1e-12  # some whole number of participations, at least one through personalize
-
-
-def test_a_pull_that_the_solver_cannot_follow_is_refused():
-    with pytest.raises(ConfigError, match=r"lr \* lam"):
-        FedProx(mu=30.0, local=LocalSGD(lr=0.1))

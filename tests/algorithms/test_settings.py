@@ -165,3 +165,11 @@ def test_peers_with_a_model_of_their_own_take_no_bounds(field: str) -> None:
 def test_a_setting_of_peers_that_needs_another_is_refused_without_it() -> None:
     with pytest.raises(ConfigError, match=r"PeerToPeer\.refine_from is .* no effect without refine"):
         fedmtl.PeerToPeer(graph=Ring(), refine_from="neighbours")
+
+
+def test_a_pull_that_the_solver_cannot_follow_is_refused() -> None:
+    local = fedmtl.LocalSGD(lr=0.1)
+    for kind, pull in (("FedProx", "mu"), ("Ditto", "lam"), ("PMTL", "lam"), ("Finetune", "lam")):
+        more = {"kind": "mean"} if kind == "Finetune" else {}
+        with pytest.raises(ConfigError, match=r"lr \* lam = 0\.1 \* 30"):
+            getattr(fedmtl, kind)(**{pull: 30.0}, local=local, **more)

@@ -483,9 +483,5 @@ def test_impossible_requests_are_refused_by_name() -> None:
         door(RecordPrivacy(clip_norm=1.0, epsilon={"nobody": 1.0}))
     with pytest.raises(ConfigError, match="client 'client-0' in one round"):
         door(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, epsilon=0.5))
-    with pytest.raises(ConfigError, match="clip_norm"):
-        RecordPrivacy(clip_norm=-1.0, epsilon=1.0)
     with pytest.raises(ConfigError, match="inf for some clients"):
         RecordPrivacy(clip_norm=1.0, epsilon={"a": 1.0, "b": math.inf})
-    with pytest.raises(ConfigError, match="mechanism"):
-        RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="wishart")

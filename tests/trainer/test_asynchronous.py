@@ -120,14 +120,6 @@ def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
         trainer("learner", baselines=("fedavg",))
 
 
-def test_an_owner_that_never_wakes_keeps_its_budget():
-    schedule = PoissonClocks(per_client=ANSWERS, rate=(1.0, 1.0, 0.0, 1.0, 1.0))
-    result = trainer("learner", schedule=schedule).fit()
-    assert result.final["round"] == 4 * ANSWERS
-    assert result.privacy.by_client is not None
-    assert result.privacy.by_client[0] == 0.0
-
-
 def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
     events = run.bound.events(0, 0, 9)

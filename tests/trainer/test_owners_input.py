@@ -9,7 +9,6 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ScaledRows
 from fedmtl.schedules import TraceLatency
 from fedmtl.trainer.problem import build_problem
@@ -102,34 +101,3 @@ def test_an_owner_that_never_wakes_is_charged_nothing_and_holds_up_nobody(method
 def test_budgets_that_differ_are_each_owners_own(method):
     result = trainer(method, epsilon={"o0": 4.0, "o1": 1.0, "o2": 2.0}).fit()
     assert [round(e, 2) for e in result.privacy.by_client] == [1.0, 2.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "says"),
-    [
-        ({"epsilon": 0.0}, ConfigError, "epsilon is 0.0; it must be a finite number above 0"),
-        ({"epsilon": {"o0": 1.0, "o1": 0.0, "o2": 1.0}}, ConfigError, "epsilon is 0.0"),
-        ({"epsilon": {"o0": 1.0, "o1": 1.0}}, ConfigError, "no budget for client 'o2'"),
-        ({"epsilon": {"o0": 1.0, "o1": 1.0, "bank": 1.0}}, ConfigError, "names 'bank'; the clients are 'o0'"),
-        ({"per_client": [1, 2]}, ConfigError, "per_client has 2 entries for 3 clients"),
-        ({"schedule": PoissonClocks(per_client=1, rate=[1.0] * 4)}, ConfigError, "rate has 4 entries for 3 clients"),
-        (
-            {"schedule": Latencies(latency=1.0, activations=1, scale=[1.0])},
-            ConfigError,
-            "scale has 1 entries for 3 clients",
-        ),
-        (
-            {"schedule": Latencies(latency=TraceLatency({"o0": [1.0], "o2": [1.0]}), activations=1)},
-            DataError,
-            "client 'o1' has no row",
-        ),
-        (
-            {"schedule": Latencies(latency=TraceLatency({"o0": [1.0], "o1": [2.0, -1.0], "o2": [1.0]}), activations=1)},
-            DataError,
-            "client 'o1', value 2 is -1.0",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_owners_is_refused_by_name(settings, error, says):
-    with pytest.raises(error, match=says):
-        trainer("learner", **settings).fit()
