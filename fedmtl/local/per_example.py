@@ -87,9 +87,7 @@ def example_gradients(
             for begin in range(0, number, size):
                 part = slice(begin, min(begin + size, number))
                 views = stack.layout.views(stack.rows[own])
-                gradients = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
-                rows = _flat(stack, gradients, part.stop - begin)
-                del gradients
+                rows = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
                 yield rows, torch.full((part.stop - begin,), copy, device=x.device)
     else:
         count, folded = _ALIKE // width, [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
@@ -101,16 +99,9 @@ def example_gradients(
             place, column = copy_of.to(x.device), block.to(x.device)
             views = stack.layout.views(_rows_of(stack, place, copy_of))
             chosen = real.flatten().nonzero()[:, 0]
-            gradients = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
-            rows = _flat(stack, gradients, real.numel())
-            del gradients
+            rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
             owner = copy_of.repeat_interleave(width)[chosen]
             yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
-
-
-def _flat(stack: StackedModule, gradients: Tensors, examples: int) -> Tensor:
-    """Return gradients by name as rows (``examples``, D)."""
-    return torch.cat([gradients[name].reshape(examples, -1) for name in stack.layout.names], dim=1)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
@@ -124,9 +115,9 @@ def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
     return whole
 
 
-def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]:
+def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) ->
-    gradients (A, B, ...)."""
+    gradients (A * B, D)."""
 
     def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)
@@ -136,12 +127,12 @@ def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Te
     over_examples = vmap(grad(example_loss), in_dims=(None, None, 0, 0, 0))
     over_copies = vmap(over_examples)
 
-    def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensors:
+    def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         if x.shape[0] > 1:
-            return over_copies(parameters, address, x, y, position)
-        # one copy needs no second batching rule: its weights enter ordinary kernels
-        single = {name: value.squeeze(0) for name, value in parameters.items()}
-        result: Tensors = over_examples(single, *(value.squeeze(0) for value in (address, x, y, position)))
-        return result
+            result = over_copies(parameters, address, x, y, position)
+        else:  # one copy needs no second batching rule: its weights enter ordinary kernels
+            single = {name: value.squeeze(0) for name, value in parameters.items()}
+            result = over_examples(single, *(value.squeeze(0) for value in (address, x, y, position)))
+        return torch.cat([result[name].reshape(position.numel(), -1) for name in stack.layout.names], dim=1)
 
     return gradient
