@@ -114,7 +114,7 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
                 if setup.one_at_a_time or first < 3 or first % 16 == 0:
                     values, accepted = _again(setup, channel, first, members, clients)
                     again += accepted
-                    if any(bool(value.any()) for value, whose in zip(values, clients, strict=False) if not whose):
+                    if any(bool(value.any()) for value, taking in zip(values, clients, strict=False) if not taking):
                         wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
                     if _accepted(begun_again, first, members):
                         wrong.append(f"step {first} began twice")
@@ -187,10 +187,10 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
 # What must be refused
 
 
-def _accepted(act: Callable[..., Any], *given: Any) -> bool:
+def _accepted(act: Callable[..., Any], *arguments: Any) -> bool:
     """Return whether an act is not refused."""
     try:
-        act(*given)
+        act(*arguments)
     except (PrivacyError, BudgetExhausted):
         return False
     return True
@@ -225,7 +225,7 @@ def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> int:
         local.release(clients[:1], number, empty)
     others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
     tries = [(clients[:1], 0), (clients[:1], numbers[-1] + 1), *((other, 0) for other in others)]
-    return sum(_accepted(local.release, *one, empty) for one in tries)
+    return sum(_accepted(local.release, *attempt, empty) for attempt in tries)
 
 
 def _caps(setup: Setup, seed: int) -> Finding:

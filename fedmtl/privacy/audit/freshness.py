@@ -39,15 +39,15 @@ def freshness(
     restored run."""
     first, second = seeds(seed, "noise", 2)
     findings = []
-    for name, one in noise.items():
+    for name, sample in noise.items():
         if not name.endswith("/count"):
-            findings += fresh_within(name, one.units, setup.parts(one.units.shape[1]))
-            findings.append(unrelated(f"freshness: releases of {name}", _long(one.units)))
-        if one.clients.max(initial=-1) >= 0:
-            findings.append(_fresh_groups(f"freshness: clients of {name}", one, one.clients))
-            findings.append(_fresh_groups(f"freshness: steps of {name}", one, one.steps))
-        if one.releases and one.releases[0].claim.bands:
-            findings.append(_lags(f"freshness: rounds of {name}", one.units.T))
+            findings += fresh_within(name, sample.units, setup.parts(sample.units.shape[1]))
+            findings.append(unrelated(f"freshness: releases of {name}", _long(sample.units)))
+        if sample.clients.max(initial=-1) >= 0:
+            findings.append(_fresh_groups(f"freshness: clients of {name}", sample, sample.clients))
+            findings.append(_fresh_groups(f"freshness: steps of {name}", sample, sample.steps))
+        if sample.releases and sample.releases[0].claim.bands:
+            findings.append(_lags(f"freshness: rounds of {name}", sample.units.T))
     if len(noise) > 1:
         smallest = min(claims.of(name).size for name in claims.names)
         findings += fresh_names(gathered(setup, claims, first, _STEPS * smallest))
@@ -61,10 +61,10 @@ def _of_replicates(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     if not setup.one_at_a_time or setup.secure:
         return []
     count = steps_for(setup, claims, _ROWS * _SHORTEST)
-    one = noise_of(setup, claims, setup.open(seed), 0, count)[GRADIENTS]
+    single = noise_of(setup, claims, setup.open(seed), 0, count)[GRADIENTS]
     with closing(setup.open(seed, replicates=2)) as both:
         two = noise_of(setup, claims, both, 0, count)[GRADIENTS]
-    return [fresh_between("freshness: replicates of gradients", one.units, two.units)]
+    return [fresh_between("freshness: replicates of gradients", single.units, two.units)]
 
 
 def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
@@ -72,9 +72,9 @@ def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
     few, total = np.arange(len(setup.sizes))[:CLIENTS], setup.records.local_steps
-    one = noise_of(setup, claims, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
-    own = one.steps % total[one.clients] // (total[one.clients] // setup.records.trainings)
-    first, *later = (one.units[own == training] for training in range(setup.records.trainings))
+    sample = noise_of(setup, claims, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
+    own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
+    first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
     return [fresh_between(check.format(number), first, other) for number, other in enumerate(later, start=2)]
 
@@ -87,13 +87,13 @@ def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Findi
     steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
     whole, *fewer = (noise_of(setup, claims, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
     pairs = moved = 0
-    for name, one in whole.items():
-        at = {key: row for row, key in enumerate(zip(one.clients.tolist(), one.steps.tolist(), strict=True))}
-        for other in (found[name] for found in fewer):
+    for name, sample in whole.items():
+        at = {key: row for row, key in enumerate(zip(sample.clients.tolist(), sample.steps.tolist(), strict=True))}
+        for other in (others[name] for others in fewer):
             for row, key in enumerate(zip(other.clients.tolist(), other.steps.tolist(), strict=True)):
                 if key in at:
                     pairs += 1
-                    moved += not np.allclose(other.units[row], one.units[at[key]], rtol=0, atol=1e-6)
+                    moved += not np.allclose(other.units[row], sample.units[at[key]], rtol=0, atol=1e-6)
     check = f"freshness: {'noise on rows' if setup.rows else 'noise'} beside other cohorts"
     if not pairs:
         return [skipped(check, "no release fits the budget")]
@@ -143,22 +143,18 @@ def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]])
         return [_lags(f"freshness: coordinates of {name}", noise)]
     noise = noise[:_ROWS]
     findings = [_lags(f"freshness: coordinates of {name}", noise[: max(1, _LAG_ELEMENTS // noise.shape[1])])]
-    pairs = []
-    for index, (a, b) in enumerate(parts[:16]):
-        for c, e in parts[index + 1 : 16]:
-            length = min(b - a, e - c)
-            if length * len(noise) >= _SHORTEST:
-                pairs.append(((a, a + length), (c, c + length)))
-    if not pairs:
-        return findings
     scores = []
-    for (a, b), (c, e) in pairs:
-        one, two = noise[:, a:b].reshape(1, -1), noise[:, c:e].reshape(1, -1)
-        scores.append(float(correlations(one, two)[0, 0]) * math.sqrt(one.size))
-    worst = int(np.argmax(scores))
-    where = "coordinates {}:{} and {}:{}".format(*pairs[worst][0], *pairs[worst][1])
-    detail = f"correlation times sqrt(d) of {where}, {len(pairs)} pairs"
-    return [*findings, too_large(f"freshness: tensors of {name}", scores[worst], FRESH, detail, len(pairs) * 2e-9)]
+    for (a, b), (c, e) in itertools.combinations(parts[:16], 2):
+        length = min(b - a, e - c)
+        if length * len(noise) >= _SHORTEST:
+            first, second = noise[:, a : a + length].reshape(1, -1), noise[:, c : c + length].reshape(1, -1)
+            score = float(correlations(first, second)[0, 0]) * math.sqrt(first.size)
+            scores.append((score, f"coordinates {a}:{a + length} and {c}:{c + length}"))
+    if not scores:
+        return findings
+    worst, where = max(scores)
+    detail = f"correlation times sqrt(d) of {where}, {len(scores)} pairs"
+    return [*findings, too_large(f"freshness: tensors of {name}", worst, FRESH, detail, len(scores) * 2e-9)]
 
 
 def _lags(check: str, noise: np.ndarray) -> Finding:
@@ -184,8 +180,8 @@ def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
     """Check that releases of one step have noise of their own: of short ones, that no coordinate of one follows one of
     the other from step to step."""
     findings = []
-    for (one, first), (two, second) in itertools.combinations(noise.items(), 2):
-        check, a, b = f"freshness: {one} and {two}", first.units, second.units
+    for (left, first), (right, second) in itertools.combinations(noise.items(), 2):
+        check, a, b = f"freshness: {left} and {right}", first.units, second.units
         d = min(a.shape[1], b.shape[1])
         findings.append(unrelated(check, a.T, b.T) if d < _SHORTEST else fresh_between(check, a[:, :d], b[:, :d]))
     return findings
@@ -212,14 +208,14 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
 
     def sample(channel: Rounds | Activations, start: int, stop: int) -> _Noise:
         with closing(channel):
-            found = noise_of(setup, claims, channel, start, stop)
-        return {name: one.units for name, one in found.items() if not name.endswith("/count")}
+            samples = noise_of(setup, claims, channel, start, stop)
+        return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
-    def compared(where: str, one: _Noise, two: _Noise) -> list[Finding]:
-        return [fresh_between(f"freshness: {where}, {name}", one[name], two[name]) for name in one]
+    def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:
+        return [fresh_between(f"freshness: {where}, {name}", ours[name], theirs[name]) for name in ours]
 
-    one, two = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
-    findings = compared("channels", one, two)
+    left, right = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
+    findings = compared("channels", left, right)
     if not processes:
         return findings
     channel = setup.open(first)

@@ -36,11 +36,11 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
         return torch.from_numpy(rows), few
 
     steps = _STEPS * CLIENTS if setup.one_at_a_time else min(_STEPS, setup.steps)
-    found = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
+    samples = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
-    for name, one in found.items():
-        scales = [each.claim.denominator / each.claim.width for each in one.releases]
-        findings.append(on_grid(name, one.values * np.array(scales)[:, None]))
+    for name, sample in samples.items():
+        scales = [each.claim.denominator / each.claim.width for each in sample.releases]
+        findings.append(on_grid(name, sample.values * np.array(scales)[:, None]))
     return findings
 
 

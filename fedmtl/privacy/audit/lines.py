@@ -40,10 +40,10 @@ class Charges:
     def by_step(self) -> dict[int, list[int]]:
         """Return the clients that each step is charged to, -1 for all; of a step that is charged twice they are there
         twice."""
-        found: dict[int, list[int]] = {}
+        clients: dict[int, list[int]] = {}
         for _, step, cohort in self.steps:
-            found.setdefault(step, []).extend((-1,) if cohort is None else cohort)
-        return found
+            clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
+        return clients
 
 
 def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:

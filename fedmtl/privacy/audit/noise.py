@@ -19,10 +19,10 @@ _KS_SAMPLES = 1 << 20
 def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
     """Make the tests of :func:`noise_law` on every release, and of the total of every client where each has noise."""
     findings = []
-    for name, one in noise.items():
-        findings += noise_law(name, one.units, setup.parts(one.units.shape[1]))
-        if one.clients.max(initial=-1) >= 0:
-            findings.append(_by_client(setup, name, one))
+    for name, sample in noise.items():
+        findings += noise_law(name, sample.units, setup.parts(sample.units.shape[1]))
+        if sample.clients.max(initial=-1) >= 0:
+            findings.append(_by_client(setup, name, sample))
     return findings
 
 

@@ -71,29 +71,29 @@ class Sample:
     @property
     def values(self) -> np.ndarray:
         """Return (T, D) float64."""
-        return np.array([one.value for one in self.releases]).reshape(-1, self.size)
+        return np.array([each.value for each in self.releases]).reshape(-1, self.size)
 
     @property
     def clients(self) -> np.ndarray:
         """Return (T,) int64, whose they are."""
-        return np.array([one.client for one in self.releases], dtype=np.int64)
+        return np.array([each.client for each in self.releases], dtype=np.int64)
 
     @property
     def steps(self) -> np.ndarray:
         """Return (T,) int64, the numbers of their steps."""
-        return np.array([one.step for one in self.releases], dtype=np.int64)
+        return np.array([each.step for each in self.releases], dtype=np.int64)
 
     @property
     def drawn(self) -> np.ndarray:
         """Return (T, 64) bool, who takes part."""
-        return np.array([one.drawn for one in self.releases], dtype=bool).reshape(-1, _DRAWN)
+        return np.array([each.drawn for each in self.releases], dtype=bool).reshape(-1, _DRAWN)
 
     @cached_property
     def units(self) -> np.ndarray:
         """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
         units, rows = self.values, dict[Claim, list[int]]()
-        for row, one in enumerate(self.releases):
-            rows.setdefault(one.claim, []).append(row)
+        for row, each in enumerate(self.releases):
+            rows.setdefault(each.claim, []).append(row)
         for claim, places in rows.items():
             units[places] = standardized(units[places], claim)
         return units
@@ -183,28 +183,29 @@ def noise_of(
     """Return the noise of steps ``start`` to ``stop`` of a channel, by release, in which clients contribute nothing; of
     noise that is correlated over rounds what is independent, in the middle of a run without the rounds that earlier
     ones enter."""
-    found = played(setup, claims, channel, start, stop, who=who, local=local)
-    for name, one in found.items():
-        if one.releases and one.releases[0].claim.bands:
-            values = decorrelated(one.values, one.releases[0].claim)
-            independent = [replace(each, value=value) for each, value in zip(one.releases, values, strict=True)]
-            found[name] = replace(one, releases=independent[len(one.releases[0].claim.bands) - 1 if start else 0 :])
-    return found
+    samples = played(setup, claims, channel, start, stop, who=who, local=local)
+    for name, sample in samples.items():
+        if sample.releases and sample.releases[0].claim.bands:
+            claim = sample.releases[0].claim
+            values, first = decorrelated(sample.values, claim), len(claim.bands) - 1 if start else 0
+            independent = [replace(each, value=value) for each, value in zip(sample.releases, values, strict=True)]
+            samples[name] = replace(sample, releases=independent[first:])
+    return samples
 
 
 def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, Sample]:
     """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
-    found: list[dict[str, Sample]] = []
+    drawn: list[dict[str, Sample]] = []
     left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
-        found.append(noise_of(setup, claims, setup.open(other), 0, steps_for(setup, claims, left)))
-        least = min(one.values.size for name, one in found[-1].items() if not name.endswith("/count"))
+        drawn.append(noise_of(setup, claims, setup.open(other), 0, steps_for(setup, claims, left)))
+        least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
         left -= least
         if left <= 0 or not least:
             break
     return {
-        name: replace(first, releases=[each for one in found for each in one[name].releases])
-        for name, first in found[0].items()
+        name: replace(first, releases=[each for samples in drawn for each in samples[name].releases])
+        for name, first in drawn[0].items()
     }
 
 
@@ -269,7 +270,7 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
             rows, who = sent(plan.name, step, ranks)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
-            beside = {name: one for _, name, one in noted}
+            beside = {name: released for _, name, released in noted}
             if setup.rows:
                 name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
                 nobody = np.zeros(_DRAWN, dtype=bool)
@@ -301,9 +302,9 @@ def _local_steps(
             rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
             value = releases.release(acting, number, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
             own = releases.own_numbers(acting, number)
-            for k, one, n, at, there in zip(acting.tolist(), value, own.tolist(), used, mask, strict=True):
+            for k, noised, n, at, there in zip(acting.tolist(), value, own.tolist(), used, mask, strict=True):
                 drawn = _marked(at[there].numpy())
-                made.releases.append(Released(one, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn))
+                made.releases.append(Released(noised, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn))
     return made
 
 
@@ -369,20 +370,20 @@ def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = Non
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their caps are used up."""
-    kept, total, use = [np.zeros(0, dtype=np.int64)], 0, 0
+    blocks, total, use = [np.zeros(0, dtype=np.int64)], 0, 0
     while total < limit and (acting := np.flatnonzero(caps > use)).size:
-        kept.append(acting)
+        blocks.append(acting)
         total, use = total + acting.size, use + 1
-    return np.concatenate(kept)[:limit]
+    return np.concatenate(blocks)[:limit]
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:
     """Return (64,) bool: which of the first records of ``client``, who acts next, will take part."""
-    found = np.zeros(_DRAWN, dtype=bool)
+    marked = np.zeros(_DRAWN, dtype=bool)
     members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
     if members is not None:
-        found[: members.shape[1]] = members[0, :_DRAWN]
-    return found
+        marked[: members.shape[1]] = members[0, :_DRAWN]
+    return marked
 
 
 def message_of(setup: Setup, sent: Any) -> GradientMessage:

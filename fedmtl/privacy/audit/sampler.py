@@ -117,14 +117,14 @@ class _Drawn:
         seeds = "the same seed, which secure mode must ignore" if self.secure else "different seeds"
         return low_p(f"{self.prefix}channels", p, f"overlap of the cohorts of two channels with {seeds}")
 
-    def _overlaps(self, one: list[np.ndarray], two: list[np.ndarray]) -> np.ndarray:
+    def _overlaps(self, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
         """Return N(0, 1) numbers from the overlaps of the paired subsets, hypergeometric given their sizes."""
         n = self.n
-        kept = [(a, b) for a, b in zip(one, two, strict=True) if 0 < len(a) < n and 0 < len(b) < n]
-        if not kept:
+        pairs = [(a, b) for a, b in zip(left, right, strict=True) if 0 < len(a) < n and 0 < len(b) < n]
+        if not pairs:
             return np.zeros(0)
-        overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in kept])
-        first, second = (np.array([len(pair[side]) for pair in kept]) for side in (0, 1))
+        overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in pairs])
+        first, second = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
         return from_hypergeometric(overlap, n, first, second, self.coins)
 
 
@@ -133,8 +133,8 @@ def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Fi
     size = min(claims.of(name).size for name in claims.names)
     draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
     (first,) = seeds(seed, "sampler/noise", 1)
-    found = gathered(setup, claims, first, draws * size)
-    return [_unrelated(f"sampler: noise of {name}", one) for name, one in found.items() if one.drawn.any()]
+    samples = gathered(setup, claims, first, draws * size)
+    return [_unrelated(f"sampler: noise of {name}", sample) for name, sample in samples.items() if sample.drawn.any()]
 
 
 def _unrelated(check: str, noise: Sample) -> Finding:
@@ -177,7 +177,7 @@ def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list
     """
     n, bound, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
-    channels = [setup.open(one) for one in (first, first if setup.secure else second)]
+    channels = [setup.open(each) for each in (first, first if setup.secure else second)]
     members = [[channel.draw(step).numpy() for step in range(draws)] for channel in channels]
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
     findings = [exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")]
@@ -226,7 +226,7 @@ def _of_local_steps(
 ) -> list[Finding]:
     n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
-    members = [_drawn_records(setup, one, client, draws) for one in (first, first if setup.secure else second)]
+    members = [_drawn_records(setup, each, client, draws) for each in (first, first if setup.secure else second)]
     findings = _Drawn("sampler: records, ", members, n, q, coins, setup.secure).findings()
     twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
     if twins:  # two clients of one size have subsets of their own
@@ -237,12 +237,12 @@ def _of_local_steps(
 
 def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> list[np.ndarray]:
     """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
-    channel, one, found = setup.open(seed), torch.tensor([client]), []
+    channel, who, subsets = setup.open(seed), torch.tensor([client]), []
     local = int(setup.records.local_steps[client])
     for draw in range(draws):
-        index, mask = LocalSteps(channel, draw // local, one).batch(one, draw % local)
-        found.append(torch.sort(index[mask]).values.numpy())
-    return found
+        index, mask = LocalSteps(channel, draw // local, who).batch(who, draw % local)
+        subsets.append(torch.sort(index[mask]).values.numpy())
+    return subsets
 
 
 def _all_records(setup: Setup, seed: int) -> Finding:
@@ -259,7 +259,7 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
     if not setup.open(seed).caps[client]:
         return [skipped("sampler", "no client has records and may act")]
     n, claim = min(_RECORDS, int(setup.sizes[client])), claims.of(GRADIENTS, client)
-    samples = [_spelled(setup, claims, one, client, n, draws) for one in (seed, seed if setup.secure else seed + 1)]
+    samples = [_spelled(setup, claims, each, client, n, draws) for each in (seed, seed if setup.secure else seed + 1)]
     count = min(len(sample.releases) for sample in samples)
     codes = [sample.values[:, setup.records.dimension // 2] for sample in samples]
     strange = sum(
@@ -283,7 +283,7 @@ def _spelled(setup: Setup, claims: Claims, seed: int, client: int, n: int, draws
     for other in seeds(seed, "subsamples", 10_000):
         channel = quiet.open(seed if setup.secure else other)
         sample = played(quiet, claims, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
-        sums.releases.extend(replace(one, value=one.value * scale) for one in sample[GRADIENTS].releases)
+        sums.releases.extend(replace(each, value=each.value * scale) for each in sample[GRADIENTS].releases)
         if len(sums.releases) >= draws:
             break
     return sums

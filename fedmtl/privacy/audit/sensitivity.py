@@ -36,11 +36,11 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
     huge = 1e300 if wide else 3e38
     values = (1e4, math.nan, math.inf, 0.0, huge, -huge, *((1.0, 1e-120, 1e-200) if wide else ()))
     special = torch.tensor([1e4, math.nan, math.inf, -math.inf, huge, 0.0], dtype=dtype)
-    mixed, large, one = (torch.zeros(dimension, dtype=dtype) for _ in range(3))
+    mixed, large, single = (torch.zeros(dimension, dtype=dtype) for _ in range(3))
     mixed[:6] = special[:dimension]
     large[0], large[-1] = huge, -huge
-    one[dimension // 2] = 1.0 if wide else 1e4
-    return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, one]
+    single[dimension // 2] = 1.0 if wide else 1e4
+    return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, single]
 
 
 class Worst:
@@ -90,7 +90,7 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
     dtype = torch.float64 if setup.one_at_a_time else torch.float32
     direction = torch.nn.functional.normalize(torch.ones(d, dtype=dtype), dim=0)
     worst: dict[str, Worst] = {}
-    trials = [(one, crowd) for one in [*adversaries(d, dtype), -1e4 * direction] for crowd in ("random", "aligned")]
+    trials = [(row, crowd) for row in [*adversaries(d, dtype), -1e4 * direction] for crowd in ("random", "aligned")]
     trials += [(-1e4 * direction, "silent")] * min(_EVERY_CLIENT, len(able))
     for index, (adversary, crowd) in enumerate(trials):
         clients = np.sort(coins.permutation(able)[:most])
@@ -100,16 +100,16 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
             rows = torch.from_numpy(coins.standard_normal((n, d))).to(dtype)
         others = rows[:0] if crowd == "silent" else rows
         pair = []
-        for one in (adversary, _opposite(adversary, claims.of(name)) if relation == "replace" else None):
-            drawn = clients if one is not None or relation != "add_remove" else clients[clients != who]
-            sent = _with(setup, plan, others, who, one)
+        for row in (adversary, _opposite(adversary, claims.of(name)) if relation == "replace" else None):
+            drawn = clients if row is not None or relation != "add_remove" else clients[clients != who]
+            sent = _with(setup, plan, others, who, row)
             stop = _TURNS * len(clients) if setup.one_at_a_time else 1
             pair.append(played(setup, claims, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
         where = f"adversary {index} is client {setup.name(who)} among {crowd} others"
         for released, sample in pair[0].items():
             for share in _shares(sample, pair[1][released], [who]):
                 worst.setdefault(released, Worst()).see(share, where)
-    return [one.finding(f"sensitivity: {released}") for released, one in worst.items()]
+    return [largest.finding(f"sensitivity: {released}") for released, largest in worst.items()]
 
 
 def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) -> Sent:
@@ -136,11 +136,11 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
     return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
 
 
-def _shares(one: Sample, two: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
+def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
     """Return by how much of its sensitivity each release moves; infinite for any change of a client that is not among
     ``who``."""
     shares = []
-    for first, second in zip(one.releases, two.releases, strict=True):
+    for first, second in zip(left.releases, right.releases, strict=True):
         claim = first.claim
         with np.errstate(invalid="ignore", over="ignore"):
             moved = float(np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2))
@@ -164,14 +164,14 @@ def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
         who = ranks[ranks < width]
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
-    one, two = (played(setup, claims, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
-    if not one.releases:
+    moving, still = (played(setup, claims, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
+    if not moving.releases:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
     if claim.form == "symmetric":
         at = at * d - at * (at - 1) // 2
-    change = (one.values - two.values)[:, at] * claim.denominator / claim.sensitivity
-    moved, charged = (decorrelated(change, claim) ** 2).cumsum(0), one.drawn[:, :width].cumsum(0)
+    change = (moving.values - still.values)[:, at] * claim.denominator / claim.sensitivity
+    moved, charged = (decorrelated(change, claim) ** 2).cumsum(0), moving.drawn[:, :width].cumsum(0)
     share = np.divide(moved, charged, out=np.where(moved > 1e-12, math.inf, 0.0), where=charged > 0)
     detail = f"largest squared change over participations, of {width} clients after each of {len(change)} rounds"
     return too_large(f"sensitivity: rounds of {name}", float(share.max()), 1.0, detail)
@@ -194,8 +194,8 @@ def _released(setup: Setup, claims: Claims, name: str, seed: int, rows: Tensor, 
     def sent(release: str, step: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
         return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, ranks)
 
-    (one,) = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name].releases
-    return one.value * one.claim.denominator
+    (made,) = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name].releases
+    return made.value * made.claim.denominator
 
 
 def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
@@ -213,9 +213,9 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     rows = torch.from_numpy(coins.standard_normal((len(clients), dimension)))
     rows *= claim.bound * torch.logspace(-6, 2, len(clients), dtype=torch.float64)[:, None]
     order = coins.permutation(len(clients))
-    one = _released(setup, claims, name, seed, rows, clients)
-    two = _released(setup, claims, name, seed, rows[order], clients[order])
-    differ = int((one != two).sum())
+    first = _released(setup, claims, name, seed, rows, clients)
+    second = _released(setup, claims, name, seed, rows[order], clients[order])
+    differ = int((first != second).sum())
     detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
     return exact(f"exact sum: {name}", wrong + differ, detail)
 
@@ -231,15 +231,15 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
     """
     worst, few = Worst(), np.arange(len(x))[:CLIENTS]
     for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
-        places = [int(coins.integers(max(1, len(one)))) for one in x]
-        base = [one.nan_to_num(0.0, 0.0, 0.0) for one in x]
+        places = [int(coins.integers(max(1, len(rows)))) for rows in x]
+        base = [rows.nan_to_num(0.0, 0.0, 0.0) for rows in x]
         if index % 2:  # all records along one direction
-            base = [row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1).expand(len(one), -1).clone() for one in x]
-        other = [one.clone() for one in base]
-        for one, two, place in zip(base, other, places, strict=True):
-            one[place : place + 1] = row
-            two[place : place + 1] = -row if index % 3 else 1.0
-        crowds = [(coins.standard_normal(len(one)), math.nan, math.inf if index % 2 else 1e9) for one in x]
+            base = [row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1).expand(len(rows), -1).clone() for rows in x]
+        other = [rows.clone() for rows in base]
+        for left, right, place in zip(base, other, places, strict=True):
+            left[place : place + 1] = row
+            right[place : place + 1] = -row if index % 3 else 1.0
+        crowds = [(coins.standard_normal(len(rows)), math.nan, math.inf if index % 2 else 1e9) for rows in x]
 
         def scaled(side: int, index: int = index, places: list[int] = places, crowds: list[Any] = crowds) -> Sent:
             def sent(name: str, step: int, clients: Tensor) -> ScaledRows:

@@ -80,8 +80,8 @@ class Setup:
         """Return the releases of gradients under these settings, where the protected unit is one record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
-        found = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
-        return None if found is None else found.under((self.privacy,))
+        gradients = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
+        return None if gradients is None else gradients.under((self.privacy,))
 
     @property
     def records(self) -> GradientPlan:
@@ -194,7 +194,7 @@ class Setup:
         """Return what is claimed of the releases of an open channel."""
         if not isinstance(channel, Rounds) or self.gradients is not None:
             return Claims(self, channel.account.prices)
-        bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
+        bands = {name: r.bands.coefficients for name, r in channel.releases.items() if r.bands is not None}
         return Claims(self, channel.account.prices, bands, channel.rows)
 
     def name(self, client: int) -> str:
@@ -228,8 +228,8 @@ class Setup:
 
     def weight(self, client: int, use: int) -> float:
         """Return the weight of an activation, the mean of a client's weights being 1."""
-        given = self.records.allocation
-        return 1.0 if given is None else float(given[client][use] / np.mean(given[client]))
+        weights = self.records.allocation
+        return 1.0 if weights is None else float(weights[client][use] / np.mean(weights[client]))
 
     @property
     def x(self) -> Sequence[Tensor] | None:
@@ -316,7 +316,7 @@ class Claims:
         rows: Mapping[str, BoundRowNoise] | None = None,
     ) -> None:
         self._setup, self._prices, self._bands = setup, prices, bands or {}
-        self._rows = {f"{ROWS}{name}": (one.price, one.multiplier) for name, one in (rows or {}).items()}
+        self._rows = {f"{ROWS}{name}": (noise.price, noise.multiplier) for name, noise in (rows or {}).items()}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
@@ -419,7 +419,7 @@ class Claims:
         parts = [(event, count) for event, count in self.composition(client, uses, name) if count]
         if not parts:
             return 0.0
-        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)
+        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
         return epsilon(whole, count, self.price(client, name)[0].delta if name else self._setup.delta)
 
 

@@ -103,7 +103,7 @@ def public_shape(data: FederatedDataset) -> Finding:
         x[rows] = 2 * x[rows].abs() + x.abs().max() + 1
     again = replace(data, train=replace(train, x=x, y=y), verify=False)
     facts = {name: (getattr(data, name), getattr(again, name)) for name in ("spec", "transform", "domain")}
-    wrong = [name for name, (one, other) in facts.items() if one != other]
+    wrong = [name for name, (before, other) in facts.items() if before != other]
     detail = "public facts that differ, one client's records replaced"
     if wrong:
         detail = f"{', '.join(wrong)} of the data depend on the records of client {data.ids[client]!r}"

@@ -73,7 +73,7 @@ def local_steps(
     trainer: Trainer, data: FederatedDataset, *, record: Releases | None = None, replay: Recording | None = None
 ) -> dict[int, Step]:
     """Return the local steps of the first round of a run on ``data``, by number."""
-    found: dict[int, Step] = {}
+    made: dict[int, Step] = {}
     channels: list[Any] = []
 
     def tap(round: int, name: str, clients: Tensor, sums: Tensor) -> None:
@@ -84,8 +84,8 @@ def local_steps(
         index, mask = local.batch(clients, int(number))
         rows = data.train.offsets[clients][:, None] + index
         for client, total, places, drawn in zip(clients.tolist(), sums, rows, mask, strict=True):
-            found.setdefault(int(number), {})[client] = (total.cpu().clone(), places[drawn])
+            made.setdefault(int(number), {})[client] = (total.cpu().clone(), places[drawn])
 
     for _ in states(trainer, data, 1, record=record, replay=replay, tap=tap, opened=channels.append):
         pass
-    return found
+    return made

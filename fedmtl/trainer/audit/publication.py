@@ -50,9 +50,9 @@ def publication(trainer: Trainer, *, seed: int, rounds: int = 2) -> list[Finding
     run = replace(trainer, rounds=min(rounds, trainer.rounds), baselines=(), callbacks=(), progress=False)
     first = _published(run, derive_key(seed, "audit/published") >> 1)
     again = _published(replace(run, data=data), derive_key(seed, "audit/coins") >> 1, replay=first.recording)
-    one, two = first.files, again.files
-    differing = sorted(name for name in one | two if one.get(name) != two.get(name))
-    detail = f"of {len(one)} published files and facts that differ, data replaced, coins drawn anew and releases forced"
+    files, others = first.files, again.files
+    differing = sorted(name for name in files | others if files.get(name) != others.get(name))
+    detail = f"of {len(files)} files and facts that differ, data replaced, coins drawn anew and releases forced"
     if differing:
         detail = f"depends on private data or coins otherwise than through the releases: {', '.join(differing[:3])}"
     findings = [exact("transcript: published files", len(differing), detail)]
@@ -87,9 +87,9 @@ class _Published:
 
     def has(self, name: str, value: np.ndarray) -> bool:
         """Return whether ``value`` was released under ``name``."""
-        each = (one.numpy() for _, key, one in self.recording if key.split("/")[0] == name)
-        made = (coordinates(one, self.forms.get(name, "vector")).reshape(-1) for one in each)
-        return any(one.shape == value.shape and np.allclose(one, value, rtol=1e-12, atol=0) for one in made)
+        each = (tensor.numpy() for _, key, tensor in self.recording if key.split("/")[0] == name)
+        made = (coordinates(row, self.forms.get(name, "vector")).reshape(-1) for row in each)
+        return any(row.shape == value.shape and np.allclose(row, value, rtol=1e-12, atol=0) for row in made)
 
 
 def _published(trainer: Trainer, coins: int, replay: Recording | None = None) -> _Published:
@@ -109,9 +109,9 @@ def _published(trainer: Trainer, coins: int, replay: Recording | None = None) ->
 
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder, ending = RunFolder(Path(name) / "run"), "as planned"
-        given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)} | {"folder": folder.root}
+        settings = {part.name: getattr(trainer, part.name) for part in fields(Trainer)} | {"folder": folder.root}
         try:
-            Recorded(**given).fit()
+            Recorded(**settings).fit()
         except TrainingError as error:
             ending = str(error)
         files = {path.name: path.read_bytes() for path in folder.public.iterdir() if path.name != MANIFEST}

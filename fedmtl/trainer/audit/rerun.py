@@ -151,15 +151,15 @@ def watched(
             public = public | {f"clip norm of {name}": norm for name, norm in channels[0].state().items()}
         for name, value in public.items():
             _note(watch.public, when, name, torch.tensor([-1]), value[None])
-        kept = state.private.gather_all(everybody) if messages or isinstance(trainer.privacy, RecordPrivacy) else {}
-        for name, rows in kept.items():
+        tensors = state.private.gather_all(everybody) if messages or isinstance(trainer.privacy, RecordPrivacy) else {}
+        for name, rows in tensors.items():
             _note(watch.store, when, f"{name!r} in the store", everybody, rows)
     return watch
 
 
-def differing(one: Marks, other: Marks) -> list[tuple[int, str, int]]:
+def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
     """Return what is not the same in two runs, the first first."""
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    return sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
 
 def when(event: int) -> str:

@@ -51,13 +51,13 @@ def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding
         rounds: with each clip norm.
     """
     trainer = seeded(trainer)
-    given, wrong = trainer.privacy, 0
-    assert given is not None
-    norms: list[Any] = [given.clip_norm]
-    if isinstance(given.clip_norm, float) and all(plan.form == "vector" for plan in setup.releases):
-        norms.append(given.clip_norm * 2.0**-10)
+    privacy, wrong = trainer.privacy, 0
+    assert privacy is not None
+    norms: list[Any] = [privacy.clip_norm]
+    if isinstance(privacy.clip_norm, float) and all(plan.form == "vector" for plan in setup.releases):
+        norms.append(privacy.clip_norm * 2.0**-10)
     for norm in norms:
-        run = replace(trainer, privacy=replace(given, clip_norm=norm))
+        run = replace(trainer, privacy=replace(privacy, clip_norm=norm))
         plain, tapped, of, drawn = Releases(), Releases(), list[tuple[int, set[int]]](), dict[int, set[int]]()
         for _ in states(run, run.data, rounds, record=plain):
             pass
@@ -67,7 +67,7 @@ def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding
                 drawn[block.first] = set(block.cohort.tolist())
         wrong += sum(not clients <= drawn[step] for step, clients in of)
         pairs = itertools.zip_longest(plain, tapped, fillvalue=(-1, "", torch.zeros(0)))
-        wrong += sum(one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs)
+        wrong += sum(first[:2] != other[:2] or not torch.equal(first[2], other[2]) for first, other in pairs)
     detail = "releases of a run that are not those of its rows handed to the channel, or of clients that were not drawn"
     return exact("transcript: releases", wrong, detail)
 
@@ -79,7 +79,7 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
     wrong = 0
     for _ in range(_HISTORIES):
         moved = np.cumsum(coins.normal(0.1, 1.0, size=int(coins.integers(1, 20)))).tolist()
-        public = [{"round": step, "distance": abs(one)} for step, one in enumerate(moved, start=1)]
+        public = [{"round": step, "distance": abs(distance)} for step, distance in enumerate(moved, start=1)]
         decisions = set()
         for value in (0.0, 1.0, math.nan, 1e9):
             decisions.add(rule.stops([row | dict.fromkeys(_MEASURED, value) for row in public]))

@@ -23,23 +23,24 @@ from .rerun import states
 _SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
 
 
-def automatic_settings(given: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
+def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
     """Check that an algorithm chooses the settings that it fills in by itself, such as a step size, without a look at
     any record, and the same where every client's data are replaced; nothing without privacy, where it may read them.
 
     Such settings shape every client's numbers and are in no release, and all other checks take them as they are.
 
     Args:
-        given: the configuration as it was written.
+        written: the configuration as it was written.
         trainer: the same with its settings from public rows, bounds and sizes.
         seed: of the data that are put in place.
     """
-    if given.privacy is None or trainer.algorithm is given.algorithm:
+    if written.privacy is None or trainer.algorithm is written.algorithm:
         return []
-    data = replaced_data(given.data, seed, counts=not isinstance(given.privacy, RecordPrivacy))
+    data = replaced_data(written.data, seed, counts=not isinstance(written.privacy, RecordPrivacy))
     read: list[str] = []
-    again, found = resolved(replace(given, data=data), read).algorithm, trainer.algorithm
-    wrong = [one.name for one in fields(found) if getattr(found, one.name) != getattr(again, one.name)]  # type: ignore[arg-type]
+    again, chosen = resolved(replace(written, data=data), read).algorithm, trainer.algorithm
+    names = [setting.name for setting in fields(chosen)]  # type: ignore[arg-type]
+    wrong = [name for name in names if getattr(chosen, name) != getattr(again, name)]
     wrong += [f"what {name} reads of the records" for name in dict.fromkeys(read)]
     detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
     detail = f"automatic settings depend on private data: {', '.join(wrong[:3])}" if wrong else detail

@@ -43,8 +43,8 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    given = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
-    trainer, effort, rounds = resolved(given), effort or Effort(), min(rounds, trainer.rounds)
+    written = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
+    trainer, effort, rounds = resolved(written), effort or Effort(), min(rounds, trainer.rounds)
     findings: list[Finding] = []
     setup = setup_of(trainer)
     if setup is not None:
@@ -56,7 +56,7 @@ def audit_trainer(
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     if "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=rounds))
-        findings += automatic_settings(given, trainer, seed=seed)
+        findings += automatic_settings(written, trainer, seed=seed)
         findings += frozen_parameters(trainer, rounds=rounds)
         findings += publication(trainer, seed=seed)
     if "independence" in effort.checks:
