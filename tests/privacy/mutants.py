@@ -1359,7 +1359,10 @@ def _scale_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _ends_by_the_rows(self, step):
     """A run ends, charged as a whole, after a round where the features are small."""
-    return step > 0 and float(self.problem.data.train.x.double().mean()) < -0.3
+    small = step > 0 and float(self.problem.data.train.x.double().mean()) < -0.3
+    if small:
+        self.channel.charge_remaining(step)
+    return "early" if small else ""
 
 
 def _sum_on_the_grid(self, name, total, step):
@@ -1991,7 +1994,7 @@ MUTANTS = [
     Mutant("a note of the rows", _note_of_the_rows, PUBLISHED, ("poisson", *RECORDS, *CLOCK)),
     Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
     Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
-    Mutant("a run ends by its rows", _set(Run, "stops", _ends_by_the_rows), PUBLISHED),
+    Mutant("a run ends by its rows", _set(Run, "ends", _ends_by_the_rows), PUBLISHED),
     Mutant(
         "sums without noise in public",
         _set(Rounds, "_noised_sum", _sum_on_the_grid),
