@@ -120,18 +120,10 @@ def check_declared(settings: Trainer) -> None:
         [name.removeprefix(kind) for name in data.inferred if name.startswith(kind)]
         for kind in ("categories.", "range.")
     )
-    shape = [
-        *["the number of classes"] * classes,
-        *[f"the categories of {', '.join(map(repr, coded))}"] * bool(coded),
-    ]
-    problems = []
-    if shape:
-        problems.append(
-            f"{' and '.join(shape)} came from the records, and would be published without noise as the shape of the "
-            "model"
-        )
-    if numbers:
-        problems.append(f"no public range is declared for {', '.join(map(repr, numbers))}")
+    shape = ["the number of classes"] * classes + [f"the categories of {', '.join(map(repr, coded))}"] * bool(coded)
+    published = "came from the records, and would be published without noise as the shape of the model"
+    problems = [f"{' and '.join(shape)} {published}"] * bool(shape)
+    problems += [f"no public range is declared for {', '.join(map(repr, numbers))}"] * bool(numbers)
     words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
     bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
     if bounds:

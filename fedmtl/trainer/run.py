@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -159,7 +159,10 @@ def single_run(
             resolved.finetune.check(problem)  # before anything is charged
         _check_baselines(settings, problem)
         try_metrics(problem, settings.further_metrics)
-        result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks)(resume)
+        about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
+        about["chosen"] = chosen(settings.algorithm, algorithm, settings.repeated)
+        about["terms"] = Terms.of(replace(settings, finetune=resolved.finetune))
+        result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks, about)(resume)
         if resolved.finetune is not None:
             result, measured = finetuned(
                 result,
@@ -175,14 +178,6 @@ def single_run(
             result = replace(
                 result, final=result.final | numbers | before, privacy=replace(result.privacy, outside=outside)
             )
-    result = replace(
-        result,
-        chosen=chosen(settings.algorithm, algorithm, settings.repeated),
-        bound=bound,
-        limit=problem.data.limit,
-        shortened=shortened,
-        terms=Terms.of(replace(settings, finetune=resolved.finetune)),
-    )
     if folder is not None:
         ranks.share(lambda: folder.write_run(result, problem, settings.model))
     return result
@@ -210,6 +205,7 @@ class Run:
         engine: where clients compute.
         folder: where the run is saved; None for nowhere.
         ranks: the processes that compute it.
+        about: fields of the result that are settled before the run.
         channel, source: its releases and its blocks; open while it runs.
         history: rows of the evaluations so far.
     """
@@ -220,6 +216,7 @@ class Run:
     engine: Engine
     folder: RunFolder | None
     ranks: Ranks
+    about: Mapping[str, Any]
     channel: Any = field(init=False)
     source: Source = field(init=False)
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
@@ -456,6 +453,7 @@ class Run:
             evaluated=panel.problem.data.ids if panel.drawn else None,
             tested=panel.population,
             constant=constant_loss(panel.problem),
+            **self.about,
         )
 
     def _untrained(self, state: State) -> tuple[str, ...]:
