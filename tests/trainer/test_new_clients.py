@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl import FedAvg, Finetune, Local, LocalSGD, cli, models, personalize
+from fedmtl import FedAvg, Finetune, Local, LocalSGD, Result, cli, models, personalize
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
 from tests.helpers import ragged_classification
@@ -47,15 +47,18 @@ def test_a_result_adapts_by_the_settings_of_its_run() -> None:
     assert len(repr(found)) < 200
 
 
-def test_without_finetuning_the_run_lends_its_solver() -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+
+
+def test_without_finetuning_the_run_lends_its_solver(result: Result) -> None:
     assert result.adapt(NEW).finetune == Finetune(local=SOLVER)
     other = Finetune(kind="vanilla", local=LocalSGD(lr=0.1))
     assert result.adapt(NEW, finetune=other).finetune == other
 
 
-def test_what_cannot_be_adapted_is_refused() -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+def test_what_cannot_be_adapted_is_refused(result: Result) -> None:
     with pytest.raises(ConfigError, match=r"Finetune\.start"):
         result.adapt(NEW, finetune=Finetune(start="personal"))
     with pytest.raises(ModelError):
@@ -158,8 +161,7 @@ def test_classes_coded_as_numbers_are_coded_for_the_loss_of_the_run() -> None:
     assert found.metrics["accuracy"] > 0.5
 
 
-def test_new_clients_are_given_as_the_data_of_a_trainer_are() -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+def test_new_clients_are_given_as_the_data_of_a_trainer_are(result: Result) -> None:
     index = torch.arange(12)
     rows = {f"new-{i}": (torch.randn(12, *DATA.spec.shape), index % 3) for i in range(2)}
     as_dataset = FederatedDataset.from_tensors(rows)
@@ -180,7 +182,6 @@ def test_new_clients_are_given_as_the_data_of_a_trainer_are() -> None:
         (lambda result: personalize(result.shared_model(), 3), "data is an int; give a FederatedDataset"),
     ],
 )
-def test_what_is_no_model_no_data_and_no_finetuning_is_refused(call, said) -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+def test_what_is_no_model_no_data_and_no_finetuning_is_refused(call, said, result) -> None:
     with pytest.raises(ConfigError, match=said):
         call(result)
