@@ -36,7 +36,6 @@ class _Window:
         first: number of the first activation.
         clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
             it is silent.
-        answering: (S, R) bool, in which replicates a client releases something.
         groups: of each activation, its clients in ascending order, from -1 on, with the replicates of each, int64 (k,).
         places: (S, R) int64 place of each replicate in the groups of its activation, one after another.
         uses: (S, R) int64 how often it acted before.
@@ -49,7 +48,6 @@ class _Window:
 
     first: int
     clients: np.ndarray
-    answering: np.ndarray
     groups: list[list[tuple[int, np.ndarray]]]
     places: np.ndarray
     uses: np.ndarray
@@ -115,7 +113,8 @@ class Activations(Channel):
             PrivacyError: a block that does not follow the last one, or a last block that was not finished.
             ResumeError: charges of earlier steps are missing.
         """
-        self._check_finished()
+        if self._place < self._end:
+            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
         if first != self._end:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
         acting = self._acting(members.numpy())
@@ -123,10 +122,6 @@ class Activations(Channel):
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])
         self._place, self._end = first, first + acting.shape[1]
-
-    def _check_finished(self) -> None:
-        if self._place < self._end:
-            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
     def _acting(self, clients: np.ndarray) -> np.ndarray:
         """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
@@ -151,13 +146,13 @@ class Activations(Channel):
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
         acting, uses, divisors, scales = (np.array(one.T, order="C") for one in (acting, uses, divisors, scales))
         groups, places = _grouped(acting)
-        return _Window(first, acting, acting >= 0, groups, places, uses, divisors, scales, nothing, np.zeros(0))
+        return _Window(first, acting, groups, places, uses, divisors, scales, nothing, np.zeros(0))
 
     @property
     def answering(self) -> np.ndarray:
         """Return in which replicates the next activation releases something, bool (R,); public."""
         window, start = self._next()
-        return window.answering[start]
+        return window.clients[start] >= 0
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
         """Return the records of a client that take part in its next release, for what it computes from them by itself;

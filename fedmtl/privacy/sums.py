@@ -132,17 +132,14 @@ class RecordSums:
         return prepared
 
     def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
+        """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15 of them in float64,
+        for which the clip leaves room (see :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of
+        sums of so many."""
         if self.clip is not None:
             factors = np.maximum(factors, low)  # |s_j| ||x_j|| <= C
             np.minimum(factors, high, out=factors)
         if drawn is not None:
             factors = factors * drawn
-        return self._product(factors, x)
-
-    def _product(self, factors: Array, x: Array) -> Array:
-        """Return the sums (k, D) of rows (n_i, D) times ``factors`` (k, n_i): up to 2**15 of them in float64, for which
-        the clip leaves room (see :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of sums of
-        so many."""
         total: Array
         if self.clip is None or len(x) <= _IN_FLOAT64:
             total = factors.dot(x)  # of small matrices it costs less than matmul

@@ -230,11 +230,10 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
         key, client, use = (one[part, None] for one in (keys, clients, uses))
         block = words[part, column : column + columns]
         place = np.arange(column, column + block.shape[1], dtype=np.uint64)[None]
-        addresses = key, place, use, client & _MASK, client >> _HALF
-        if len(block) < block.shape[1]:
-            philox_words(block.transpose(2, 0, 1), *addresses)
-        else:  # along the longer axis
-            philox_words(block.transpose(2, 1, 0), *(one.T for one in addresses))
+        addresses = [key, place, use, client & _MASK, client >> _HALF]
+        if len(block) > block.shape[1]:  # the longer axis last
+            block, addresses = block.transpose(1, 0, 2), [one.T for one in addresses]
+        philox_words(block.transpose(2, 0, 1), *addresses)
     return words.reshape(len(uses), 2 * pairs)[:, :size]
 
 
