@@ -19,7 +19,7 @@ from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
-from ..local import Execution, operation_threads
+from ..local import Execution, LocalSolver, operation_threads
 from ..local.losses import Loss
 from ..models import BoundedOutputs
 from ..privacy import Privacy, RecordPrivacy
@@ -175,12 +175,13 @@ class Terms:
     """How new clients make models of their own from the model of a run: arguments of :func:`personalize`.
 
     Attributes:
-        finetune: as the clients of the run, from the released model and without a choice; where they did not finetune,
-            as :class:`~fedmtl.Finetune` does with the algorithm's local solver.
+        finetune: as the clients of the run, from the released model and without a choice; None where they did not.
+        local: the solver of :class:`~fedmtl.Finetune` then, that of the algorithm; None for its default.
         loss, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
     """
 
-    finetune: Personalization
+    finetune: Personalization | None
+    local: LocalSolver | None
     loss: str | Loss
     metrics: tuple[str | MetricFunction, ...]
     seed: int
@@ -192,11 +193,8 @@ class Terms:
         algorithm, finetune = settings.algorithm, settings.finetune
         if algorithm.loss is not None:
             return None
-        if finetune is not None:
-            finetune = finetune.of_new_clients()
-        else:
-            finetune = Finetune() if algorithm.local is None else Finetune(local=algorithm.local)
-        return cls(finetune, settings.loss, tuple(settings.metrics), settings.seed, settings.dtype)
+        finetune = None if finetune is None else finetune.of_new_clients()
+        return cls(finetune, algorithm.local, settings.loss, tuple(settings.metrics), settings.seed, settings.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,10 +360,14 @@ def adapt(
             "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
             "Result.load(folder, trust=[MODULE])."
         )
+    if finetune is None:
+        finetune = terms.finetune
+    if finetune is None and terms.local is not None:
+        finetune = Finetune(local=terms.local)
     return personalize(
         model,
         coded_for(as_data(data), terms.loss),
-        finetune=terms.finetune if finetune is None else finetune,
+        finetune=finetune,
         loss=terms.loss,
         metrics=terms.metrics,
         seed=terms.seed,
