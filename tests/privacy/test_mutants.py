@@ -16,10 +16,10 @@ def cases(mutants: list[Mutant]) -> list:
     ]
 
 
-@pytest.mark.parametrize("configuration", IN_ROUNDS)
-def test_methods_in_rounds_open_the_same_channel(configuration: str) -> None:
+def test_methods_in_rounds_open_the_same_channel() -> None:
     """So that checks which are given the channel and not the run are made with one of the methods."""
-    assert len({repr(setup_of(trainer_of(method, configuration))) for method in ROUNDS}) == 1
+    for configuration in IN_ROUNDS:
+        assert len({repr(setup_of(trainer_of(method, configuration))) for method in ROUNDS}) == 1, configuration
 
 
 @pytest.mark.parametrize(("mutant", "algorithm", "configuration"), cases(NO_OP))

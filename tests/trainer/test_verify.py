@@ -640,10 +640,10 @@ def test_hostile_files_fail_with_a_reason(copy: Path, which: str, seed: int) -> 
     "name", ["public/releases.safetensors", "public/model.safetensors", "private/checkpoint.safetensors",
              "private/clients.csv", "private/outcome.json"],
 )  # fmt: skip
-@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"[" * 100_000])
-def test_files_of_other_bytes_fail_with_a_reason(copy: Path, name: str, content: bytes) -> None:
-    (copy / name).write_bytes(content)
-    assert f"files: {name.split('/')[0]}" in failed(copy)
+def test_files_of_other_bytes_fail_with_a_reason(copy: Path, name: str) -> None:
+    for content in (b"", b"\xff" * 100, b"[" * 100_000):
+        (copy / name).write_bytes(content)
+        assert f"files: {name.split('/')[0]}" in failed(copy), content[:9]
 
 
 REORDERED: dict[str, Callable[[list[dict]], list[dict]]] = {
