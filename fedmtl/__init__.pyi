@@ -48,5 +48,6 @@ from .trainer import EarlyStopping as EarlyStopping
 from .trainer import Result as Result
 from .trainer import Trainer as Trainer
 from .trainer import personalize as personalize
+from .trainer.check import check as check
 
 __version__: str

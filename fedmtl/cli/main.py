@@ -22,6 +22,7 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
+from .check import check as check_data
 from .config import (
     Config,
     all_choices,
@@ -61,6 +62,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
+       fedmtl check data=... [KEY=VALUE] what can be said before training: clients, columns, whether sharing can help
        fedmtl verify FOLDER              what the files of a finished run confirm
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
 """
@@ -388,6 +390,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "audit": audit,
     "verify": verify,
+    "check": check_data,
 }
 
 

@@ -85,6 +85,7 @@ class Automatic:
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
         noise: nu or nu_r.
+        dimension: p.
     """
 
     algorithm: Algorithm
@@ -94,6 +95,7 @@ class Automatic:
     rounds: int
     finetune: Personalization
     noise: float
+    dimension: int
 
     def text(self) -> str:
         """Return one line that says what was chosen, and why."""
@@ -145,7 +147,7 @@ def automatic(data: FederatedDataset, privacy: Privacy | None) -> Automatic:
     full = clients <= LARGEST_COHORT or isinstance(privacy, RecordPrivacy)
     schedule: Sampler = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
     finetune = Average().resolved(noise_level(privacy, data, dimension, rounds))
-    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise)
+    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, dimension)
 
 
 def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Algorithm, int]:

@@ -176,6 +176,9 @@ class Trainer:
             object.__setattr__(self, "data", as_data(self.data))
             chosen = automatic(self.data, self.privacy)
             logger.info("%s", chosen.text())
+            if (level := noise_level(self.privacy, self.data, chosen.dimension, chosen.rounds)) > 4:
+                text = "the noise is %.3g times that at which sharing helps: use a larger epsilon, or more clients"
+                logger.warning(text, level)
             for name in (*left, "privacy"):
                 object.__setattr__(self, name, getattr(chosen, name))
             if not isinstance(self.baselines, str):

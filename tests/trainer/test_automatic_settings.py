@@ -19,6 +19,7 @@ from fedmtl import (
     ProximalPoint,
     RecordPrivacy,
     Trainer,
+    check,
 )
 from fedmtl.algorithms import LocalAverage, cohort
 from fedmtl.data import Domain, FederatedDataset
@@ -150,3 +151,38 @@ def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
     printed = capsys.readouterr()
     assert "automatic settings from public facts (nu = " in printed.err
     assert "proximal_point + finetuning" in printed.out
+
+
+def test_the_outlook_before_training() -> None:
+    """At the epsilon that it names the noise is at the useful level."""
+    data = numbers(12)
+    text = check(data, ClientPrivacy(epsilon=1.0))
+    assert text.splitlines()[:2] == [
+        "data: 12 clients, 2 features, a real target",
+        "training rows a client, private: 10 smallest, 10 median, 10 largest",
+    ]
+    assert "sharing is hopeless" in check(data, ClientPrivacy(epsilon=0.1))
+    assert "sharing is uncertain" in text
+    named = float(text.split("reached at epsilon ")[1].split(",")[0])
+    assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
+    assert "private" not in check(data, ClientPrivacy(epsilon=0.5), public=True)
+    other = replace(data, train=numbers(12, seed=5).train)
+    assert check(data, public=True) == check(other, public=True)
+
+
+def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
+    from fedmtl.cli.main import main
+
+    random = np.random.default_rng(0)
+    rows = [f"w{i % 9},{random.integers(18, 95)},{'fm'[i % 2]},{random.uniform(0, 30):.2f},n{i}" for i in range(180)]
+    (tmp_path / "visits.csv").write_text("\n".join(["ward,age,sex,days,note", *rows]))
+    monkeypatch.chdir(tmp_path)
+    words = ["data=table", "data.path=visits.csv", "data.client=ward", "data.target=days", "data.classes=null"]
+    assert main(["check", *words, "data.features=[age, sex]", "privacy.epsilon=8"]) == 0
+    printed = capsys.readouterr().out
+    assert "  sex: 2 categories\n" in printed
+    assert "sharing is " in printed
+    assert main(["--config-dir", ".", "experiment=mine", "hydra.run.dir=run"]) == 0
+    assert "proximal_point + finetuning" in capsys.readouterr().out
+    assert main(["check", *words]) == 2
+    assert "180 categories; it looks like an id: leave it out of data.features" in capsys.readouterr().out

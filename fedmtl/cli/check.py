@@ -1,0 +1,92 @@
+"""``fedmtl check``: what can be said of data before anything is trained, and a draft of the settings of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..report.tables import write_text
+from .config import Config, compose, made, resolve, with_automatic
+from .options import add_config_dir, command_parser
+
+_MOST = 50  # categories of a column that is no id
+_EPILOG = """\
+examples
+  fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
+  fedmtl --config-dir . experiment=mine       the run of the draft that it writes, once you have confirmed its bounds
+
+The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what you
+know of the columns. --public prints only what follows from declared facts, and writes nothing.
+"""
+
+
+def check(words: list[str]) -> int:
+    """Print what can be said of the data, and write a draft of the experiment of a table without bounds."""
+    parser = command_parser("check", "Say before training whether sharing can help.", _EPILOG)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
+    parser.add_argument("--public", action="store_true", help="only what follows from declared facts")
+    add_config_dir(parser)
+    options = parser.parse_intermixed_args(words)
+    overrides = with_automatic(options.overrides)
+    config = resolve(compose(overrides, options.config_dir))
+    node, table = dict(config["data"]), "data=table" in overrides
+    if table and not options.public:
+        node["bounds"], lines = _draft(node)
+        print("\n".join(lines))
+        _write(config | {"data": node}, Path("experiment") / "mine.yaml")
+
+    from ..trainer.check import check as outlook
+
+    privacy = made(config["privacy"], "privacy")
+    print(outlook(made(node, "data"), privacy, public=options.public))
+    return 0
+
+
+def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
+    """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column."""
+    import pandas as pd
+
+    from ..data.readers.columns import Table
+
+    frame = Table.of(node["path"]).frame
+    bounds, lines = dict(node.get("bounds") or {}), []
+    chosen = node.get("features") or [name for name in frame.columns if name not in (node["client"], node["target"])]
+    for name in [*chosen, node["target"]]:
+        if name not in frame.columns:
+            raise ConfigError(f"{node['path']} has no column {name!r}; its columns are {', '.join(frame.columns)}.")
+        column = frame[name]
+        missing, kinds = int(column.isna().sum()), column.nunique()
+        number = pd.api.types.is_numeric_dtype(column.dtype)
+        label = name == node["target"] and node.get("classes") is not None
+        text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{kinds:,} categories'}"
+        text += f", {missing:,} missing" if missing else ""
+        if not number and kinds > _MOST:
+            text += "; it looks like an id: leave it out of data.features"
+        elif name not in bounds and not (label or (name == node["target"] and not number)):
+            bounds[name] = sorted(map(str, column.dropna().unique()))
+            if number:
+                bounds[name] = [float(column.min()), float(column.max())]
+            if number and kinds < 2:
+                del bounds[name]
+        lines.append(text)
+    head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
+    return bounds, [head, *lines]
+
+
+def _write(config: Config, file: Path) -> None:
+    """Write an experiment with the data and the budget of a configuration; one that is there already stays."""
+    from omegaconf import OmegaConf
+
+    if file.exists():
+        print(f"{file} is there already and stays as it is")
+        return
+    data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
+    data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
+    data = {name: value for name, value in data.items() if name not in ("seed", "partition")}
+    values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
+    lines = ["# @package _global_", "# A draft: confirm that the bounds are public, or replace them.", "defaults:"]
+    lines += ["  - override /data: table", "  - override /algorithm: auto", ""]
+    file.parent.mkdir(exist_ok=True)
+    write_text(file, "\n".join([*lines, OmegaConf.to_yaml(OmegaConf.create(values))]))
+    print(f"wrote {file}; fedmtl --config-dir . experiment=mine runs it")

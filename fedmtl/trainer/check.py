@@ -1,0 +1,76 @@
+"""What can be said of data before anything is trained: who takes part, and whether sharing can help at an epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scipy.optimize import brentq
+
+from ..data import FederatedDataset
+from ..privacy import ClientPrivacy, Privacy
+from .automatic import Automatic, automatic, noise_level
+from .inputs import as_data
+
+_EPSILONS = 1e-3, 1e3
+
+
+def check(
+    data: FederatedDataset | str | Mapping[str, Any],
+    privacy: Privacy | None = None,
+    *,
+    public: bool = False,
+) -> str:
+    """Return what the data are, what the automatic settings would be, and whether sharing can help.
+
+    The noise nu says what to expect, of 108 settings on eight tables: below 1 sharing gained more than 2% in two thirds
+    of them and lost as much in 6%; from 1 to 4 it gained in about half; above 4 nothing was left but the average of a
+    client's own models.
+
+    Args:
+        data: as of :class:`~fedmtl.Trainer`.
+        privacy: None for ``ClientPrivacy(epsilon=4.0)``.
+        public: leave out the lines that are computed from private records, which no epsilon covers.
+
+    Raises:
+        ConfigError: data without automatic settings.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, check, load_data
+        >>> print(check(load_data("digits", clients=10), ClientPrivacy(epsilon=8.0), public=True).splitlines()[0])
+        digits: 10 clients, 64 features, 10 classes
+    """
+    data, privacy = as_data(data), ClientPrivacy(epsilon=4.0) if privacy is None else privacy
+    chosen = automatic(data, privacy)
+    target = "a real target" if data.classes is None else f"{data.classes} classes"
+    lines = [f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"]
+    if not public:
+        counts = data.train.counts
+        low, middle, high = (int(value) for value in (counts.min(), counts.median(), counts.max()))
+        lines.append(f"training rows a client, private: {low:,} smallest, {middle:,} median, {high:,} largest")
+    if data.inferred:
+        lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
+    return "\n".join([*lines, chosen.text(), *_outlook(data, privacy, chosen)])
+
+
+def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> list[str]:
+    """Return what the noise means, and at which epsilon or number of clients it would be at the useful level."""
+    level = noise_level(privacy, data, chosen.dimension, chosen.rounds)
+    if level == 0:
+        return ["no noise"]
+    verdict = "useful: on most tables sharing helped" if level <= 1 else "uncertain: on half of the tables it helped"
+    verdict = verdict if level <= 4 else "hopeless: only the average of each client's own models is left"
+    kind = type(privacy)
+
+    def excess(log_epsilon: float) -> float:
+        at: Privacy = kind(epsilon=math.exp(log_epsilon), delta=privacy.delta)
+        return math.log(noise_level(at, data, chosen.dimension, chosen.rounds))
+
+    low, high = (math.log(value) for value in _EPSILONS)
+    epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
+    clients = (
+        len(data) * level if isinstance(privacy, ClientPrivacy) else len(data) * level**2
+    )  # of as many records each
+    enough = f"the useful level is reached at epsilon {epsilon:.2g}, or with about {math.ceil(clients):,} clients like"
+    return [f"sharing is {verdict}", f"{enough} these"]
