@@ -416,7 +416,7 @@ def _charges(run: _Run) -> _Answer:
     if over:
         wrong.append(f"{over} clients are charged above their caps")
     steps, done = {step for _, step, _ in charges.steps}, int(result["rounds"])
-    if not set(range(done)) <= steps:
+    if sum(0 <= step < done for step in steps) < done:
         wrong.append(f"{done} steps are done, and not all of them are charged")
     if run.checkpoint is not None and int(run.checkpoint[0]["step"]) != done:
         wrong.append(f"result.json has {done} rounds, the checkpoint {int(run.checkpoint[0]['step'])}")

@@ -463,6 +463,12 @@ REWRITTEN: dict[str, tuple[str, str, Callable[[Path], Any], Callable[[list[dict]
         lambda run: change(run / "public/privacy.json", headline="private: epsilon = 1 at delta = 1e-05"),
         SAME,
     ),
+    "rounds without end": (
+        "charges",
+        "steps are done",
+        lambda run: change(run / "private/result.json", rounds=1e308),
+        SAME,
+    ),
     "fewer charges": ("charges", "6 steps are done", without_checkpoint, first_steps),
     "headline": (
         "headline",
