@@ -122,11 +122,11 @@ class Trainer:
         (True, 10)
     """
 
-    data: FederatedDataset  # what else is accepted becomes a dataset
-    privacy: Privacy | None
     algorithm: Algorithm = "auto"  # type: ignore[assignment]  # "auto" becomes settings
+    data: FederatedDataset  # what else is accepted becomes a dataset
     model: nn.Module | ModelFactory = "auto"  # type: ignore[assignment]
     schedule: Schedule = "auto"  # type: ignore[assignment]
+    privacy: Privacy | None
     rounds: int = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
