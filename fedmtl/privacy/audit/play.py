@@ -34,7 +34,7 @@ also its message."""
 _LOCAL = 4  # local steps of a participation that are made
 _TURNS = 3  # of every client in one block of activations
 _CHANNELS = 50  # opened for more noise, at most
-_DRAWN = 64  # clients or records whose part in a release is noted
+MARKED = 64  # clients or records whose part in a release is noted
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class Sample:
     @property
     def drawn(self) -> np.ndarray:
         """Return (T, 64) bool, who takes part."""
-        return np.array([each.drawn for each in self.releases], dtype=bool).reshape(-1, _DRAWN)
+        return np.array([each.drawn for each in self.releases], dtype=bool).reshape(-1, MARKED)
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -136,7 +136,7 @@ def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
 
 def _marked(places: np.ndarray) -> np.ndarray:
     """Return (64,) bool, which of the first places are among ``places`` (k,)."""
-    return np.isin(np.arange(_DRAWN), places)
+    return np.isin(np.arange(MARKED), places)
 
 
 # Samples
@@ -273,7 +273,7 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
             beside = {name: released for _, name, released in noted}
             if setup.rows:
                 name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
-                nobody = np.zeros(_DRAWN, dtype=bool)
+                nobody = np.zeros(MARKED, dtype=bool)
                 each = zip(hidden, who.tolist(), strict=True)
                 made[name].releases.extend(Released(row, claims.of(name), k, step, nobody) for row, k in each)
                 continue
@@ -379,10 +379,10 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
 
 def _members(channel: Activations, client: int) -> np.ndarray:
     """Return (64,) bool: which of the first records of ``client``, who acts next, will take part."""
-    marked = np.zeros(_DRAWN, dtype=bool)
+    marked = np.zeros(MARKED, dtype=bool)
     members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
     if members is not None:
-        marked[: members.shape[1]] = members[0, :_DRAWN]
+        marked[: members.shape[1]] = members[0, :MARKED]
     return marked
 
 

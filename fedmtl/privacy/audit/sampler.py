@@ -17,7 +17,7 @@ from scipy import special, stats
 from ..local_steps import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import Sample, gathered, played
+from .play import MARKED, Sample, gathered, played
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import auditor, correlations, from_binomial, from_hypergeometric, normal_p, seeds
 
@@ -258,27 +258,30 @@ def _all_records(setup: Setup, seed: int) -> Finding:
 def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
     if not setup.open(seed).caps[client]:
         return [skipped("sampler", "no client has records and may act")]
-    n, claim = min(_RECORDS, int(setup.sizes[client])), claims.of(GRADIENTS, client)
-    samples = [_spelled(setup, claims, each, client, n, draws) for each in (seed, seed if setup.secure else seed + 1)]
-    count = min(len(sample.releases) for sample in samples)
+    claim, coins = claims.of(GRADIENTS, client), auditor(seed, "subsamples")
+    records = np.sort(coins.permutation(min(MARKED, int(setup.sizes[client])))[:_RECORDS])
+    samples = [
+        _spelled(setup, claims, each, client, records, draws) for each in (seed, seed if setup.secure else seed + 1)
+    ]
+    count, powers = min(len(sample.releases) for sample in samples), 2.0 ** np.arange(len(records))
     codes = [sample.values[:, setup.records.dimension // 2] for sample in samples]
     strange = sum(
-        int((np.abs(code - sample.drawn[:, :n] @ 2.0 ** np.arange(n)) > 1e-3).sum())
+        int((np.abs(code - sample.drawn[:, records] @ powers) > 1e-3).sum())
         for code, sample in zip(codes, samples, strict=True)
     )
     whole = exact("sampler: records, sums", strange, f"of {count} are not sums of the gradients drawn over q n")
-    members = [[np.flatnonzero(row) for row in sample.drawn[:count, :n]] for sample in samples]
-    q, coins = float(claim.sampled or 1.0), auditor(seed, "subsamples")
-    return [whole, *_Drawn("sampler: records, ", members, n, q, coins, setup.secure).findings()]
+    members = [[np.flatnonzero(row) for row in sample.drawn[:count, records]] for sample in samples]
+    q = float(claim.sampled or 1.0)
+    return [whole, *_Drawn("sampler: records, ", members, len(records), q, coins, setup.secure).findings()]
 
 
-def _spelled(setup: Setup, claims: Claims, seed: int, client: int, n: int, draws: int) -> Sample:
-    """Return at least ``draws`` sums of 2^i over those of the first ``n`` records i that are drawn, by the releases of
-    one channel after the other, with next to no noise."""
+def _spelled(setup: Setup, claims: Claims, seed: int, client: int, records: np.ndarray, draws: int) -> Sample:
+    """Return at least ``draws`` sums of 2^i over the i whose ``records[i]`` are drawn, by the releases of one channel
+    after the other, with next to no noise."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
     d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
-    rows = torch.zeros(n, d, dtype=torch.float64)
-    rows[:, d // 2] = unit * 2.0 ** torch.arange(n, dtype=torch.float64)
+    rows = torch.zeros(int(records.max(initial=-1)) + 1, d, dtype=torch.float64)
+    rows[torch.from_numpy(records), d // 2] = unit * 2.0 ** torch.arange(len(records), dtype=torch.float64)
     scale, sums = claims.of(GRADIENTS, client).denominator / unit, Sample(d)
     for other in seeds(seed, "subsamples", 10_000):
         channel = quiet.open(seed if setup.secure else other)
