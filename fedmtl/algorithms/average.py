@@ -84,6 +84,21 @@ class Average(Personalization):
 
     Raises:
         ConfigError: a value outside these ranges.
+
+    Example:
+        >>> from fedmtl import Average, FullParticipation, ProximalPoint, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=ProximalPoint(mu=0.03),
+        ...     data=load_data("synthetic_tasks", tasks=4, problem="regression"),
+        ...     model=models.linear_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     finetune=Average(),
+        ...     progress=False,
+        ... )
+        >>> sorted(trainer.fit().finetuned.by_client)
+        ['finetuned', 'personal', 'shared']
     """
 
     alone: Rate | None = None

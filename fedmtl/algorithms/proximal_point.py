@@ -12,7 +12,7 @@ tuned, and none diverges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -37,13 +37,27 @@ class ProximalPoint(FedAvg):
         mu: strength of the proximal term, above 0.
         steps: accelerated steps of a model of classes.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation, ProximalPoint, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=ProximalPoint(mu=0.03),
+        ...     data=load_data("synthetic_tasks", tasks=4, problem="regression"),
+        ...     model=models.linear_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.3, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 29])
     """
 
     mu: Positive = 0.03
     steps: Count = 20
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
-    name, title, colour = "proximal_point", "Proximal point", "#8C564B"
+    name, title, colour = "proximal_point", "Proximal point", "#7B3F00"
     baseline = False
 
     def check_solver(self) -> None:
@@ -51,7 +65,7 @@ class ProximalPoint(FedAvg):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         check_linear(problem)  # refuses other models before anything is charged
-        return super().plan(problem, schedule)
+        return tuple(replace(plan, from_training=False) for plan in super().plan(problem, schedule))
 
     def local_baseline(self) -> Algorithm | None:
         return LocalAverage()

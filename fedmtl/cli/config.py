@@ -80,8 +80,9 @@ def check(
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, of which a table takes the automatic settings where they choose no algorithm."""
-    chosen = any(word.startswith(("algorithm=", "experiment=")) for word in words)
+    """Return the words of a command, of which a table takes the automatic settings where they choose no algorithm,
+    schedule or model."""
+    chosen = any(word.startswith(("algorithm", "experiment=", "schedule", "model")) for word in words)
     return [*words, *["algorithm=auto"] * ("data=table" in words and not chosen)]
 
 

@@ -218,9 +218,10 @@ class Rounds(Channel):
         return value
 
     def total(self, name: str) -> RowTotal | None:
-        """Return the sum of the round that has begun, to which rows are added as they are made, for :meth:`release`.
-        Returns None if the release needs the single rows: short ones, those of replicates, matrices, and with an
-        adaptive clip, noise that clients add, an attached tap or a replay.
+        """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
+        takes the last one alone, so that rows of an attempt that failed are in no release. Returns None if the release
+        needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip, noise that clients
+        add, an attached tap or a replay.
 
         Args:
             name: a declared release.
@@ -236,8 +237,8 @@ class Rounds(Channel):
         listening = self.tap is not None or self._replay is not None or name in self.rows
         if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
             return None
-        made = RowTotal(name, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
-        return self._totals.setdefault(name, made)
+        self._totals[name] = RowTotal(name, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        return self._totals[name]
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
@@ -366,10 +367,10 @@ class Rounds(Channel):
             raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
-        elif rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
+        elif self.tap is not None or rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
             raise PrivacyError(
-                f"Release {name!r} got a sum of {rows.count} rows that Rounds.total did not make in step {self._step}, "
-                f"or of others than one row from each of {clients.numel()} clients."
+                f"Release {name!r} got a sum of {rows.count} rows that Rounds.total did not make last in step "
+                f"{self._step}, or of others than one row from each of {clients.numel()} clients."
             )
         count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
         if name in self._released:

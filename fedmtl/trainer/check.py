@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from .._rounding import rounded_up
 from ..data import FederatedDataset
 from ..privacy import ClientPrivacy, Privacy
 from .automatic import Automatic, automatic, noise_level
@@ -69,8 +70,6 @@ def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> lis
 
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
-    clients = (
-        len(data) * level if isinstance(privacy, ClientPrivacy) else len(data) * level**2
-    )  # of as many records each
-    enough = f"the useful level is reached at epsilon {epsilon:.2g}, or with about {math.ceil(clients):,} clients like"
-    return [f"sharing is {verdict}", f"{enough} these"]
+    clients = math.ceil(len(data) * (level if isinstance(privacy, ClientPrivacy) else level**2))  # of as many records
+    enough = f"the useful level is reached at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients"
+    return [f"sharing is {verdict}", f"{enough} like these"]

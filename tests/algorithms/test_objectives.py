@@ -28,6 +28,7 @@ from fedmtl import (
     PoissonClocks,
     PriorLayers,
     PrivatePrior,
+    ProximalPoint,
     Result,
     Scaffold,
     Trainer,
@@ -256,6 +257,14 @@ def test_scaffold_minimizes_the_mean_objective() -> None:
     found, drifted = (fit(kind(local=local), rounds=100).shared.numpy() for kind in (Scaffold, FedAvg))
     np.testing.assert_allclose(found, least, rtol=1e-8)
     assert np.abs(drifted - least).max() > 1e-3
+
+
+@covers("proximal_point", "finetune=average")  # of which test_average fits every model anew without each record
+def test_the_proximal_point_method_moves_to_the_mean_of_the_local_minimizers() -> None:
+    algorithm, start = ProximalPoint(mu=0.7), np.zeros(P)
+    for _ in range(2):
+        start = np.mean([ridge(X[k], Y[k], 1.0, 0.7, start) for k in X], axis=0)
+    np.testing.assert_allclose(fit(algorithm, loss="half_mse", rounds=2).shared.numpy(), start, rtol=1e-9)
 
 
 def test_every_line_of_the_page_has_a_test() -> None:

@@ -132,7 +132,7 @@ def test_the_noise_of_each_use_follows_its_weight() -> None:
 
 def test_a_report_says_how_the_budget_is_divided() -> None:
     said = f"steps have public weights {WEIGHTS[0]:.3g} to {WEIGHTS[-1]:.3g}, and noise in inverse proportion"
-    assert said in opened(GAUSSIAN, plan()).report.text()
+    assert said in opened(GAUSSIAN, plan()).report.sampler
     assert "weights" not in opened(GAUSSIAN, plan(weights=None)).report.text()
 
 

@@ -13,6 +13,7 @@ from fedmtl.privacy import (
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
+    Ledger,
     PoissonSampling,
     QuantileClip,
     ReleasePlan,
@@ -256,3 +257,14 @@ def test_torch_threads_are_as_before() -> None:
     before = torch.get_num_threads()
     audit_channel(setup(), effort=SMALL)
     assert torch.get_num_threads() == before
+
+
+def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without a folder would go on past its budget."""
+    counted = Ledger._charge
+    monkeypatch.setattr(Ledger, "_charge", lambda self, line: self._file is not None and counted(self, line))
+    privacy = ClientPrivacy(clip_norm=0.7, epsilon=8.0, noise_multiplier=2.0, delta=1e-4)
+    plans = (ReleasePlan(name="a", dimension=20, uses=60),)
+    setup = Setup(privacy=privacy, plans=plans, schedule=FullParticipation().bind(40), steps=60)
+    findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
+    assert "charges: steps in the ledger" in [finding.check for finding in findings if finding.refuted]

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedmtl import algorithms
+from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.report import _names, canvas, figures
 
@@ -174,13 +175,14 @@ def linear_luminance(colour: str) -> float:
 
 
 def test_a_class_registers_its_title_and_colour_and_a_run_that_was_read_those_of_its_methods() -> None:
+    assert PublishedPeerToPeer.title == "Peer-to-peer, published"
     assert {name: _names.title_of(name) for name in ("pmtl", "p2p_published", "FedAvg + finetuning", "unknown")} == {
         "pmtl": "PMTL",
-        "p2p_published": "Peer-to-peer, published",
+        "p2p_published": PublishedPeerToPeer.title,
         "FedAvg + finetuning": "FedAvg + finetuning",
         "unknown": "unknown",
     }
-    assert len(OWN) == 22
+    assert len(OWN) == 23
     stored = {"far": ["Far away", "#123456"], "near": ["Near", "red; drop"], "odd": 3, "pmtl": ["Not PMTL", "#000000"]}
     _names.register_stored(stored)
     assert [_names.title_of(name) for name in stored] == ["Far away", "Near", "odd", "PMTL"]

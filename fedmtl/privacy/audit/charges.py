@@ -122,6 +122,11 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += _read(path).problems
+    if not setup.one_at_a_time:  # a run without a folder counts its charges in memory
+        with closing(setup.open(seed)) as memory:
+            made = sum(1 for _ in rounds(setup, memory))
+        if made != min(len(charged), setup.steps):
+            wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
     happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=channel.account.uses.shape[1])
     try:
         wrong += _misstated(setup, claims, channel, len(charged), happened)
@@ -300,7 +305,8 @@ def _by_library(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
     finite = [k for k in claims.accounts if math.isfinite(figures[k])]
     ordered = sorted(finite, key=lambda k: -figures[k] / max(1, int(uses[k])))
     check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
-    for k in ordered[:: max(1, math.ceil(len(ordered) / _EXAMINED))]:
+    places = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _EXAMINED)).round().astype(int))
+    for k in (ordered[place] for place in places):  # the highest and the lowest figure a use among them
         library = library_epsilon(claims.composition(k, int(uses[k])), setup.delta, figures[k])
         if library is None:
             lacking = "dp-accounting lacks a law of the run"

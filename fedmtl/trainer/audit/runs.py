@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..._rounding import rounded_up
 from ...privacy.audit import Finding, Setup
@@ -38,12 +39,12 @@ def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str])
 
 
 def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding:
-    """Check that a run releases, to the last bit, what it releases with a tap, which gets the rows of single clients,
-    and that these are rows of clients that were drawn for the round.
+    """Check that a run releases, to the last bit, what another channel releases of the same rows when it is handed
+    them, and that these are rows of clients that were drawn for the round.
 
-    All other checks hand rows to releases, or look at them. A run may add up long rows where clients make them, and
-    draws noise in threads meanwhile. It is run with its own clip norm, and with one of 2^-10 of it, so that rows are
-    clipped.
+    All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
+    threads meanwhile. It is run as it is, and again with a tap, whose rows another channel releases. With its own clip
+    norm, and with one of 2^-10 of it, so that rows are clipped.
 
     Args:
         trainer: the configuration.
@@ -51,25 +52,40 @@ def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding
         rounds: with each clip norm.
     """
     trainer = seeded(trainer)
-    privacy, wrong = trainer.privacy, 0
+    privacy = trainer.privacy
     assert privacy is not None
     norms: list[Any] = [privacy.clip_norm]
     if isinstance(privacy.clip_norm, float) and all(plan.form == "vector" for plan in setup.releases):
         norms.append(privacy.clip_norm * 2.0**-10)
-    for norm in norms:
-        run = replace(trainer, privacy=replace(privacy, clip_norm=norm))
-        plain, tapped, of, drawn = Releases(), Releases(), list[tuple[int, set[int]]](), dict[int, set[int]]()
-        for _ in states(run, run.data, rounds, record=plain):
-            pass
-        tap = lambda step, name, clients, rows, of=of: of.append((step, set(clients.tolist())))  # noqa: E731
-        for _, block in states(run, run.data, rounds, record=tapped, tap=tap):
+    runs = [replace(trainer, privacy=replace(privacy, clip_norm=norm)) for norm in norms]
+    wrong = sum(_released_otherwise(run, rounds) for run in runs)
+    detail = "releases of a run that are not those of its rows handed to a channel, or of clients that were not drawn"
+    return exact("transcript: releases", wrong, detail)
+
+
+def _released_otherwise(trainer: Trainer, rounds: int) -> int:
+    """Return how many releases of a run differ from those that another channel makes of its rows, and how many have
+    rows of clients that were not drawn."""
+    plain, again, of, drawn = Releases(), Releases(), list[tuple[int, set[int]]](), dict[int, set[int]]()
+    for _ in states(trainer, trainer.data, rounds, record=plain):
+        pass
+    problem = trainer.problem(device="cpu")
+    with closing(problem.executor), closing(trainer.open(problem, "audit")[0]) as channel:
+        channel.record, begun = again, {-1}
+
+        def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+            of.append((step, set(clients.tolist())))
+            if step not in begun:
+                channel.begin(step, channel.draw(step))
+                begun.add(step)
+            channel.release(name, rows, clients)
+
+        for _, block in states(trainer, trainer.data, rounds, tap=tap):
             if block is not None:
                 drawn[block.first] = set(block.cohort.tolist())
-        wrong += sum(not clients <= drawn[step] for step, clients in of)
-        pairs = itertools.zip_longest(plain, tapped, fillvalue=(-1, "", torch.zeros(0)))
-        wrong += sum(first[:2] != other[:2] or not torch.equal(first[2], other[2]) for first, other in pairs)
-    detail = "releases of a run that are not those of its rows handed to the channel, or of clients that were not drawn"
-    return exact("transcript: releases", wrong, detail)
+    others = sum(not clients <= drawn[step] for step, clients in of)
+    pairs = itertools.zip_longest(plain, again, fillvalue=(-1, "", torch.zeros(0)))
+    return others + sum(first[:2] != other[:2] or not torch.equal(first[2], other[2]) for first, other in pairs)
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
