@@ -33,6 +33,9 @@ def check(words: list[str]) -> int:
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
         node["bounds"], lines = _draft(node)
+        if node.get("classes") == "infer":  # as the reader infers them, a draft to be confirmed, too
+            node["classes"] = made(node, "data").classes
+            node["bounds"], lines = _draft(node)
         print("\n".join(lines))
         _write(config | {"data": node}, Path("experiment") / "mine.yaml")
 

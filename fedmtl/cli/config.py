@@ -83,7 +83,10 @@ def with_automatic(words: Sequence[str]) -> list[str]:
     """Return the words of a command, of which a table takes the automatic settings where they choose no algorithm,
     schedule or model."""
     chosen = any(word.startswith(("algorithm", "experiment=", "schedule", "model")) for word in words)
-    return [*words, *["algorithm=auto"] * ("data=table" in words and not chosen)]
+    if chosen or "data=table" not in words:
+        return list(words)
+    place = words.index("data=table")  # settings stand together, before or after the options
+    return [*words[:place], "algorithm=auto", *words[place:]]
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]:

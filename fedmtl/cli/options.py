@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..errors import ConfigError, TrainingError
 from ..report.tables import write_text
-from .config import Config, check, printed_log
+from .config import Config, check, printed_log, with_automatic
 
 INTERRUPTED = 130  # exit code
 _DATA_PATHS = ("root", "path", "images", "cache", "counts")
@@ -63,7 +63,7 @@ def short_run_options(
     options = parser.parse_intermixed_args(words)
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
-    (config,) = check(options.overrides, extra=options.config_dir)
+    (config,) = check(with_automatic(options.overrides), extra=options.config_dir)
     return options, config
 
 

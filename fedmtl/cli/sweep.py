@@ -70,7 +70,7 @@ def unlike(configs: Sequence[Config]) -> str:
     """Return a warning where methods of a sweep are finetuned beside others that are not, empty where all or none are.
     Local training is what all are compared with, and is not one of them."""
     methods = [
-        (config["algorithm"]["_target_"].rpartition(".")[2], (config.get("finetune") or {}).get("_target_"))
+        ((config["algorithm"]["_target_"] or "auto").rpartition(".")[2], (config.get("finetune") or {}).get("_target_"))
         for config in configs
     ]
     tuned = {name: None for name, finetune in methods if finetune}

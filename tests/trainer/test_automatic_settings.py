@@ -22,6 +22,8 @@ from fedmtl import (
     check,
 )
 from fedmtl.algorithms import LocalAverage, cohort
+from fedmtl.cli.config import with_automatic
+from fedmtl.cli.sweep import unlike
 from fedmtl.data import Domain, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.automatic import automatic, multiplier_of_one_release, noise_of
@@ -186,3 +188,26 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     assert "proximal_point + finetuning" in capsys.readouterr().out
     assert main(["check", *words]) == 2
     assert "180 categories; it looks like an id: leave it out of data.features" in capsys.readouterr().out
+
+
+TABLE = ("data=table", "data.path=x.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (TABLE, ("algorithm=auto", *TABLE)),
+        ((*TABLE, "--cfg", "job"), ("algorithm=auto", *TABLE, "--cfg", "job")),
+        (("-m", *TABLE, "seed=1,2"), ("-m", "algorithm=auto", *TABLE, "seed=1,2")),
+        ((*TABLE, "schedule.cohort=3"), (*TABLE, "schedule.cohort=3")),
+        ((*TABLE, "algorithm.local.lr=1"), (*TABLE, "algorithm.local.lr=1")),
+        (("rounds=3",), ("rounds=3",)),
+    ],
+)
+def test_a_table_takes_automatic_settings_unless_something_of_them_is_chosen(words, expected) -> None:
+    assert tuple(with_automatic(words)) == expected
+
+
+def test_automatic_settings_are_compared_in_a_sweep() -> None:
+    plain, tuned = {"algorithm": {"_target_": "fedmtl.FedAvg"}}, {"finetune": {"_target_": "fedmtl.Average"}}
+    assert unlike([{"algorithm": {"_target_": None}} | tuned, plain]).startswith("finetuned after training: auto; not:")
