@@ -50,7 +50,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..._check import positive_int
 from ...errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -84,14 +83,13 @@ def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, mar
 
     Args:
         words: count -> (count,) uint64 fresh random words.
-        size: how many.
+        size: how many, at least 1.
         deviation: s, above 0 and below 2**47, of any size (2**40 and more where it is accounted for).
         margin: relative error of doubles; whatever it is, the numbers made of the same words are the same.
 
     Raises:
-        ConfigError: a size or deviation out of range.
+        PrivacyError: a deviation out of range.
     """
-    positive_int("discrete_gaussian", size=size)
     stairs = _stairs(Fraction(deviation))
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
