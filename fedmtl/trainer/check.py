@@ -56,12 +56,15 @@ def check(
 
 
 def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> list[str]:
-    """Return what the noise means, and at which epsilon or number of clients it would be at the useful level."""
+    """Return what the noise level nu means, and at which epsilon or number of clients it would be 1."""
     level = noise_level(privacy, data, chosen.dimension, chosen.rounds)
     if level == 0:
         return ["no noise"]
-    verdict = "useful: on most tables sharing helped" if level <= 1 else "uncertain: on half of the tables it helped"
-    verdict = verdict if level <= 4 else "hopeless: only the average of each client's own models is left"
+    verdict = "likely useful: nu is at most 1" if level <= 1 else "uncertain: nu is between 1 and 4"
+    verdict += "; compare with local training, which the run prints"
+    verdict = (
+        verdict if level <= 4 else "hopeless: nu is above 4, and clients are left with models of their own records"
+    )
     kind = type(privacy)
 
     def excess(log_epsilon: float) -> float:
@@ -71,5 +74,5 @@ def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> lis
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
     clients = math.ceil(len(data) * (level if isinstance(privacy, ClientPrivacy) else level**2))  # of as many records
-    enough = f"the useful level is reached at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients"
-    return [f"sharing is {verdict}", f"{enough} like these"]
+    enough = f"nu is 1 at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients"
+    return [f"sharing is {verdict}", f"{enough} of as many records"]

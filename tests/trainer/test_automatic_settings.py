@@ -156,7 +156,7 @@ def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
 
 
 def test_the_outlook_before_training() -> None:
-    """At the epsilon that it names the noise is at the useful level."""
+    """At the epsilon that it names the noise level is 1."""
     data = numbers(12)
     text = check(data, ClientPrivacy(epsilon=1.0))
     assert text.splitlines()[:2] == [
@@ -165,7 +165,7 @@ def test_the_outlook_before_training() -> None:
     ]
     assert "sharing is hopeless" in check(data, ClientPrivacy(epsilon=0.1))
     assert "sharing is uncertain" in text
-    named = float(text.split("reached at epsilon ")[1].split(",")[0])
+    named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
     assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
     assert "private" not in check(data, ClientPrivacy(epsilon=0.5), public=True)
     other = replace(data, train=numbers(12, seed=5).train)
