@@ -129,7 +129,7 @@ class Activations(Channel):
         n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
-                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for nobody, not "
+                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for no client, not "
                 f"{clients.shape} with {low} to {high}."
             )
         if not self.draws.never_empty:
@@ -144,7 +144,7 @@ class Activations(Channel):
         if self.prices is not None:
             scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
-        acting, uses, divisors, scales = (np.array(one.T, order="C") for one in (acting, uses, divisors, scales))
+        acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
         groups, places = _grouped(acting)
         return _Window(first, acting, groups, places, uses, divisors, scales, nothing, np.zeros(0))
 

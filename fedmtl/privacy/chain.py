@@ -6,8 +6,8 @@ whole file. A small file beside it, of the same name with the suffix ``.head``, 
 and the head after every line that has reached the disk: a chain from which whole lines at the end are missing is
 behind its head file. A line that was torn by a crash was never flushed; it is dropped.
 
-What cannot be told: whoever can write both files can rewrite both. The head that a checkpoint or a published report
-has kept is then what is left to compare with.
+A person who can write both files can rewrite both, undetected. The head that a checkpoint or a published report has
+kept is then what is left to compare with.
 """
 
 from __future__ import annotations
@@ -180,17 +180,17 @@ class ChainFile:
 
     def _check_head(self, *, needed: bool) -> None:
         place = head_file(self.path)
-        known = Head.parse(place.read_text(errors="replace")) if place.exists() else None
-        if known is None:
+        existing = Head.parse(place.read_text(errors="replace")) if place.exists() else None
+        if existing is None:
             if needed:
                 raise ResumeError(
                     f"{place} is missing or unreadable; it says how long {self.path} was, so whether charges were "
                     f"taken back cannot be told. Start a new run in another folder."
                 )
             return
-        if not self.chain.has(known):
+        if not self.chain.has(existing):
             raise ResumeError(
-                f"{self.path} has {len(self.chain.lines):,} lines and does not have line {known.lines:,} that "
+                f"{self.path} has {len(self.chain.lines):,} lines and does not have line {existing.lines:,} that "
                 f"{place.name} has recorded: the ledger was rolled back or replaced, and charges of releases that "
                 f"were made are missing. Restore the ledger, or start a new run in another folder."
             )

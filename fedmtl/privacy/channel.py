@@ -6,10 +6,10 @@ its charge in the ledger, in secure mode on the disk (``BudgetExhausted`` before
 clip, sum by segment (the cohort, or a client), noise of the sum's sensitivity, division by a public constant.
 
 R replicates of a run, each with its own noise (and its own clients, where these act one at a time), are computed
-together; they are simulations, and an epsilon is that of one of them.
+at once; they are simulations, and an epsilon is that of one of them.
 
-Over several ranks every rank has a channel, and hands it the rows of its own clients. The first rank alone draws
-cohorts, has the account and adds noise; a step begins, and a value is released, at all ranks together.
+Over several ranks every rank has a channel, and hands it the rows of its own clients. Only the first rank draws
+cohorts, has the account and adds noise; a step begins, and a value is released, at all ranks at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Channel(ABC):
         account: what has been charged.
         prices: what it costs; None without noise.
         sources: of the noise and cohorts of each replicate.
-        replicates: R, the replicates that are released together.
+        replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
         ranks: the processes that compute the run; the account of all but the first is empty.
@@ -241,8 +241,8 @@ class Channel(ABC):
         """Return fields of the report where the unit is a record, beside :meth:`_common_facts`."""
         facts, account = self._common_facts(), self.account
         steps = np.ones_like(plan.counts) if self.prices is None and account.by_client else plan.local_steps
-        records = [one for one in self.settings if isinstance(one, RecordPrivacy)]
-        of_clients = {budget for one in records for budget in one.budgets(plan.ids) if budget is not None}
+        records = [each for each in self.settings if isinstance(each, RecordPrivacy)]
+        of_clients = {budget for each in records for budget in each.budgets(plan.ids) if budget is not None}
         facts |= {
             "unit": "record",
             "relation": plan.relation,

@@ -176,7 +176,7 @@ def clipped_sum(
     Args:
         rows: (k, D), any float dtype and device; k may be 0.
         clip: the bound, or None for no clipping.
-        width: g from :func:`sum_width`, the same for all parts of one sum; None for that of these rows alone, by the
+        width: g from :func:`sum_width`, the same for all parts of one sum; None for that of only these rows, by the
             bound of the clip or, without one, by their largest norm.
         threads: that share many rows on the CPU, if any; exact sums do not show how many there are.
 
@@ -280,7 +280,7 @@ def contributions(
     if form == "vector":
         if rows.ndim == 2:
             return clipped_sum(rows, clip, width, threads=threads)
-        return torch.stack([contributions(one, clip, form, width, threads=threads) for one in rows])
+        return torch.stack([contributions(each, clip, form, width, threads=threads) for each in rows])
     wide = rows.detach().cpu().double()
     if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
         parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))

@@ -68,7 +68,7 @@ class GradientPlan:
         published: an accounting that a paper claims and that does not hold. The caps and the calibration are the
             same, and the epsilon is infinite.
         relation: how neighbours differ.
-        steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings together.
+        steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings.
         trainings: local trainings of one participation, each with the same number of local steps.
         batch_size: expected records of one local step, for the report; ``rate`` draws them.
         notes: what else no epsilon covers, for the report.
@@ -136,16 +136,16 @@ class GradientPlan:
             unused |= {"steps": None if (self.local_steps == 1).all() else self.steps}
             if self.caps is None:
                 raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
-        given = [name for name, value in unused.items() if value is not None]
-        if given or self.relation != relation:
-            wrong = f"{given[0]}=..." if given else f"relation={self.relation!r}"
+        others = [name for name, value in unused.items() if value is not None]
+        if others or self.relation != relation:
+            wrong = f"{others[0]}=..." if others else f"relation={self.relation!r}"
             raise PrivacyError(
                 f"GradientPlan({wrong}) is not for {what}, whose releases do not follow it; leave it out."
             )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
         """Return this plan with what depends on the settings of a run, those of all repetitions or of each."""
-        noised = next((one for one in privacy if not one.noiseless), None)
+        noised = next((each for each in privacy if not each.noiseless), None)
         if noised is None or self.given_noise is None:
             return self
         return replace(self, **self.given_noise(noised), given_noise=None)
@@ -204,21 +204,21 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
     Raises:
         ConfigError: something else.
     """
-    given = np.asarray(values)
-    if given.shape != (clients,) or given.dtype.kind not in "iu" or bool((given < 0).any()):
+    entries = np.asarray(values)
+    if entries.shape != (clients,) or entries.dtype.kind not in "iu" or bool((entries < 0).any()):
         raise ConfigError(
-            f"{name} has shape {given.shape} and dtype {given.dtype}; it must be a whole number of at least 0 for each "
-            f"of {clients:,} clients."
+            f"{name} has shape {entries.shape} and dtype {entries.dtype}; it must be a whole number of at least 0 for "
+            f"each of {clients:,} clients."
         )
-    return given.astype(np.int64)
+    return entries.astype(np.int64)
 
 
 def _rates(rate: Any, clients: int) -> np.ndarray:
-    given = np.asarray(rate)
-    fits = given.shape in ((), (clients,)) and given.dtype.kind in "fiu"
-    if not fits or not bool(((given > 0) & (given <= 1)).all()):
+    values = np.asarray(rate)
+    fits = values.shape in ((), (clients,)) and values.dtype.kind in "fiu"
+    if not fits or not bool(((values > 0) & (values <= 1)).all()):
         raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or for each of {clients:,} clients.")
-    return np.array(np.broadcast_to(given, (clients,)), dtype=np.float64)
+    return np.array(np.broadcast_to(values, (clients,)), dtype=np.float64)
 
 
 # What the releases cost
@@ -278,14 +278,14 @@ def record_prices(
                     )
                 )
             kind[row, client] = places[key]
-    known = (header or {}).get("kinds", ())
-    if len(known) == len(asked):
-        noise = [(float(one["multiplier"]), int(one["cap"])) for one in known]
+    existing = (header or {}).get("kinds", ())
+    if len(existing) == len(asked):
+        noise = [(float(each["multiplier"]), int(each["cap"])) for each in existing]
     else:
-        noise = [price.calibrated(*one, of=of) for price, (one, of) in zip(prices, asked, strict=True)]
+        noise = [price.calibrated(*each, of=of) for price, (each, of) in zip(prices, asked, strict=True)]
     multipliers = tuple(z for z, _ in noise)
-    found = Prices(tuple(prices), multipliers, kind, None if plan.published is None else plan.published.why_invalid)
-    return found, np.array([cap for _, cap in noise], dtype=np.int64)[kind[0]]
+    result = Prices(tuple(prices), multipliers, kind, None if plan.published is None else plan.published.why_invalid)
+    return result, np.array([cap for _, cap in noise], dtype=np.int64)[kind[0]]
 
 
 def prices_header(prices: Prices, caps: np.ndarray) -> dict[str, Any]:
@@ -307,8 +307,8 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
         raise ConfigError(f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}.")
     made: dict[bytes, tuple[float, ...] | None] = {}
     by_client = []
-    for client, (given, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
-        array = np.asarray(given, dtype=np.float64)
+    for client, (values, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
+        array = np.asarray(values, dtype=np.float64)
         if array.shape != (cap,):
             raise ConfigError(f"The allocation of client {client} has shape {array.shape}; it may act {cap} times.")
         key = array.tobytes()

@@ -226,20 +226,20 @@ class Ledger:
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"{self._path}, line {number}: not a line of a ledger ({error!r}).") from error
 
-    def _check_header(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-        for key in {**found, **expected}:
+    def _check_header(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        for key in {**stored, **expected}:
             if key in ("run", PREVIOUS):
                 continue
-            if found.get(key) == expected.get(key) or (key == "fingerprint" and not self.replays_free):
+            if stored.get(key) == expected.get(key) or (key == "fingerprint" and not self.replays_free):
                 continue
             if key == "fingerprint":
-                names = ", ".join(differing(found.get(key, ""), expected[key])) or "data, settings or execution"
+                names = ", ".join(differing(stored.get(key, ""), expected[key])) or "data, settings or execution"
                 raise ResumeError(
                     f"{self._path} was written for other {names}. The same seed would give the same noise on other "
                     "data, and their difference would reveal it; start a new run in another folder."
                 )
             raise ResumeError(
-                f"{self._path} was written with {key} = {found.get(key)!r}, but this run has {expected.get(key)!r}."
+                f"{self._path} was written with {key} = {stored.get(key)!r}, but this run has {expected.get(key)!r}."
             )
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class LocalSteps:
     """The local steps of one round.
 
-    Step t of training j has the number ``j * stride + t``, so that the steps which clients make together have one
-    number; the stride is the length of the longest training. In a client's own participation it is step
+    Step t of training j has the number ``j * stride + t``, so that steps which clients make at the same
+    time have one number; the stride is the length of the longest training. In a client's own participation it is step
     ``j * length + t`` with its own length, which addresses its noise and its subset of records, so that neither depends
     on who else takes part.
 
@@ -82,7 +82,9 @@ class LocalSteps:
         if not training:
             return 0
         if len(training) > 1 or bool((done % length != 0).any()):
-            raise PrivacyError(f"Round {self._round}: clients that train together must be at the same local training.")
+            raise PrivacyError(
+                f"Round {self._round}: clients that train at the same time must be at the same local training."
+            )
         if training[0] >= self.plan.trainings:
             raise PrivacyError(
                 f"Round {self._round}: local training number {training[0] + 1} of one participation, but the algorithm "

@@ -84,7 +84,7 @@ def open_channel(
 
     Args:
         privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R settings that
-            differ in epsilon or noise_multiplier alone, one for each.
+            differ only in epsilon or noise_multiplier, one for each.
         plans: the algorithm's releases. Rows of clients are released in every step; a :class:`GradientPlan` is needed
             by :class:`RecordPrivacy`, and wherever clients act one at a time. Empty for algorithms that release
             nothing.
@@ -100,7 +100,7 @@ def open_channel(
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         replay: ``record`` of another run; releases return its values (steps are still charged and checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
-        replicates: R replicates, each with its own noise, released together: simulations in memory. In rounds,
+        replicates: R replicates, each with its own noise, released at once: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
         order: int64 (n,), the client at each rank of the sampler, in rounds without a :class:`GradientPlan`, which has
@@ -125,10 +125,10 @@ def open_channel(
         if replicates > 1:
             _check_replicates(settings, sampler)
     if sampler is not None and not rows and gradients is None:
-        settings = tuple(one for one in settings if isinstance(one, ClientPrivacy))  # no gradient has noise
+        settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))  # no gradient has noise
 
     def opened(prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
-        if sampler is not None and not any(isinstance(one, RecordPrivacy) for one in settings):
+        if sampler is not None and not any(isinstance(each, RecordPrivacy) for each in settings):
             terms = _terms_of_rows(settings, rows, sampler, steps, sources, prior)
         else:
             terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
@@ -182,7 +182,7 @@ def _sources(
     settings: tuple[Privacy, ...], seed: int, replicates: int, source: NoiseSource | None, path: Path | None
 ) -> tuple[NoiseSource, ...]:
     """Return the source of each replicate's noise and cohorts."""
-    secure = any(one.source == "secure" for one in settings)
+    secure = any(each.source == "secure" for each in settings)
     if replicates > 1 and (secure or path is not None):
         raise ConfigError(f"{replicates} replicates are a simulation: they need source='seeded' and no folder.")
     if replicates > 1 and source is not None:
@@ -210,14 +210,14 @@ def _terms_of_rows(
     prior: Mapping[str, Any],
 ) -> _Terms:
     """Return the terms of R replicates whose protected unit is a client; without ``settings``, of no privacy."""
-    clients, replicates = tuple(one for one in settings if isinstance(one, ClientPrivacy)), len(sources)
-    privacy = max(clients, key=lambda one: (not one.noiseless, one.epsilon or 0.0), default=None)  # loudest in reports
+    clients, replicates = tuple(each for each in settings if isinstance(each, ClientPrivacy)), len(sources)
+    privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)  # loudest in reports
     if privacy is None or privacy.noiseless or not plans:
         refuse_rows(plans)
         releases = {} if privacy is None else bind_releases(plans, sampler, privacy, None)
-        kept = () if privacy is None else (privacy,)
+        chosen = () if privacy is None else (privacy,)
         options = {"sampler": sampler, "releases": releases}
-        return _Terms(settings=kept, clients=sampler.n, caps=_caps(sampler), options=options)
+        return _Terms(settings=chosen, clients=sampler.n, caps=_caps(sampler), options=options)
 
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
@@ -235,7 +235,7 @@ def _terms_of_rows(
     if isinstance(z := prior.get("noise_multiplier"), float):
         multipliers, most_uses = (z,) * len(clients), int(prior.get("max_uses") or uses)
     else:
-        noise = [price.calibrated(one.epsilon, one.noise_multiplier, uses) for one in clients]
+        noise = [price.calibrated(each.epsilon, each.noise_multiplier, uses) for each in clients]
         multipliers, most_uses = tuple(z for z, _ in noise), noise[0][1]
     if sampler.per_participation:
         sampler = sampler.with_cap(most_uses)
@@ -336,7 +336,7 @@ def _terms_of_records(
 ) -> _Terms:
     """Return the terms of gradients of single records, in rounds of local training, or of clients that act one at a
     time where there is no sampler."""
-    records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
+    records = tuple(each for each in settings if isinstance(each, RecordPrivacy))
     if len(records) < len(settings):
         raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
     if plan is None:
@@ -358,7 +358,7 @@ def _terms_of_records(
         facts |= {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
     terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, by_client=True, options=options)
-    if all(one.noiseless for one in records):
+    if all(each.noiseless for each in records):
         return terms if sampler is None else replace(terms, caps=_caps(sampler), by_client=False)
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
@@ -382,7 +382,7 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
             )
         if not plan.from_training:
             raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "
+                f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, so the noise on "
                 f"their gradients does not cover it. Use ClientPrivacy."
             )
 
@@ -398,30 +398,30 @@ def most_participations(sampler: BoundSampler, steps: int) -> int:
 
 
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
-    """Return settings of all replicates, or of each, which differ in the budgets alone; none without privacy."""
+    """Return settings of all replicates, or of each, which differ only in their budgets; none without privacy."""
     if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
         return () if privacy is None else (privacy,)
-    given = tuple(privacy)
-    if len(given) != replicates:
-        raise ConfigError(f"{len(given)} privacy settings were given for {replicates} replicates; give one each.")
-    for one in given:
-        if not isinstance(one, (ClientPrivacy, RecordPrivacy)):
-            raise ConfigError(f"The privacy of a replicate is {one!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
-        if type(one) is not type(given[0]):
+    values = tuple(privacy)
+    if len(values) != replicates:
+        raise ConfigError(f"{len(values)} privacy settings were given for {replicates} replicates; give one each.")
+    for each in values:
+        if not isinstance(each, (ClientPrivacy, RecordPrivacy)):
+            raise ConfigError(f"The privacy of a replicate is {each!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
+        if type(each) is not type(values[0]):
             raise ConfigError("Replicates have ClientPrivacy or RecordPrivacy, all of them the same.")
-        if replace(one, epsilon=1.0, noise_multiplier=None) != replace(given[0], epsilon=1.0, noise_multiplier=None):
-            raise ConfigError(f"Replicates differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
-    return given
+        if replace(each, epsilon=1.0, noise_multiplier=None) != replace(values[0], epsilon=1.0, noise_multiplier=None):
+            raise ConfigError(f"Replicates differ only in epsilon or noise_multiplier, not as {values[0]} and {each}.")
+    return values
 
 
 def _check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
-    """Raise ConfigError where replicates in rounds cannot be computed together."""
+    """Raise ConfigError where replicates in rounds cannot be computed at once."""
     if not isinstance(sampler, BoundFull):
         raise ConfigError(
             f"Replicates in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
         )
-    for one in settings:
-        if not isinstance(one, ClientPrivacy) or isinstance(one.clip_norm, QuantileClip):
+    for each in settings:
+        if not isinstance(each, ClientPrivacy) or isinstance(each.clip_norm, QuantileClip):
             raise ConfigError("Replicates in rounds need ClientPrivacy(...) with a number as clip_norm.")
-        if one.noise_multiplier is not None and one.epsilon is not None:
+        if each.noise_multiplier is not None and each.epsilon is not None:
             raise ConfigError("Replicates take epsilon or noise_multiplier, not both: none of them stops early.")

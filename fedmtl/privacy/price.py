@@ -71,7 +71,7 @@ class Price:
 
     def event(self, multiplier: float, use: int = 0) -> Any:
         """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose cost is finite: of
-        all its releases together. A multiplier of 0 is no noise."""
+        all its releases. A multiplier of 0 is no noise."""
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
         z, law = multiplier / (1.0 if self.weights is None else self.weights[use]), LAWS[self.mechanism]
@@ -92,7 +92,7 @@ class Price:
         return slack(numbers, epsilon) if LAWS[self.mechanism].joint else 0.0
 
     def after(self, uses: int, multiplier: float) -> Any:
-        """Return the event of the first ``uses`` uses together.
+        """Return the event of the first ``uses`` uses.
 
         Raises:
             PrivacyError: more uses than there are.
@@ -170,7 +170,7 @@ class Price:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON."""
         values = asdict(self)
-        return values | {key: list(one) for key, one in values.items() if isinstance(one, tuple)}
+        return values | {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Price:
@@ -179,7 +179,7 @@ class Price:
         Raises:
             TypeError, KeyError: values that are no price.
         """
-        own: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
+        own: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
         return cls(**own)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[Any, int]:
@@ -238,7 +238,7 @@ class Prices:
         kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
         asked, index = np.unique(kind * base + charges, return_inverse=True)
-        pairs = [divmod(int(one), base) for one in asked]
+        pairs = [divmod(int(item), base) for item in asked]
         each = np.array([self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64)
         return each[index.reshape(kind.shape)]
 

@@ -103,11 +103,11 @@ def split_multiplier(multiplier: float, count_multiplier: float) -> float:
     """Return the update's multiplier when the count shares its step, z_delta = (z^-2 - z_b^-2)^-1/2 (Theorem 1).
 
     Args:
-        multiplier: z of both releases together, above 0.
+        multiplier: z of both releases, above 0.
         count_multiplier: z_b of the count, above z; 2 sigma_b for add/remove.
 
     Raises:
-        PrivacyError: the count alone would spend all of z.
+        PrivacyError: the count would by itself spend all of z.
     """
     positive("split_multiplier", multiplier=multiplier, count_multiplier=count_multiplier)
     if count_multiplier <= multiplier:

@@ -20,7 +20,7 @@ SIMULATED = (
 OUTSIDE = (
     "public inputs (model, starting point, hyper-parameters, number of clients)",
     "the choice of hyper-parameters, if they were tuned on these data",
-    "metrics on private data printed while the run goes on (private/ folder)",
+    "metrics on private data printed during the run (private/ folder)",
 )
 SECURE_OUTSIDE = (
     "a second copy of this run's folder that is resumed as well: each of them releases under the charges of both",
@@ -119,26 +119,26 @@ class PrivacyReport:
         Raises:
             ValueError, TypeError: values that are no report.
         """
-        kinds = {one.name: str(one.type) for one in fields(cls)}
-        found = {name: value for name, value in values.items() if name in kinds}
-        for name, value in found.items():
+        kinds = {each.name: str(each.type) for each in fields(cls)}
+        result = {name: value for name, value in values.items() if name in kinds}
+        for name, value in result.items():
             if "float" in kinds[name] and "tuple" not in kinds[name] and value is not None:
-                found[name] = float(value)
+                result[name] = float(value)
             elif isinstance(value, list):
-                found[name] = tuple(value)
-        return cls(private=values.get("clip_norm") is not None, **found)
+                result[name] = tuple(value)
+        return cls(private=values.get("clip_norm") is not None, **result)
 
     @property
     def trusted(self) -> str:
         """Return who must be trusted for the figure to hold, in words."""
         if not self.names:
-            return "nobody: nothing leaves a client"
+            return "no observer: nothing leaves a client"
         if self.elsewhere is not None:
             return f"every node with its own noise and account: {self.elsewhere}"
         if not self.private or self.noise_multiplier is None or self.refuted is not None:
             return "everybody: no finite epsilon holds"
         if self.unit == "record":
-            return "nobody: every client adds its noise before anything leaves it"
+            return "no observer: every client adds its noise before anything leaves it"
         beside = ", and the other clients, who are no observers here" if self.observer == "public" else ""
         if self.server is not None:
             return f"the server for this figure{beside}; against the server itself: {self.server}"

@@ -1,7 +1,7 @@
 """Rounds: releases of sums over the rows of a cohort.
 
 Order of a round: ``draw`` the cohort, ``begin`` (the charge is written), then ``release`` once for each declared name.
-All releases of a round are charged together, as one Gaussian release of the concatenated vector under one cohort. Under
+All releases of a round are charged as one Gaussian release of the concatenated vector under one cohort. Under
 record-level privacy the local steps of DP-SGD are released through ``local``, and what clients send is post-processing,
 which ``release`` adds up as it is.
 """
@@ -48,7 +48,7 @@ class Rounds(Channel):
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
         releases: the typed releases, by name (empty where the messages of clients are not noised).
-        multipliers: z of every replicate's releases, together with its count of unclipped clients, 0 for one without
+        multipliers: z of every replicate's releases and of its count of unclipped clients, 0 for one without
             noise; empty where none has any.
         gradients, draws, sums: the plan of the local steps, which records take part in them, and sums of their
             gradients, where the unit is one record; else None.
@@ -202,8 +202,8 @@ class Rounds(Channel):
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
         if self.tap is not None and isinstance(rows, Tensor):
-            for one in self._each(rows):
-                self.tap(step, name, clients, one)
+            for each in self._each(rows):
+                self.tap(step, name, clients, each)
         forced = self._replay is not None and self.gradients is None  # elsewhere it is post-processing
         value = self.replayed(step, name) if forced else None
         if value is None:
@@ -219,7 +219,7 @@ class Rounds(Channel):
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
-        takes the last one alone, so that rows of an attempt that failed are in no release. Returns None if the release
+        takes only the last one, so that rows of an attempt that failed are in no release. Returns None if the release
         needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip, noise that clients
         add, an attached tap or a replay.
 
@@ -263,7 +263,7 @@ class Rounds(Channel):
         """Return the rows as the server gets them, with noise of their own."""
         if self.rows_are_noised:
             return rows
-        each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self.sources, strict=True)]
+        each = [noise.added(item, clients, step, of) for item, of in zip(self._each(rows), self.sources, strict=True)]
         return each[0] if self.replicates == 1 else torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
@@ -319,12 +319,12 @@ class Rounds(Channel):
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Return noised coordinates over the public denominator, in the form that is released: those of R
         repetitions."""
-        for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
+        for release, source, each in zip(self._current(name), self.sources, self._each(total), strict=False):
             if release.noise is not None:
                 noise, width = self._noise(name, release, source, step)
-                one.copy_(noised(one, noise, width))
+                each.copy_(noised(each, noise, width))
                 if width is not None:
-                    self.on_grid[name] = GridValue(step, one / self.denominator, width, self.denominator)
+                    self.on_grid[name] = GridValue(step, each / self.denominator, width, self.denominator)
         value = total / self.denominator
         return smat(value) if self._plans[name].form == "symmetric" else value
 

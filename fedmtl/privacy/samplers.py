@@ -13,7 +13,7 @@ population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of
 2. With c fixed, under D' the law of y_t given y_<t is Q_t = N(mu_t(y_<t), s^2 I). Under D, given y_<t and k's
    past coins b = b_<t, it is P_t^b = (1 - q) N(mu_t, s^2 I) + q N(mu_t + g_t(b, y_<t), s^2 I) with ||g_t|| <=
    C: B_t is independent of (b, y_<t), so the weight is q whatever state k is in. The observer does not see b;
-   the law of y_t given y_<t alone is a mixture of the P_t^b with the posterior weights of b.
+   the law of y_t given only y_<t is a mixture of the P_t^b with the posterior weights of b.
 3. Every P_t^b is dominated by the pair ((1 - q) N(0, s^2) + q N(C, s^2), N(0, s^2)); Q_t does not depend on
    b. By convexity in the first argument (in the second, for the reverse direction) the mixture is dominated
    by the same pair, for every history y_<t.
@@ -23,7 +23,7 @@ population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of
 
 Step 1 needs the coins of different clients to be independent, and step 2 needs B_t to be independent of the
 past.
-Cohorts of a fixed size have neither property against clients: the other clients together know whether k was
+Cohorts of a fixed size have neither property against clients: the coalition of the other clients knows whether k was
 drawn, and the state of k remembers it, so every participation is charged in full. Two releases in one step
 share B_t; they are one Gaussian release of the concatenated vector under one coin, and are accounted as that
 (see ``channel``).
@@ -58,7 +58,8 @@ class BoundSampler(ABC):
 
     Attributes:
         n: the population.
-        relation: how neighbouring populations differ, against all other clients together, who keep state between steps.
+        relation: how neighbouring populations differ, against a coalition of all other clients, which keeps state
+            between steps.
         amplified: whether the event of one step accounts for secrecy of the sample.
         per_participation: whether a client is charged for each step it took part in, not everybody for every step.
     """
@@ -204,7 +205,7 @@ class BoundCyclic(_BoundCohort):
 
     @property
     def separation(self) -> int:
-        """Return floor(n / cohort): turns are n places apart in the order, of which a round takes ``cohort``."""
+        """Return floor(n / cohort): turns are at distance n in the order, of which a round takes ``cohort``."""
         return self.n // self.cohort
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:

@@ -23,8 +23,8 @@ _LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles
 class ClientPrivacy:
     """Differential privacy whose protected unit is a client with all its examples.
 
-    It holds against all other clients together, who know which of them took part in a step, and so, where cohorts have
-    a fixed size, whether the protected client did.
+    It holds against a coalition of all other clients, which know who of them took part in a step, and so, where
+    cohorts have a fixed size, whether the protected client did.
 
     Args:
         clip_norm: bound C on the norm of everything one client contributes to one release, above 0: the L1 norm for

@@ -172,7 +172,7 @@ def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
 def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 privacy settings were given for 3 replicates"):
         door([PURE, PURE], replicates=3)
-    with pytest.raises(ConfigError, match="differ in epsilon or noise_multiplier alone"):
+    with pytest.raises(ConfigError, match="differ only in epsilon or noise_multiplier"):
         door([PURE, replace(PURE, clip_norm=1.0)], replicates=2)
     with pytest.raises(ConfigError, match="give epsilon or noise_multiplier"):
         door([PURE, replace(PURE, noise_multiplier=2.0)], replicates=2)

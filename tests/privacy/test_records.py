@@ -458,7 +458,7 @@ def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> N
 
 def test_impossible_requests_are_refused_by_name() -> None:
     plan = ReleasePlan(name="statistics", dimension=3, uses=2)
-    with pytest.raises(PrivacyError, match="'statistics' is not made of locally trained models"):
+    with pytest.raises(PrivacyError, match="'statistics' is not made only of locally trained models"):
         open_channel(NOISED, (plan, plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
     with pytest.raises(PrivacyError, match="needs a GradientPlan"):

@@ -37,7 +37,7 @@ def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> flo
 
     Args:
         event: a ``dp_accounting`` event: Gaussian, Laplace, K-norm (:class:`.knorm.KNormDpEvent`), each of these or
-            several together under Poisson sampling, NoOp (0), NonPrivate (infinite), and ComposedDpEvent and
+            several under one Poisson sampling, NoOp (0), NonPrivate (infinite), and ComposedDpEvent and
             SelfComposedDpEvent of all of them. A RepeatAndSelectDpEvent of these (see :mod:`.selection`) is composed by
             Renyi divergences. Noise multipliers are relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
@@ -176,13 +176,13 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
             elif len(parts) == 1 and parts[0][1] == 1:
                 yield dp_event.PoissonSampledDpEvent(q, parts[0][0]), times
             else:
-                yield dp_event.PoissonSampledDpEvent(q, _together(parts)), times
+                yield dp_event.PoissonSampledDpEvent(q, _joined(parts)), times
     elif isinstance(event, dp_event.RepeatAndSelectDpEvent):
         parts = elementary(event.event)
         if parts and isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
             yield parts[0]
         else:
-            yield dp_event.RepeatAndSelectDpEvent(_together(parts), event.mean, event.shape), times
+            yield dp_event.RepeatAndSelectDpEvent(_joined(parts), event.mean, event.shape), times
     elif isinstance(event, dp_event.NoOpDpEvent):
         return
     elif isinstance(event, dp_event.DpEvent):
@@ -194,7 +194,7 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         raise PrivacyError(f"{event!r} is not a dp_accounting event.")
 
 
-def _together(parts: Parts) -> Any:
+def _joined(parts: Parts) -> Any:
     """Return one event of all parts that can be hashed."""
     return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
 

@@ -14,7 +14,7 @@ Q: one law serves a unit added and a unit removed.
 and u it is beta (sqrt(r^2 + 2 r t + 1) - r), where r ~ Gamma(d, 1 / beta) and (t + 1) / 2 ~ Beta((d - 1) / 2,
 (d - 1) / 2) are independent. In elliptic coordinates a = r + r' >= 1, b = r' - r in [-1, 1] the volume element is
 proportional to (a^2 - b^2) ((a^2 - 1) (1 - b^2))^((d - 3) / 2) da db and the density of P to exp(-beta (a - b) / 2).
-The loss beta b depends on b alone, and a integrates out: for d >= 2 the density of b is proportional to
+The loss beta b depends only on b, and a integrates out: for d >= 2 the density of b is proportional to
 
     exp(beta b / 2) (1 - b^2)^((d - 3) / 2) (kappa - b^2),
 

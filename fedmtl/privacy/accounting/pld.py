@@ -121,8 +121,8 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     removal, addition = pair
     losses = removal.losses
     without = np.zeros_like(losses)
-    kept = removal.masses > 0
-    without[kept] = np.exp(np.log(removal.masses[kept]) - losses[kept])
+    chosen = removal.masses > 0
+    without[chosen] = np.exp(np.log(removal.masses[chosen]) - losses[chosen])
     only_without = max(0.0, 1.0 - float(without.sum()))
     losses, masses = _sampled_loss(losses, probability), (1 - probability) * without + probability * removal.masses
     if only_without > _STRAY:

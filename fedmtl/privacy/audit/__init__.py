@@ -1,4 +1,4 @@
-"""The audit: statistical and deterministic checks of a run's way out, through the production path.
+"""The audit: statistical and deterministic checks of what a run releases, through the production path.
 
     setup = Setup(privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), plans=plans, schedule=sampler, steps=100)
     print(table(audit_channel(setup)))

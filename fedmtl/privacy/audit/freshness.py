@@ -136,7 +136,7 @@ def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
 
 
 def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are put together), and
+    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are concatenated), and
     no tensor repeats another one."""
     if noise.shape[1] < _SHORTEST:
         noise = noise[: _LAG_ELEMENTS // 128].reshape(1, -1)
@@ -158,7 +158,7 @@ def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]])
 
 
 def _lags(check: str, noise: np.ndarray) -> Finding:
-    """Correlate every vector with itself, shifted: by the Fourier transform, over all steps together."""
+    """Correlate every vector with itself, shifted: by the Fourier transform, over all steps."""
     steps, d = noise.shape
     lags = np.arange(1, min(d, _MOST_LAGS + 1))
     lags = lags[(d - lags) * steps >= _SHORTEST]

@@ -273,9 +273,9 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
             beside = {name: released for _, name, released in noted}
             if setup.rows:
                 name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
-                nobody = np.zeros(MARKED, dtype=bool)
+                no_member = np.zeros(MARKED, dtype=bool)
                 each = zip(hidden, who.tolist(), strict=True)
-                made[name].releases.extend(Released(row, claims.of(name), k, step, nobody) for row, k in each)
+                made[name].releases.extend(Released(row, claims.of(name), k, step, no_member) for row, k in each)
                 continue
             claim = claims.of(plan.name, use=use)
             claim = replace(claim, bound=claim.bound * growth[plan.name])

@@ -78,7 +78,7 @@ class _Drawn:
         return low_p(f"{self.prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
 
     def _pairs(self) -> Finding:
-        """Check that no two come together too often or too rarely: binomial counts, the most extreme of all pairs."""
+        """Check that no pair is drawn too often or too rarely: binomial counts, the most extreme of all pairs."""
         check, members, n, q = f"{self.prefix}pairs", self.members[0], self.n, self.q
         both = q * (q * n - 1) / max(n - 1, 1) if self.fixed else q**2
         chosen = np.sort(self.coins.permutation(self.n)[:_UNITS])
@@ -88,14 +88,14 @@ class _Drawn:
         for step, ranks in enumerate(members):
             which = index[ranks]
             included[step, which[which >= 0]] = 1
-        together = np.rint(included.T @ included).astype(np.int64)
-        upper = together[np.triu_indices(len(chosen), 1)]
+        pairs = np.rint(included.T @ included).astype(np.int64)
+        upper = pairs[np.triu_indices(len(chosen), 1)]
         if not upper.size:
             return low_p(check, 1.0, "one unit")
         law = stats.binom(len(members), both)
         extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
         p = min(1.0, 2 * upper.size * extreme)
-        return low_p(check, p, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
+        return low_p(check, p, f"{upper.size} pairs, drawn {upper.min()} to {upper.max()}")
 
     def _rounds(self) -> Finding:
         """Check that a subset says nothing of the next ones, and none returns."""
@@ -108,7 +108,7 @@ class _Drawn:
         chance = 2 * math.log(len(members)) - float(choices.min())  # log-probability that two are equal, at most
         if repeated and chance < math.log(LEVEL):
             p = 0.0
-        detail = f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated"
+        detail = f"overlap of cohorts up to {_LAGS[-1]} rounds distant; {repeated} repeated"
         return low_p(f"{self.prefix}rounds", p, detail)
 
     def channels(self) -> Finding:

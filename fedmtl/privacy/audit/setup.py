@@ -406,7 +406,7 @@ class Claims:
         }
 
     def event(self, client: int, use: int, name: str = "") -> Any:
-        """Return the event of one noised sum in a use, put together from its price by code of the audit."""
+        """Return the event of one noised sum in a use, composed from its price by code of the audit."""
         price, multiplier = self.price(client, name)
         return event_of(price, weighted(price, multiplier, use))
 

@@ -16,7 +16,7 @@ from ...random import derive_key
 
 
 def auditor(seed: int, purpose: str) -> np.random.Generator:
-    """Return the audit's own random numbers, apart from all those of the run."""
+    """Return the audit's own random numbers, independent of those of the run."""
     return np.random.Generator(np.random.PCG64(derive_key(seed, f"audit/{purpose}")))
 
 

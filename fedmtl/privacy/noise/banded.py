@@ -6,7 +6,7 @@ w_{t-j} = 0 before the first round: w = C^-1 z with C lower triangular, Toeplitz
 "(Amplified) banded matrix factorization", NeurIPS 2023; Denisov et al., "Improved differential privacy for SGD via
 optimal private linear operators on adaptive streams", NeurIPS 2022).
 
-What it costs. Who takes part when is public, and two participations of one client are at least b rounds apart. Let
+Who takes part when is public, and two participations of one client are b rounds from each other at least. Let
 neighbours differ in one client, whose row is replaced by nothing: x_t - x'_t = g_t, of norm at most S, in the rounds of
 that client and 0 in all others. Given y_0, ..., y_{t-1}, the other clients send the same under both, and w_{t-j} =
 y_{t-j} - x_{t-j}, so y_t is Gaussian with the deviation s / c_0 of a coordinate, and its means under the two differ by

@@ -31,7 +31,7 @@ beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1
 
 That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a thousand rounds. A
 release in which a client takes no part has one law under both neighbours, whatever that law is: let M' have the noise Q
-in the client's own releases alone. So the account of a client counts the numbers of its own releases.
+only in the client's own releases. So the account of a client counts the numbers of its own releases.
 
 How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of the paper, with a
 staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
@@ -64,7 +64,7 @@ LARGEST = 1 << 47
 _SLOT_BITS = 16
 _SLOTS = 1 << _SLOT_BITS
 _LOG2 = Fraction(6931471806, 10**10)  # a little above log(2)
-_TRIALS = 1 << 15  # whose arrays stay in the cache together
+_TRIALS = 1 << 15  # whose arrays all fit the cache
 _FAR = 256.0  # exponents beyond are left to whole numbers
 
 

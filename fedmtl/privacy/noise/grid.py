@@ -58,8 +58,8 @@ class GridValue:
 def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, scale: float) -> float:
     """Return the width of the public grid: a power of two, at most 2**-40 of Gaussian noise, 2**-20 of other noise.
 
-    Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
-    apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
+    Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours differ by
+    at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
     margin of ``2**-20`` times the bound that every clip leaves; the other half is for rounding in float64: of norms,
     and of sums that are not exact (outer products, multiples of rows of records) for up to 2**15 rows in any order.
 
@@ -141,10 +141,10 @@ def client_noise(
         return torch.from_numpy(law.draw_rows(source, purpose, steps, keys, size)) * sensitivity[:, None], None
     noise = torch.empty(len(keys), size, dtype=torch.float64)
     widths = torch.ones(len(keys), dtype=torch.float64)
-    for one in torch.unique(sensitivity).tolist():
-        rows = torch.nonzero(sensitivity == one).flatten()
-        width = grid_width(law, bound, size, law.std(one, size))
-        noise[rows] = torch.from_numpy(law.whole(source, purpose, 0, (len(rows), size), one / width)) * width
+    for each in torch.unique(sensitivity).tolist():
+        rows = torch.nonzero(sensitivity == each).flatten()
+        width = grid_width(law, bound, size, law.std(each, size))
+        noise[rows] = torch.from_numpy(law.whole(source, purpose, 0, (len(rows), size), each / width)) * width
         widths[rows] = width
     return noise, widths
 

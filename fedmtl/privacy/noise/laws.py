@@ -200,7 +200,7 @@ class LaplaceNoise(NoiseLaw):
     The event is that of one coordinate that takes the whole shift, which is the worst case: moving the
     coordinates one after the other is a chain of neighbours, a chain of log-concave shifts composes to the
     trade-off function of the single shift of the same total length, and by group privacy (Dong, Roth, Su,
-    "Gaussian differential privacy", JRSS B 2022) nothing is easier to tell apart than that.
+    "Gaussian differential privacy", JRSS B 2022) no other pair is easier to distinguish.
 
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.

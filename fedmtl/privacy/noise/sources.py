@@ -82,7 +82,7 @@ class SeededSource:
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
-        where there are keys: which clients are drawn together does not matter."""
+        where there are keys: which other clients are drawn does not matter."""
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
@@ -200,7 +200,7 @@ def client_tails(
         return sign[:, None], tail[:, None]
     seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
     seed = np.broadcast_to(np.array(seeds, dtype=np.uint64), uses.shape)
-    clients, at = (one.cpu().numpy().view(np.uint64) for one in (keys.contiguous(), uses.contiguous()))
+    clients, at = (each.cpu().numpy().view(np.uint64) for each in (keys.contiguous(), uses.contiguous()))
     words = client_words(seed.reshape(-1), clients.reshape(-1), at.reshape(-1), size)
     return signs_and_tails(words.reshape(*uses.shape, size))
 
@@ -227,12 +227,12 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
     rows, columns = max(1, BLOCK_ELEMENTS // max(1, size)), BLOCK_ELEMENTS // 2
     for row, column in itertools.product(range(0, len(uses), rows), range(0, pairs, columns)):
         part = slice(row, row + rows)
-        key, client, use = (one[part, None] for one in (keys, clients, uses))
+        key, client, use = (each[part, None] for each in (keys, clients, uses))
         block = words[part, column : column + columns]
         place = np.arange(column, column + block.shape[1], dtype=np.uint64)[None]
         addresses = [key, place, use, client & _MASK, client >> _HALF]
         if len(block) > block.shape[1]:  # the longer axis last
-            block, addresses = block.transpose(1, 0, 2), [one.T for one in addresses]
+            block, addresses = block.transpose(1, 0, 2), [each.T for each in addresses]
         philox_words(block.transpose(2, 0, 1), *addresses)
     return words.reshape(len(uses), 2 * pairs)[:, :size]
 
