@@ -205,13 +205,10 @@ class Cohort:
             if total is None:
                 _write(changes, place, rows)
             else:
-                total.add(rows if self.weights is None else self.weights[place, None] * rows)
+                total.add(self.ids[place], rows if self.weights is None else self.weights[place, None] * rows)
 
         self._train(self._run(solver, start, lam, anchor, mixture=mixture, correction=correction), send)
-        if total is None:
-            return changes
-        total.has(self.ids)
-        return total
+        return changes if total is None else total
 
     def _run(self, solver: LocalSolver, start: Tensor, *settings: Any, **more: Any) -> LocalTraining:
         return LocalTraining(self.problem.data, self.problem.loss, solver, self.round, start, *settings, **more)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,8 +221,8 @@ class Rounds(Channel):
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
         takes only the last one, so that rows of an attempt that failed are in no release. Returns None if the release
-        needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip, noise that clients
-        add, an attached tap or a replay.
+        needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip or noise that
+        clients add.
 
         Args:
             name: a declared release.
@@ -234,10 +235,10 @@ class Rounds(Channel):
         plan, clip = self._plans[name], self._clip(name)
         if clip is None or self._step is None or self.replicates > 1 or plan.form != "vector":
             return None
-        listening = self.tap is not None or self._replay is not None or name in self.rows
-        if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
+        if name in self.rows or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
             return None
-        self._totals[name] = RowTotal(name, plan.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        tap = None if self.tap is None else partial(self.tap, self._step, name)
+        self._totals[name] = RowTotal(plan.dimension, clip, sum_width(clip.bound, self.sampler.n), tap)
         return self._totals[name]
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
@@ -367,12 +368,12 @@ class Rounds(Channel):
             raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
-        elif self.tap is not None or rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
+        elif rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
             raise PrivacyError(
-                f"Release {name!r} got a sum of {rows.count} rows that Rounds.total did not make last in step "
+                f"Release {name!r} got a sum of {len(rows.clients)} rows that Rounds.total did not make last in step "
                 f"{self._step}, or of others than one row from each of {clients.numel()} clients."
             )
-        count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
+        count = len(rows.clients) if isinstance(rows, RowTotal) else rows.shape[-2]
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
         named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))

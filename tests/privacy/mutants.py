@@ -672,10 +672,10 @@ def _in_place(change: _Patch) -> _Patch:
     return apply
 
 
-def _added_twice(total, rows):
-    """The first client of those that finish together."""
-    _add(total, rows)
-    _add(total, rows[:1])
+def _added_twice(total, clients, rows):
+    """The first client of those that finish at once."""
+    _add(total, clients, rows)
+    _add(total, clients[:0], rows[:1])
 
 
 def _part_lost(total):

@@ -58,10 +58,11 @@ def rows_of(count: int) -> Tensor:
 @pytest.mark.parametrize("bound", [L2Clip(1.5), L1Clip(4.0)])
 def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
     rows, width = rows_of(60), sum_width(bound.bound, 60)
-    total = RowTotal("update", SIZE, bound, width)
+    total, order = RowTotal(SIZE, bound, width), torch.randperm(60)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(total.add, rows[torch.randperm(60)].split(7)))
+        list(pool.map(total.add, order.split(7), rows[order].split(7)))
     assert torch.equal(total.sum(), clipped_sum(rows, bound, width))
+    assert total.clients == list(range(60))
 
 
 @pytest.mark.parametrize("settings", [{}, {"mechanism": "laplace"}])
@@ -69,8 +70,7 @@ def test_a_release_of_a_sum_is_that_of_its_rows(settings) -> None:
     (by_rows, cohort), (by_sum, _) = begun(**settings), begun(**settings)
     rows, total = rows_of(len(cohort)), by_sum.total("update")
     assert total is not None
-    total.add(rows)
-    total.has(cohort)
+    total.add(cohort, rows)
     assert torch.equal(by_sum.release("update", total, cohort), by_rows.release("update", rows, cohort))
 
 
@@ -80,16 +80,16 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     assert total is not None
     with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
-    total.add(rows_of(len(cohort)))
+    rows = rows_of(len(cohort))
     absent = next(client for client in range(9) if client not in cohort.tolist())
-    total.has(cohort[1:])
+    total.add(cohort[1:], rows[1:])
     with pytest.raises(PrivacyError, match=f"of others than one row from each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
-    total.has(cohort[:1])
+    total.add(cohort[:1], rows[:1])
     channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="happened already"):
         channel.release("update", total, cohort)
-    total.has(torch.tensor([absent]))
+    total.add(torch.tensor([absent]), rows[:1])
     with pytest.raises(PrivacyError, match="of others than"):
         channel.release("update", total, cohort)
 
@@ -100,7 +100,7 @@ def test_a_sum_of_a_client_that_was_not_drawn_is_refused() -> None:
     others = torch.cat([cohort[1:], torch.tensor([absent])])
     total = channel.total("update")
     assert total is not None
-    total.has(others)
+    total.add(others, rows_of(len(others)))
     with pytest.raises(PrivacyError, match=f"row of client {absent}, who was not drawn"):
         channel.release("update", total, others)
 
@@ -110,34 +110,38 @@ def test_rows_of_an_attempt_that_failed_are_in_no_release() -> None:
     (by_rows, cohort), (by_sum, _) = begun(), begun()
     rows, failed = rows_of(len(cohort)), by_sum.total("update")
     assert failed is not None
-    failed.add(rows[:2])
+    failed.add(cohort, rows)
     total = by_sum.total("update")
     assert total is not None
-    total.add(rows)
-    for each in (failed, total):
-        each.has(cohort)
+    total.add(cohort, rows)
     with pytest.raises(PrivacyError, match="did not make last"):
         by_sum.release("update", failed, cohort)
     assert torch.equal(by_sum.release("update", total, cohort), by_rows.release("update", rows, cohort))
 
 
-def test_a_sum_is_refused_once_a_tap_listens() -> None:
-    channel, cohort = begun()
-    total = channel.total("update")
-    assert total is not None
-    total.add(rows_of(len(cohort)))
-    total.has(cohort)
-    channel.tap = lambda *_: None
-    with pytest.raises(PrivacyError, match="did not make last"):
-        channel.release("update", total, cohort)
+def test_a_tap_gets_the_rows_that_are_added_to_a_sum() -> None:
+    (tapped, cohort), (plain, _) = begun(), begun()
+    rows, heard = rows_of(len(cohort)), list[tuple[int, str, Tensor, Tensor]]()
+    tapped.tap = lambda *row: heard.append(row)
+    released = []
+    for channel in (tapped, plain):
+        total = channel.total("update")
+        assert total is not None
+        for part in (slice(0, 2), slice(2, None)):
+            total.add(cohort[part], rows[part])
+        released.append(channel.release("update", total, cohort))
+    assert torch.equal(*released)
+    assert [(step, name) for step, name, _, _ in heard] == [(0, "update")] * 2
+    assert torch.equal(torch.cat([clients for _, _, clients, _ in heard]), cohort)
+    assert torch.equal(torch.cat([part for _, _, _, part in heard]).nan_to_num(), rows.nan_to_num())
 
 
 @pytest.mark.parametrize(("size", "bound"), [(SIZE, L2Clip(1.6)), (SIZE, L1Clip(1.5)), (SIZE + 1, L2Clip(1.5))])
 def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, bound) -> None:
     channel, cohort = begun()
     assert channel.total("update") is not None
-    other = RowTotal("update", size, bound, sum_width(1.5, 9))
-    other.has(cohort)
+    other = RowTotal(size, bound, sum_width(1.5, 9))
+    other.add(cohort, torch.zeros(len(cohort), size))
     with pytest.raises(PrivacyError, match=r"did not make last in step 0"):
         channel.release("update", other, cohort)
 
@@ -146,9 +150,11 @@ def test_a_client_is_in_a_sum_once() -> None:
     channel, cohort = begun()
     total = channel.total("update")
     assert total is not None
-    total.has(cohort[:3])
-    with pytest.raises(PrivacyError, match="'update': a client's row was added twice"):
-        total.has(cohort[2:5])
+    rows = rows_of(len(cohort))
+    total.add(cohort, rows)
+    total.add(cohort[2:3], rows[2:3])
+    with pytest.raises(PrivacyError, match="of others than one row from each"):
+        channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="'other' was not declared"):
         channel.total("other")
 
@@ -156,8 +162,6 @@ def test_a_client_is_in_a_sum_once() -> None:
 def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
     channel, _ = begun()
     assert channel.total("update") is not None
-    channel.tap = lambda *_: None
-    assert channel.total("update") is None
     assert begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].total("update") is None
     matrices = ReleasePlan(name="update", dimension=SIZE, uses=3, form="symmetric")
     assert begun(matrices)[0].total("update") is None
@@ -221,7 +225,7 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
 
     released = []
     sum_of = RowTotal.sum
-    monkeypatch.setattr(RowTotal, "sum", lambda self: released.append(self.count) or sum_of(self))
+    monkeypatch.setattr(RowTotal, "sum", lambda self: released.append(len(self.clients)) or sum_of(self))
     summed = run()
     assert len(released) == 3
     assert all(released)
@@ -242,7 +246,7 @@ def test_an_audit_compares_what_a_run_adds_up_with_its_rows(monkeypatch) -> None
         progress=False,
     )  # fmt: skip
     asked, sum_of = [], RowTotal.sum
-    monkeypatch.setattr(RowTotal, "sum", lambda self: asked.append(self.count) or sum_of(self))
+    monkeypatch.setattr(RowTotal, "sum", lambda self: asked.append(len(self.clients)) or sum_of(self))
     findings = audit_trainer(trainer, rounds=2, effort=Effort(checks=("transcript",)))
     assert [finding.refuted for finding in findings if finding.check == "transcript: releases"] == [False]
     assert sum(asked) > 0

@@ -71,18 +71,22 @@ def _released_otherwise(trainer: Trainer, rounds: int) -> int:
         pass
     problem = trainer.problem(device="cpu")
     with closing(problem.executor), closing(trainer.open(problem, "audit")[0]) as channel:
-        channel.record, begun = again, {-1}
+        channel.record = again
+        pieces: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
         def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
-            of.append((step, set(clients.tolist())))
-            if step not in begun:
-                channel.begin(step, channel.draw(step))
-                begun.add(step)
-            channel.release(name, rows, clients)
+            pieces.setdefault(name, []).append((clients, rows))
 
         for _, block in states(trainer, trainer.data, rounds, tap=tap):
-            if block is not None:
-                drawn[block.first] = set(block.cohort.tolist())
+            if block is None:
+                continue
+            drawn[block.first] = set(block.cohort.tolist())
+            channel.begin(block.first, channel.draw(block.first))
+            for name, parts in pieces.items():
+                clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+                of.append((block.first, set(clients.tolist())))
+                channel.release(name, rows, clients)
+            pieces.clear()
     others = sum(not clients <= drawn[step] for step, clients in of)
     pairs = itertools.zip_longest(plain, again, fillvalue=(-1, "", torch.zeros(0)))
     return others + sum(first[:2] != other[:2] or not torch.equal(first[2], other[2]) for first, other in pairs)
