@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .._check import given, one_of, positive_int
@@ -315,10 +316,9 @@ def settings(config: Config) -> Config:
     from .. import models
     from ..local import Execution
     from ..trainer import EarlyStopping
-    from ..trainer.baselines import named_baselines, usual_baselines
+    from ..trainer.inputs import check_replicates, named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.problem import resolve_device
-    from ..trainer.replicates import Replicates
 
     objects = {name: value for name, value in config.items() if name not in (*_OF_THE_COMMAND, "data")}
     _check_plain(config)
@@ -343,19 +343,14 @@ def settings(config: Config) -> Config:
         objects["early_stopping"] = EarlyStopping(**stopping)
     check_metrics(config.get("metrics") or ())
     objects["metrics"] = tuple(config.get("metrics") or ())
-    repeated = Replicates(config["replicates"], config["epsilons"])
     baselines = config["baselines"] or ()
-    if automatic:
-        if repeated.count > 1:
-            raise ConfigError("algorithm=auto chooses settings for one run; leave replicates and epsilons out.")
-        objects["baselines"] = ("local",) if baselines == "auto" else tuple(baselines)
-    else:
-        if baselines == "auto":
-            baselines = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
-        named_baselines(baselines, objects["algorithm"])
-        objects["baselines"] = tuple(baselines)
-        single = {name: objects.get(name) for name in ("early_stopping", "evaluate_clients", "finetune")}
-        repeated.check(objects["algorithm"], objects["privacy"], baselines=list(baselines), **single)
+    objects["baselines"] = () if baselines == "auto" else baselines
+    if not automatic:
+        named_baselines(objects["baselines"], objects["algorithm"])
+    check_replicates(SimpleNamespace(**objects))
+    if baselines == "auto" and config["replicates"] * len(config["epsilons"] or (0,)) == 1:
+        objects["baselines"] = ("local",) if automatic else usual_baselines(objects["algorithm"])
+    objects["baselines"] = tuple(objects["baselines"])
     resolve_device(config["device"])
     return objects
 

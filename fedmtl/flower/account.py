@@ -184,8 +184,7 @@ class NodeAccount:
         return f"the noise is calibrated to them, for a budget of epsilon {rounded_up(self.records.epsilon, 6)}"
 
     def _fingerprint(self) -> str:
-        trainer = self.trainer
-        return fingerprint(self.problem, trainer.algorithm, trainer.privacy, trainer.schedule)
+        return fingerprint(self.problem, self.trainer)
 
     def _reach(self, ledger: Ledger, step: int, most: int) -> None:
         """Note that rounds before ``step`` that are not charged were not this node's.

@@ -158,7 +158,7 @@ class Node:
         self.bound = self.algorithm.row_bound(problem)
         if self.bound is not None:
             problem = replace(problem, data=problem.data.bounded(self.bound))
-        self.settings = fingerprint(problem, self.algorithm, trainer.privacy, trainer.schedule)
+        self.settings = fingerprint(problem, trainer)
         data, self.validation = held_out(self._records(records(), problem), trainer.finetune)
         self.problem = replace(problem, data=data)
         self.account = NodeAccount(trainer, problem, self.problem, RunFolder(self.folder))

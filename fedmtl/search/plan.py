@@ -101,7 +101,7 @@ def _objections(trainer: Trainer) -> Iterator[str]:
         yield "early_stopping ends a run by private numbers, which the accounting does not cover; leave it out."
     if trainer.evaluate_clients is not None:
         yield "evaluate_clients is set, but a search scores all clients; leave it out."
-    if trainer.repeated.count > 1:
+    if trainer.runs > 1:
         yield "replicates and epsilons make several runs; a search draws its own."
 
 
@@ -252,7 +252,7 @@ def _opened(name: str, trainer: Trainer, problem: Problem, plans: tuple[ReleaseP
     line a repetition would tell how many there are. Refuses what the run would refuse."""
     sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
     with operation_threads(sampler.denominator * problem.dimension):
-        mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
+        mark = fingerprint(problem, trainer)
     channel = open_channel(
         trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
     )

@@ -12,8 +12,17 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, State
 from ..privacy import NoiseSource, PrivacyReport
 from ..schedules import Block
-from .evaluation import Metrics, evaluate_each, evaluate_shared, summarize
-from .replicates import bands, columns_of, each_run, evaluate_models, numbers_of
+from .evaluation import (
+    Metrics,
+    bands,
+    columns_of,
+    each_run,
+    evaluate_each,
+    evaluate_models,
+    evaluate_shared,
+    numbers_of,
+    summarize,
+)
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -77,13 +86,13 @@ class LocalEngine:
         return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
 
     def init(self, run: Run) -> State:
-        return run.algorithm.init(run.problem, run.settings.repeated.count)
+        return run.algorithm.init(run.problem, run.settings.runs)
 
     def step(self, run: Run, state: State, block: Block) -> State:
         return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> Measured:
-        if run.settings.repeated.count > 1:
+        if run.settings.runs > 1:
             return _measured_replicates(run, state)
         problem, algorithm, panel = run.problem, run.algorithm, run.panel
         metrics, model = run.settings.further_metrics, algorithm.shared(state)
@@ -131,11 +140,11 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
 def _measured_replicates(run: Run, state: State) -> Measured:
     """Evaluate all replicates: a row for each budget."""
     settings, problem, algorithm = run.settings, run.problem, run.algorithm
-    groups = settings.repeated.groups(settings.privacy)
+    groups = settings.budgets
     each = evaluate_models(problem, algorithm.models(problem, state), settings.further_metrics)
     objective = algorithm.objective(problem, state)
     columns = columns_of(problem, each) | ({} if objective is None else {"objective": objective})
-    spent = np.broadcast_to(run.channel.epsilons, settings.repeated.count)  # of each run, the largest of its owners
+    spent = np.broadcast_to(run.channel.epsilons, settings.runs)  # of each run, the largest of its owners
     rows = [
         {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
         for row, (_, members) in zip(bands(columns, groups), groups, strict=True)

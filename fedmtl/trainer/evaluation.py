@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ from .metrics import (
 
 METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "mse")
 """The names of main metrics, the most special first."""
+PERCENTILES = (5, 25, 50, 75, 95)
 _EXAMPLES = 256  # columns of one stacked evaluation batch
 _FLAT = 4096  # examples of one batch of the shared model
 _ELEMENTS = 1 << 22  # of one batch of several models
@@ -298,3 +300,62 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
     if problem.data.spec.labels > RECALL_AT:
         return losses, *found_labels(outputs, y)
     return losses, example_scores(outputs, y), torch.ones_like(losses)
+
+
+def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
+    """What a row of the history says of the scores of all clients, (n,) each."""
+    return {name: float(column[0]) for name, column in columns_of(problem, [metrics]).items()}
+
+
+def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
+    """As :func:`numbers_of` for M runs: float64 (M,) by name."""
+    tested = problem.data.test.counts > 0
+    rows = [{"loss": float(run.loss[tested].mean())} | summarize(problem, run) for run in each]
+    columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
+    if kind_of(problem.data.spec) == "number":
+        part = problem.data.test
+        tasks, pooled = normalized(torch.stack([run.score for run in each]), part.y.cpu(), part.offsets)
+        columns |= {"nmse": tasks.nanmean(-1), "pooled_nmse": pooled}
+    return columns
+
+
+def evaluate_models(problem: Problem, models: Tensor, metrics: Sequence[Metric] = ()) -> list[Metrics]:
+    """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
+    same model."""
+    clients = torch.arange(problem.clients)
+    common = len(clients) > 1 and models.stride(1) == 0
+    if not common and len(models) <= len(clients):  # the fewer calls
+        return [evaluate_each(problem, own.__getitem__, clients, metrics) for own in models]
+    groups = [clients] if common else clients.split(1)
+    tables = torch.cat([evaluate_common(problem, models[:, own[0]], own, metrics) for own in groups], 1)
+    return [Metrics.of(table, metrics) for table in tables]
+
+
+def bands(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
+    """One mapping for each budget: the mean of every number under its name, its percentiles under NAME_p5, ...
+
+    Args:
+        columns: float64 (M,) by name.
+        groups: budgets with their replicates.
+    """
+    rows = []
+    for budget, members in groups:
+        row: dict[str, Any] = {"budget": budget}
+        for name, values in columns.items():
+            row[name] = float(values[members].mean())
+            if len(values[members]) > 1:
+                share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
+                marks = values[members].quantile(share).tolist()
+                row |= {f"{name}_p{mark}": value for mark, value in zip(PERCENTILES, marks, strict=True)}
+        rows.append(row)
+    return rows
+
+
+def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
+    """One mapping for each run: its budget, its number among those of the budget, and every number."""
+    rows = []
+    for budget, members in groups:
+        for repetition, place in enumerate(range(members.start, members.stop)):
+            row: dict[str, Any] = {"budget": budget, "repetition": repetition}
+            rows.append(row | {name: float(values[place]) for name, values in columns.items()})
+    return rows

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .. import models
+from .. import algorithms, models
+from .._check import positive_int
+from .._rounding import rounded_up
 from ..algorithms import Algorithm, ServerOptimizer
+from ..algorithms.base import BASELINES
 from ..algorithms.finetune import Personalization
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
@@ -70,17 +73,6 @@ def as_folder(folder: Any) -> str | Path | None:
     raise ConfigError(f"folder is {folder!r}; give a path, as text or Path, or None to keep nothing.")
 
 
-def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return the callbacks of a list."""
-    if not isinstance(callbacks, Iterable):
-        raise ConfigError(f"callbacks is {callbacks!r}; give a list of callbacks.")
-    listeners = tuple(callbacks)
-    for listener in listeners:
-        if not isinstance(listener, Callback):
-            raise ConfigError(f"callbacks has {listener!r}; give objects of a class derived from fedmtl.Callback.")
-    return listeners
-
-
 def check_kinds(settings: Trainer) -> None:
     """Refuse settings that are of another kind.
 
@@ -105,8 +97,71 @@ def check_kinds(settings: Trainer) -> None:
     ):
         if not isinstance(value, kinds):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    if algorithm.loss is not None and settings.finetune is not None:
+        raise ConfigError(
+            f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
+        )
+    if not isinstance(settings.callbacks, Iterable):
+        raise ConfigError(f"callbacks is {settings.callbacks!r}; give a list of callbacks.")
+    for callback in settings.callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks has {callback!r}; give objects of a class derived from fedmtl.Callback.")
     if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
         raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
+
+
+def check_replicates(settings: Any) -> None:
+    """Refuse settings of several runs that cannot be computed as one program.
+
+    Args:
+        settings: with what :class:`~fedmtl.Trainer` has of it; the data are not read.
+
+    Raises:
+        ConfigError: impossible budgets, an algorithm that cannot compute several runs as one program, noise that is not
+            simulated, privacy without one budget to set, or a setting of a single run.
+    """
+    positive_int("Trainer", replicates=settings.replicates)
+    algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
+    if epsilons is not None:
+        if isinstance(epsilons, str) or not isinstance(epsilons, Sequence) or not epsilons:
+            raise ConfigError(
+                f"Trainer.epsilons is {epsilons!r}; it must be a list of budgets such as [1, 3, 10], or None."
+            )
+        for value in epsilons:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
+                raise ConfigError(f"Trainer.epsilons has {value!r}; every budget must be a number above 0.")
+        if len(set(epsilons)) < len(epsilons):
+            raise ConfigError(f"Trainer.epsilons is {list(epsilons)!r}; the budgets must differ.")
+        listed = ", ".join(rounded_up(value, 6) for value in epsilons)
+        if privacy is None:
+            raise ConfigError(f"epsilons is [{listed}], but without privacy there is no budget to set; leave it out.")
+        if privacy.noise_multiplier is not None:
+            raise ConfigError(
+                f"epsilons is [{listed}], but privacy.noise_multiplier says how much noise there is; leave out one."
+            )
+        if isinstance(privacy.epsilon, Mapping):
+            raise ConfigError(f"epsilons is [{listed}], but privacy.epsilon has budgets by client; leave out one.")
+    count = settings.replicates * len(epsilons or (0,))
+    if count == 1:
+        return
+    if algorithm == "auto":
+        raise ConfigError("algorithm=auto chooses settings for one run; leave replicates and epsilons out.")
+    if not algorithm.supports_replicates:
+        methods = [getattr(algorithms, name) for name in algorithms.__all__]
+        able = ", ".join(method.name for method in methods if getattr(method, "supports_replicates", False))
+        raise ConfigError(
+            f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: {able}. "
+            "Others are swept: fedmtl -m seed=1,2,3."
+        )
+    if privacy is not None and privacy.source != "seeded":
+        raise ConfigError(
+            f"replicates: {count} runs on the same records are a simulation, and cost {count} times the "
+            "epsilon of one; they need privacy.source='seeded'."
+        )
+    single = {name: getattr(settings, name) for name in ("early_stopping", "evaluate_clients", "finetune")}
+    for name, value in {"baselines": list(settings.baselines), **single}.items():
+        if value not in (None, []):
+            raise ConfigError(f"replicates: {name} is {value!r}; {count} runs as one program have none.")
 
 
 def check_declared(settings: Trainer) -> None:
@@ -135,6 +190,58 @@ def check_declared(settings: Trainer) -> None:
         f"{place}, {', '.join(python)}) in Python"
         + (" (K classes; null or None for a regression)." if classes else ".")
     )
+
+
+def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
+    """The comparison algorithms by name, without the algorithm itself.
+
+    ``"local"`` of a linear method is the exact fit of each client's own records.
+
+    Args:
+        baselines: names, built with the algorithm's own local solver, or algorithms.
+        algorithm: what they are compared with.
+
+    Raises:
+        ConfigError: an unknown name, or a name twice.
+    """
+    if isinstance(baselines, str) or not isinstance(baselines, Iterable):
+        raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
+    exact = algorithm.local_baseline()
+    accepted = ["local"] if exact is not None else []
+    if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
+        raise ConfigError(
+            f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
+            "others run apart."
+        )
+    solver = algorithm.local
+    built: dict[str, Algorithm] = {}
+    names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
+    for item in baselines:
+        if isinstance(item, str):
+            if item not in BASELINES:
+                raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
+            if item == algorithm.name:
+                continue
+            if item == "local" and exact is not None:
+                built[item] = exact
+                continue
+            item = BASELINES[item](**({} if solver is None else {"local": solver}))
+        if not isinstance(item, Algorithm):
+            raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
+        if item.name in built:
+            raise ConfigError(f"baselines has {item.name!r} twice.")
+        built[item.name] = item
+    return built
+
+
+def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
+    """What ``baselines=auto`` is: the exact local fit where there is one, else local training and FedAvg, and
+    beside FedAvg PMTL."""
+    if algorithm.local_baseline() is not None:
+        return ("local",)
+    if algorithm.one_at_a_time:
+        return ()
+    return ("local", "pmtl" if algorithm.name == "fedavg" else "fedavg")
 
 
 def a_kind(value: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .._rounding import number_text
-from ..algorithms.base import Algorithm, Problem
+from ..algorithms.base import Problem
 from ..algorithms.finetune import Finetune, Personalization, settled
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
@@ -44,20 +44,6 @@ RECORD_LEVEL = (
     "charged; whoever else gets one is outside (private/ folder)"
 )
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
-
-
-def check_finetune(finetune: Personalization | None, algorithm: Algorithm) -> None:
-    """Refuse what cannot be finetuned.
-
-    Raises:
-        ConfigError: an algorithm with a loss of its own.
-    """
-    if finetune is None:
-        return
-    if algorithm.loss is not None:
-        raise ConfigError(
-            f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
-        )
 
 
 def held_out(

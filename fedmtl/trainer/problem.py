@@ -13,7 +13,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,9 +30,12 @@ from ..local import Execution, Executor, Layout, check_stackable, prepare_module
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
 from ..models import ModelFactory, NamedInputs
-from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
+from ..privacy import GradientPlan, NoiseSource, ReleasePlan
 from ..random import derive_key
 from ..ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 SIDES: tuple[Side, ...] = ("train", "test")
 _ROWS = 1 << 16
@@ -298,14 +301,7 @@ With the same seed two versions whose sums differ by rounding add the same noise
 would jointly show that difference; two whose noise differs make two releases of one sum. Neither are one release."""
 
 
-def fingerprint(
-    problem: Problem,
-    algorithm: Algorithm,
-    privacy: Privacy | None,
-    schedule: Any,
-    repeated: Any = None,
-    coins: NoiseSource | None = None,
-) -> str:
+def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None = None) -> str:
     """Return digests of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.
@@ -316,9 +312,9 @@ def fingerprint(
         execution = replace(execution, threads=min(1, execution.threads or 0))
     parts = {
         "data": problem.data.fingerprint(),
-        "algorithm": describe(algorithm),
-        "privacy": describe(privacy),
-        "schedule": describe(schedule),
+        "algorithm": describe(settings.algorithm),
+        "privacy": describe(settings.privacy),
+        "schedule": describe(settings.schedule),
         "model": repr(problem.module),
         "trainable parameters": list(zip(problem.layout.names, problem.layout.shapes, strict=True)),
         "starting point": _digest(problem.initial),
@@ -335,8 +331,8 @@ def fingerprint(
     frozen = problem.layout.frozen(problem.module)
     if frozen:
         parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}
-    if repeated is not None and repeated.count > 1:
-        parts["replicates"] = describe(repeated)
+    if settings.runs > 1:
+        parts["replicates"] = describe((settings.replicates, settings.epsilons))
     if coins is not None:
         parts["coins"] = describe(coins)
     if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):

@@ -26,16 +26,15 @@ from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation
 from ..ranks import ALONE, Ranks
-from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .engine import Engine, LocalEngine, Measured
-from .evaluation import Panel, constant_loss, try_metrics
+from .evaluation import Panel, constant_loss, numbers_of, try_metrics
 from .folder import RunFolder
+from .inputs import named_baselines
 from .metrics import main_metric
 from .personalize import Terms, finetuned, held_out, not_covered
 from .problem import describe, fingerprint, share_beyond
-from .replicates import OUTSIDE, chosen, numbers_of
 from .result import Result
 from .sources import Source
 
@@ -43,6 +42,10 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 logger = logging.getLogger("fedmtl")
+OUTSIDE = (
+    "the {count} runs behind a band: an epsilon covers one run, and figures of several show more (what is said here of "
+    "epsilon, budget and noise is the largest of any run)"
+)
 _CHECKPOINT_SECONDS = 20.0
 _HISTORY_SECONDS = 1.0
 _FIRST_ROUNDS = 3
@@ -99,8 +102,8 @@ def check_ranks(settings: Trainer, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
-    if settings.repeated.count > 1:
-        raise ConfigError(f"A run with {settings.repeated.count} replicates {single}.")
+    if settings.runs > 1:
+        raise ConfigError(f"A run with {settings.runs} replicates {single}.")
     if settings.algorithm.one_at_a_time:
         raise ConfigError(
             f"{settings.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
@@ -160,7 +163,7 @@ def single_run(
         _check_baselines(settings, problem)
         try_metrics(problem, settings.further_metrics)
         about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
-        about["chosen"] = chosen(settings.algorithm, algorithm, settings.repeated)
+        about["chosen"] = chosen(settings, algorithm)
         about["terms"] = Terms.of(replace(settings, finetune=resolved.finetune))
         result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks, about)(resume)
         if resolved.finetune is not None:
@@ -181,6 +184,18 @@ def single_run(
     if folder is not None:
         ranks.share(lambda: folder.write_run(result, problem, settings.model))
     return result
+
+
+def chosen(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
+    """Return the settings of the algorithm ``resolved`` that were ``"auto"`` in those ``asked`` for; one value for each
+    budget where the runs have values of their own."""
+    settings = {}
+    for name, value in vars(asked.algorithm).items():
+        new = getattr(resolved, name, value)
+        if value == "auto" and new is not None and not isinstance(new, str):
+            several = isinstance(new, tuple) and len(new) == asked.runs
+            settings[name] = describe(list(new[:: asked.replicates]) if several else new)
+    return settings
 
 
 def _check_baselines(settings: Trainer, problem: Problem) -> None:
@@ -232,9 +247,7 @@ class Run:
     @cached_property
     def fingerprint(self) -> str:
         """Return the digests of all that the releases depend on."""
-        settings, coins = self.settings, self.engine.coins
-        described = settings.algorithm, settings.privacy, settings.schedule, settings.repeated, coins
-        return fingerprint(self.problem, *described)
+        return fingerprint(self.problem, self.settings, self.engine.coins)
 
     def __call__(self, resume: bool) -> Result:
         """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
@@ -423,8 +436,8 @@ class Run:
             lambda: (self.channel.report, self.channel.epsilon, dict(self.channel.on_grid))
         )
         personal, parts = self.engine.models(self, state)
-        if (count := self.settings.repeated.count) > 1:
-            report = replace(report, outside=(OUTSIDE.format(count=count), *report.outside))
+        if self.settings.runs > 1:
+            report = replace(report, outside=(OUTSIDE.format(count=self.settings.runs), *report.outside))
         metric = main_metric(problem.data.spec).name
         nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
         return Result(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +26,11 @@ from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import BoundSchedule
 from .automatic import automatic, noise_level
-from .baselines import named_baselines
 from .callbacks import Callback
 from .engine import LocalEngine
-from .inputs import as_callbacks, as_data, as_folder, as_model, check_declared, check_kinds
+from .inputs import as_data, as_folder, as_model, check_declared, check_kinds, check_replicates, named_baselines
 from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
-from .personalize import check_finetune
 from .problem import build_problem, coded_for, resolve_device
-from .replicates import Replicates
 from .result import Result
 from .run import fitted
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
@@ -152,7 +149,7 @@ class Trainer:
         check_kinds(self)
         values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.loss, self.algorithm.loss)}
         values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
-        values |= {"callbacks": as_callbacks(self.callbacks), "seed": int(self.seed)}
+        values |= {"callbacks": tuple(self.callbacks), "seed": int(self.seed)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
@@ -162,10 +159,10 @@ class Trainer:
         positive_int(self, **given(**{name: getattr(self, name) for name in counts}))
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
-        single = {name: getattr(self, name) for name in ("early_stopping", "evaluate_clients", "finetune")}
-        self.repeated.check(self.algorithm, self.privacy, baselines=list(self.baselines), **single)
+        check_replicates(self)
+        if self.epsilons is not None:
+            object.__setattr__(self, "epsilons", tuple(map(float, self.epsilons)))
         check_declared(self)
-        check_finetune(self.finetune, self.algorithm)
         _ = self.asked_metrics  # refuses metrics that these data cannot have
 
     def _choose(self) -> None:
@@ -206,10 +203,31 @@ class Trainer:
         """Those of them that are not measured in any case."""
         return further_metrics(self.asked_metrics, self.data.spec)
 
+    @property
+    def runs(self) -> int:
+        """M, the number of runs: R at each of the epsilons.
+
+        Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own noise, both drawn from
+        (seed, m). The data, their split and the public starting point are those of the seed, common to all.
+        """
+        return self.replicates * len(self.epsilons or (0,))
+
     @cached_property
-    def repeated(self) -> Replicates:
-        """The repetitions and their budgets."""
-        return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
+    def privacies(self) -> tuple[Privacy | None, ...]:
+        """The privacy of each of the M runs; a single one where all have the same."""
+        if self.privacy is None or self.epsilons is None:
+            return (self.privacy,)
+        each = [replace(self.privacy, epsilon=epsilon) for epsilon in self.epsilons]
+        return tuple(privacy for privacy in each for _ in range(self.replicates))
+
+    @property
+    def budgets(self) -> list[tuple[float | None, slice]]:
+        """Each budget with the runs that have it; None without one, the largest of several owners'."""
+        size = self.replicates
+        if self.epsilons is not None:
+            return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
+        epsilon = None if self.privacy is None else self.privacy.epsilon
+        return [(max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon, slice(0, size))]
 
     @property
     def protects_records(self) -> bool:
@@ -220,9 +238,7 @@ class Trainer:
     @cached_property
     def noiseless(self) -> bool:
         """Whether no repetition has noise, so that nothing is protected."""
-        privacies = self.repeated.privacies(self.privacy)
-        each = privacies if isinstance(privacies, tuple) else (privacies,)
-        return all(privacy is None or privacy.noiseless for privacy in each)
+        return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
     def problem(
         self,
@@ -260,8 +276,7 @@ class Trainer:
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
         bound = self.bound if isinstance(self.bound, BoundSchedule) else None
-        privacy = self.repeated.privacies(self.privacy)
-        algorithm = self.algorithm.resolve_auto(problem, bound, privacy if isinstance(privacy, tuple) else (privacy,))
+        algorithm = self.algorithm.resolve_auto(problem, bound, self.privacies)
         finetune = self.finetune
         if finetune is not None:
             finetune = finetune.resolved(noise_level(self.privacy, problem.data, problem.dimension, self.rounds))
@@ -270,9 +285,7 @@ class Trainer:
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
-        first = replace(self.repeated, repetitions=1, epsilons=self.repeated.epsilons and self.repeated.epsilons[:1])
-        privacy = first.privacies(self.privacy)
-        return replace(self, replicates=1, epsilons=None, privacy=privacy, baselines=(), folder=None)
+        return replace(self, replicates=1, epsilons=None, privacy=self.privacies[0], baselines=(), folder=None)
 
     def open(
         self,
@@ -288,14 +301,14 @@ class Trainer:
             self.algorithm,
             problem,
             self.bound,
-            self.repeated.privacies(self.privacy),
+            self.privacies[0] if len(self.privacies) == 1 else self.privacies,  # type: ignore[arg-type]
             seed=self.seed,
             every=self.eval_every,
             cuts=() if self.checkpoint_every is None else (self.checkpoint_every,),
-            replicates=self.repeated.count,
+            replicates=self.runs,
             source=coins,
             fingerprint=fingerprint,
-            ledger_path=ledger if self.repeated.count == 1 else None,  # simulations are in memory
+            ledger_path=ledger if self.runs == 1 else None,  # simulations are in memory
             resume=resume,
             replay=replay,
         )

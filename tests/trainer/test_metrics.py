@@ -20,7 +20,7 @@ from fedmtl import Execution, FedAvg, Finetune, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout
-from fedmtl.trainer.evaluation import evaluate_each
+from fedmtl.trainer.evaluation import columns_of, evaluate_each
 from fedmtl.trainer.metrics import (
     REGISTRY,
     distribution,
@@ -31,7 +31,6 @@ from fedmtl.trainer.metrics import (
     shares,
 )
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.replicates import columns_of
 
 from .settings import SOLVER, trainer
 

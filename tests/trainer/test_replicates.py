@@ -32,8 +32,8 @@ from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report import frame
 from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency
+from fedmtl.trainer.evaluation import evaluate_models
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.replicates import evaluate_models
 from tests import small
 from tests.small import check_resumed
 
