@@ -63,15 +63,18 @@ def test_the_average_is_that_of_refits_without_each_record(n: int) -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_accelerated_steps_reach_the_minimum(outputs: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 12])
+def test_accelerated_steps_reach_the_minimum(outputs: int, rows: int) -> None:
+    """Of fewer records than dimensions, too, of which some may be equal."""
     random = np.random.default_rng(1)
-    x, y = random.normal(size=(12, 4)), random.integers(0, max(2, outputs), 12)
+    x, y = random.normal(size=(rows, 4)), random.integers(0, max(2, outputs), rows)
+    x[-1] = x[0]
     base, pull = random.normal(size=(outputs, 4)), 0.3
 
     def objective(flat):
         w = flat.reshape(outputs, 4)
-        margins = x @ w.T if outputs > 1 else np.concatenate([np.zeros((12, 1)), x @ w.T], 1)
-        loss = -log_softmax(margins, 1)[np.arange(12), y].mean()
+        margins = x @ w.T if outputs > 1 else np.concatenate([np.zeros((rows, 1)), x @ w.T], 1)
+        loss = -log_softmax(margins, 1)[np.arange(rows), y].mean()
         return loss + pull / 2 * np.square(w - base).sum()
 
     expected = minimize(objective, base.ravel(), options={"gtol": 1e-10}).x

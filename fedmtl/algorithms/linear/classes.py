@@ -1,7 +1,8 @@
 """Linear models of classes: softmax regression of C outputs, and logistic regression of one.
 
 Full-batch steps at 1 / L, L the largest curvature of the client's own loss, with Nesterov's momentum that starts again
-where it points uphill (O'Donoghue and Candes 2015): they need no step size and never diverge.
+where it points uphill (O'Donoghue and Candes 2015): they need no step size and never diverge. A model moves within the
+span of the client's records, so that of n records in more than n dimensions the steps are taken in n.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ def accelerated(x: Array, y: Labels, bases: Array, pulls: Array, steps: int) -> 
     """
     outputs = bases.shape[1]
     targets = np.eye(outputs)[y].T if outputs > 1 else y[None].astype(float)  # (C, n)
-    gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
-    curvature = (
-        (0.5 if outputs > 1 else 0.25) * float(np.trace(gram) if len(x) == 1 else np.linalg.norm(gram, 2)) / len(x)
-    )
+    start, basis = bases @ x.T, None
+    if len(x) < x.shape[1]:
+        basis, triangle = np.linalg.qr(x.T)
+        x = triangle.T
+    curvature = (0.5 if outputs > 1 else 0.25) * float(np.linalg.norm(x.T @ x, 2)) / len(x)
     pull = pulls[:, None, None]
     rate = 1.0 / (curvature + pull + 1e-12)
-    point = ahead = bases
+    point = ahead = np.zeros((*bases.shape[:2], x.shape[1]))  # w - base, by its coordinates in the span
     weight = np.ones((len(bases), 1, 1))
     for _ in range(steps):
-        slope = (probabilities(ahead @ x.T) - targets) @ x / len(x) + pull * (ahead - bases)
+        slope = (probabilities(start + ahead @ x.T) - targets) @ x / len(x) + pull * ahead
         new = ahead - rate * slope
         uphill = ((ahead - new) * (new - point)).sum((1, 2), keepdims=True) > 0
         following = np.where(uphill, 1.0, (1 + np.sqrt(1 + 4 * weight**2)) / 2)
         ahead = new + np.where(uphill, 0.0, (weight - 1) / following) * (new - point)
         point, weight = new, following
-    return point
+    return bases + (point if basis is None else point @ basis.T)
 
 
 def layers(model: Array, width: int, bias: bool) -> Array:
