@@ -32,7 +32,7 @@ from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import operation_threads
-from fedmtl.privacy import ScaledRows, SeededSource
+from fedmtl.privacy import SeededSource
 from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
@@ -124,8 +124,9 @@ class Workload:
             channel.start(0)
             for block in blocks:  # releases of zeros are the noise
                 source.begin(block)
-                silent = ScaledRows(lambda k, where: np.zeros((len(where), counts[k])))
-                noise += [channel.release(silent)[0] for _ in range(len(block))]
+                for _ in range(len(block)):
+                    silent = [np.zeros((len(runs), counts[k])) for k, runs in channel.acting]
+                    noise.append(channel.release(silent)[0])
         expected = self.loop(torch.cat([b.client[0] for b in blocks]).tolist(), lambda event, _: noise[event])
         found = self.fedmtl(events, 1, None)[1][0].numpy()
         return float(np.abs(found - expected).max() / np.abs(expected).max())

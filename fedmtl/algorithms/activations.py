@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Activations, GradientMessage, GradientPlan, RecordPrivacy, open_channel
+from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
 from .base import Algorithm, Problem, State
 
@@ -66,8 +66,9 @@ class OneAtATime(Algorithm):
         the public state; where no client acts the point is that of any."""
 
     @abstractmethod
-    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
-        """Return the function from points (R, D) to what the clients that act answer there."""
+    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
+        """Return the function from a client and points (k, D) to the gradients of its records at each of them, see
+        :mod:`fedmtl.privacy.sums`."""
 
     @abstractmethod
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
@@ -89,7 +90,7 @@ class OneAtATime(Algorithm):
         runs, everyone = slice(None), bool((acting >= 0).all())
         for clients, at in zip(acting, rows, strict=True):
             asked, answered = points(at), channel.answering
-            values = channel.release(gradients(asked))
+            values = channel.release([gradients(client, asked.take(of, 0)) for client, of in channel.acting])
             answers = Answers(runs, clients, at, asked, values, answered, channel.noise_std)
             serve(answers if everyone else answers.acting())
         return state

@@ -33,7 +33,7 @@ from .samplers import (
     Sampler,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import GradientMessage, RecordGradients, ScaledRows
+from .sums import Gradients
 
 __all__ = [
     "Activations",
@@ -44,8 +44,8 @@ __all__ = [
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
-    "GradientMessage",
     "GradientPlan",
+    "Gradients",
     "KNormDpEvent",
     "L1Clip",
     "L2Clip",
@@ -62,13 +62,11 @@ __all__ = [
     "PublishedClaim",
     "PureDpEvent",
     "QuantileClip",
-    "RecordGradients",
     "RecordPrivacy",
     "Release",
     "ReleasePlan",
     "Rounds",
     "Sampler",
-    "ScaledRows",
     "SecureSource",
     "SeededSource",
     "SignalToNoise",

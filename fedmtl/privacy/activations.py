@@ -23,7 +23,7 @@ from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .report import SignalToNoise
 from .settings import Privacy
-from .sums import GradientMessage, RecordDraws, RecordSums
+from .sums import Gradients, RecordDraws, RecordSums
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 
@@ -154,6 +154,13 @@ class Activations(Channel):
         window, start = self._next()
         return window.clients[start] >= 0
 
+    @property
+    def acting(self) -> list[tuple[int, np.ndarray]]:
+        """Return the clients that release something in the next activation, in ascending order, each with the
+        replicates in which it acts, int64 (k,); public."""
+        window, start = self._next()
+        return [group for group in window.groups[start] if group[0] >= 0]
+
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
         """Return the records of a client that take part in its next release, for what it computes from them by itself;
         they are secret.
@@ -168,22 +175,24 @@ class Activations(Channel):
         window, start = self._next()
         return self.draws.of(client, window.uses[start, runs], runs) if self.draws.sampled else None
 
-    def release(self, message: GradientMessage) -> np.ndarray:
+    def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Return what the next activation releases: clip, sum over records, noise, divide.
 
         Args:
-            message: gradients of records, see :mod:`.sums`; it is asked for those of clients that act.
+            gradients: of the records of each client in :attr:`acting`, in its replicates: an array (k, n_i) of factors
+                of the client's rows, or a tensor (k, n_i, D), see :mod:`.sums`. One that is not a number counts as
+                zero.
 
         Returns:
             ``(sum_j clip(g_j) + noise) / (q_i n_i)``, (R, D) float64, zero where no client acts.
 
         Raises:
-            PrivacyError: no activation that has begun is left.
+            PrivacyError: no activation that has begun is left, or gradients of more or fewer clients.
         """
         window, start = self._next()
         step, forced = self._place, None if self._replay is None else self.replayed(self._place, GRADIENT)
         if forced is None or self.tap is not None:
-            sums = self._sums(message, window, start)
+            sums = self._sums(gradients, window, start)
         if self.tap is not None:
             for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
                 if client >= 0:
@@ -212,16 +221,17 @@ class Activations(Channel):
 
     # Sums and noise
 
-    def _sums(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], window: _Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
-        where no client acts. A client that acts in several replicates is asked once."""
-        parts, sampled = [], self.draws.sampled
-        for client, runs in window.groups[start]:
-            if client < 0:
-                parts.append(np.zeros((len(runs), self.sums.dimension)))
-            else:
-                drawn = self.members(client, runs) if sampled else None
-                parts.append(self.sums.of(message, client, runs, drawn))
+        where no client acts."""
+        groups, sampled = window.groups[start], self.draws.sampled
+        silent = len(groups) > 0 and groups[0][0] < 0  # of the first group no client acts
+        if len(gradients) != len(groups) - silent:
+            raise PrivacyError(f"{len(groups) - silent} clients act; gradients of {len(gradients)} were handed over.")
+        parts = [np.zeros((len(groups[0][1]), self.sums.dimension))] if silent else []
+        for (client, runs), rows in zip(groups[int(silent) :], gradients, strict=True):
+            drawn = self.members(client, runs) if sampled else None
+            parts.append(self.sums.of(client, rows, drawn))
         return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:

@@ -1,13 +1,12 @@
 """What is summed before noise: gradients of single records by client, and rows of a cohort.
 
-A message of clients names how its gradients are given: multiples of the clients' own rows, or the gradients themselves.
-The channel clips, sums and divides; the message never does.
+Gradients of a client's records are multiples of its rows, of which the factors are enough, or any tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,33 +22,9 @@ from .noise.sources import NoiseSource
 _LEAST_NORM = 1e-140
 _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
-Activation = Callable[[int, Array], Array]
-"""(client, replicates (k,) in which it acts) -> an array of k entries; called once for each client that acts."""
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledRows:
-    """Gradients s_j x_j of the clients' records: what is given are the factors of the rows.
-
-    Attributes:
-        factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
-    """
-
-    factors: Activation
-
-
-@dataclass(frozen=True, eq=False)
-class RecordGradients:
-    """Gradients of any model.
-
-    Attributes:
-        gradients: tensors (k, n_i, D) for each client, floating. One that is not finite counts as zero.
-    """
-
-    gradients: Callable[[int, Array], Tensor]
-
-
-GradientMessage = ScaledRows | RecordGradients
+Gradients = Array | Tensor
+"""Of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the factors s_j of the rows x_j
+that the plan has of the client, and a floating tensor (k, n_i, D) the gradients themselves."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +74,12 @@ class RecordSums:
         self.widths = np.array(widths)  # of the grids on which sums over the records of each client are exact
         self.long = self.clip is not None and int(self.counts.max(initial=0)) > _IN_FLOAT64
 
-    def of(self, message: GradientMessage, client: int, runs: Array, drawn: Array | None) -> Array:
-        """Return the sums (k, D) over the records of a client in the replicates ``runs`` (k,): over all of them, or
-        those that are ``drawn``, bool (k, n_i)."""
-        if isinstance(message, ScaledRows):
-            return self.of_factors(client, message.factors(client, runs), drawn)
-        return self.of_gradients(client, message.gradients(client, runs), drawn)
+    def of(self, client: int, gradients: Gradients, drawn: Array | None) -> Array:
+        """Return the sums (k, D) over the records of a client in k replicates: over all of them, or those that are
+        ``drawn``, bool (k, n_i)."""
+        if isinstance(gradients, Tensor):
+            return self.of_gradients(client, gradients, drawn)
+        return self.of_factors(client, gradients, drawn)
 
     def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.

@@ -15,7 +15,7 @@ from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import RecordGradients, RecordPrivacy
+from fedmtl.privacy import RecordPrivacy
 from tests.algorithms.harness import block_of, noise_of, open_activations, problem_of, run_activations
 
 COUNTS, P, PUBLIC = (40, 25, 60), 3, 50
@@ -148,8 +148,11 @@ def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
     channel = open_activations(learner, work, clients, privacy, **options).channel
     channel.begin(0, clients)
     size = channel.gradients.dimension
-    zeros = RecordGradients(lambda client, where: torch.zeros(len(where), COUNTS[client], size))
-    return np.stack([channel.release(zeros)[0] for _ in range(clients.shape[1])])
+
+    def zeros() -> list[torch.Tensor]:
+        return [torch.zeros(len(runs), COUNTS[client], size) for client, runs in channel.acting]
+
+    return np.stack([channel.release(zeros())[0] for _ in range(clients.shape[1])])
 
 
 def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float) -> np.ndarray:
@@ -225,7 +228,7 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer]
     channel.begin(0, ONCE)
     for owner in ONCE[0].tolist():
         points = learner.points(work, learner.init(work).public)(np.array([owner]))
-        channel.release(learner.gradients(work)(points))
+        channel.release([learner.gradients(work)(client, points) for client, _ in channel.acting])
         std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
         assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
 

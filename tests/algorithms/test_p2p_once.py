@@ -165,9 +165,7 @@ def refuse(self, *arguments):
     def asked(*of):
         raise AssertionError("a record was asked for")
 
-    from fedmtl.privacy import ScaledRows
-
-    return lambda points: ScaledRows(asked)
+    return asked
 
 
 RNG = np.random.default_rng(0)

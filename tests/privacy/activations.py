@@ -12,9 +12,7 @@ from torch import Tensor
 from fedmtl.privacy import (
     Activations,
     GradientPlan,
-    RecordGradients,
     RecordPrivacy,
-    ScaledRows,
     open_channel,
 )
 
@@ -76,20 +74,20 @@ class Door:
         return self.release_run(1, lambda client, which, where: factors(client, where))[0]
 
     def release_run(self, count: int, factors: Callable[..., Tensor]) -> Tensor:
-        return self._run(count, lambda of: ScaledRows(lambda *where: of(*where).numpy()), factors)
+        return self._run(count, lambda values: values.numpy(), factors)
 
     def release_rows(self, rows: Callable[..., Tensor]) -> Tensor:
         return self.release_rows_run(1, lambda client, which, where: rows(client, where))[0]
 
     def release_rows_run(self, count: int, rows: Callable[..., Tensor]) -> Tensor:
-        return self._run(count, RecordGradients, rows)
+        return self._run(count, lambda values: values, rows)
 
-    def _run(self, count: int, message: Callable[..., Any], function: Callable[..., Tensor]) -> Tensor:
+    def _run(self, count: int, form: Callable[[Tensor], Any], function: Callable[..., Tensor]) -> Tensor:
         values = []
         for place in range(count):
-
-            def of(client: int, runs: np.ndarray, place: int = place) -> Tensor:
-                return function(client, torch.full((len(runs),), place), torch.from_numpy(runs))
-
-            values.append(torch.from_numpy(self.channel.release(message(of))))
+            gradients = [
+                form(function(client, torch.full((len(runs),), place), torch.from_numpy(runs)))
+                for client, runs in self.channel.acting
+            ]
+            values.append(torch.from_numpy(self.channel.release(gradients)))
         return torch.stack(values)

@@ -60,7 +60,6 @@ from fedmtl.privacy import (
     NoiseLaw,
     PoissonSampling,
     QuantileClip,
-    RecordGradients,
     RecordPrivacy,
     Release,
     ReleasePlan,
@@ -84,6 +83,7 @@ from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
+from fedmtl.privacy.clip import add_clipped
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
@@ -675,7 +675,8 @@ def _in_place(change: _Patch) -> _Patch:
 def _added_twice(total, clients, rows):
     """The first client of those that finish at once."""
     _add(total, clients, rows)
-    _add(total, clients[:0], rows[:1])
+    with total._part() as cells:
+        add_clipped(cells, rows[0], *total._bounds, total._width)
 
 
 def _part_lost(total):
@@ -1608,12 +1609,8 @@ def _ridge_of_raw_moments(self, problem, public, clip):
 
 
 def _moments_of_the_next_too(self, problem):
-    own, n = _moments(self, problem)(np.zeros(0)).gradients, problem.clients
-
-    def both(client, where):
-        return own(client, where) + 1e-3 * own((client + 1) % n, where).mean(1, keepdim=True)
-
-    return lambda points: RecordGradients(both)
+    own, n = _moments(self, problem), problem.clients
+    return lambda client, points: own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
 
 
 def _silent_along_raw_gradients(self, problem, public):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,20 @@ from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
+    Activations,
     GradientPlan,
     PublishedClaim,
     RecordPrivacy,
     ReleasePlan,
-    ScaledRows,
     SeededSource,
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
+
+
+def answered(channel: Activations, gradients: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    return channel.release([gradients(client, runs) for client, runs in channel.acting])
 
 
 def ones(client: int, where: torch.Tensor) -> torch.Tensor:
@@ -196,10 +201,10 @@ def test_a_client_that_acts_in_several_replicates_is_asked_once(mechanism: str) 
     channel.begin(0, clients)
     silent = door(privacy, caps=(30, 30, 30), counts=counts, replicates=replicates).channel
     silent.begin(0, clients)
-    zeros = ScaledRows(lambda client, runs: np.zeros((len(runs), counts[client])))
     for acting in clients.T.numpy():
         asked.clear()
-        found = channel.release(ScaledRows(factors)) - silent.release(zeros)
+        zeros = [np.zeros((len(runs), counts[client])) for client, runs in silent.acting]
+        found = answered(channel, factors) - silent.release(zeros)
         assert asked == sorted(set(acting[acting >= 0].tolist()))
         for run, client in enumerate(acting.tolist()):
             expected = np.zeros(D)
@@ -292,6 +297,8 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(PrivacyError, match="No activation has begun"):
         channel.release(ones)
     channel.begin(0, torch.tensor([[0, 1]]))
+    with pytest.raises(PrivacyError, match="1 clients act; gradients of 2"):
+        channel.channel.release([np.zeros((1, COUNTS[0]))] * 2)
     with pytest.raises(PrivacyError, match="releases left"):
         channel.begin(2, torch.tensor([[0]]))
     channel.release(ones)
@@ -444,15 +451,15 @@ def test_noise_is_the_same_however_much_is_drawn_ahead() -> None:
         window.noise, window.widths = doors[1].channel._units("noise/gradient", *of)
         window.drawn = start
 
-    expected = [doors[0].channel.release(ScaledRows(factors)) for _ in clients[0]]
+    expected = [answered(doors[0].channel, factors) for _ in clients[0]]
     asked.clear()
     doors[1].channel._draw_noise = two_at_once
-    found = [doors[1].channel.release(ScaledRows(factors)) for _ in clients[0]]
+    found = [answered(doors[1].channel, factors) for _ in clients[0]]
     assert asked == [0, 1, 1, 0, 0, 2, 1]
     assert np.array_equal(np.stack(found), np.stack(expected))
     assert not found[2].any()
     with pytest.raises(PrivacyError, match="nothing is charged for another one"):
-        doors[1].channel.release(ScaledRows(factors))
+        answered(doors[1].channel, factors)
 
 
 def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
@@ -486,7 +493,7 @@ def test_releases_have_the_same_bits_when_they_are_recorded_or_tapped(watched: s
         one.tap = (lambda *_: None) if way == "tap" else None
         one.begin(0, clients)
         for _ in range(8):
-            made.append(one.release(ScaledRows(factors)))
+            made.append(answered(one, factors))
         return np.stack(made)
 
     assert np.array_equal(run(watched), run("plain"))

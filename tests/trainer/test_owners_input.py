@@ -9,7 +9,6 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import ScaledRows
 from fedmtl.schedules import TraceLatency
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
@@ -76,7 +75,7 @@ def released(run: Trainer) -> torch.Tensor:
     for block in source.blocks(0):
         source.begin(block)
         for _ in range(len(block)):
-            channel.release(ScaledRows(lambda k, where: np.zeros((len(where), COUNTS[k]))))
+            channel.release([np.zeros((len(where), COUNTS[k])) for k, where in channel.acting])
     return torch.stack([value[0] for _, _, value in channel.record])
 
 

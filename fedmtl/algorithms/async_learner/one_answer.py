@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...privacy import Activations, GradientMessage, GradientPlan, RecordGradients
+from ...privacy import Activations, GradientPlan, Gradients
 from ...privacy.clip import Clip, clip_rows
 from ...privacy.noise.symmetric import smat, svec
 from ...schedules import Block, BoundSchedule
@@ -203,16 +203,16 @@ class Moments(OneAnswer):
     def theta_0(self, problem: Problem) -> Tensor:
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
+    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
         """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips, at any point."""
         data = self.data(problem)
 
-        def moments(owner: int, runs: Array) -> Tensor:
+        def moments(owner: int, points: Array) -> Tensor:
             x, y = data.x[owner], data.y[owner]
             rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
-            return rows.expand(len(runs), -1, -1)
+            return rows.expand(len(points), -1, -1)
 
-        return lambda points: RecordGradients(moments)
+        return moments
 
     def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
         """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.

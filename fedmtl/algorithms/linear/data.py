@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
 from ...local import Layout
 from ...local.losses import LOSSES, cross_entropy, half_mse, mse
-from ...privacy import GradientMessage, ScaledRows
+from ...privacy import Gradients
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
@@ -189,15 +189,6 @@ class LinearData:
         features = torch.where(valid[:, None], features if rows is None else rows(features), 0.0)
         y, counts = torch.where(valid, y.clamp(-target, target), 0.0), self.counts.tolist()
         return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
-
-    def gradients(self, loss: LinearLoss, points: Array) -> ScaledRows:
-        """Return the gradients of the clients' records, for a release.
-
-        Args:
-            loss: of a record.
-            points: (R, p), the model at which the client that acts in each of R runs answers.
-        """
-        return ScaledRows(lambda client, runs: loss.factors(points.take(runs, 0), *self.arrays[client]))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all records, x (sum n_i, p) and y (sum n_i,)."""
@@ -370,9 +361,11 @@ class LinearAlgorithm(Algorithm):
         rows, target = self.bounds(domain)
         return records.bounded(rows, min(target, LARGEST_TARGET))
 
-    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
-        """Return the function from points (R, p) to the gradients of the clients' records there."""
-        return partial(self.data(problem).gradients, self.linear_loss)
+    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
+        """Return the function from a client and points (k, p) to the factors of its rows, of which the gradients of
+        its records are multiples."""
+        loss, arrays = self.linear_loss, self.data(problem).arrays
+        return lambda client, points: loss.factors(points, *arrays[client])
 
     def largest_row(self, problem: Problem) -> float:
         """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the

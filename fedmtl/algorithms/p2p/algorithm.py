@@ -52,7 +52,7 @@ from ..._check import Count, NonNegative, Positive
 from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
-from ...privacy import GradientMessage, GradientPlan, RecordPrivacy
+from ...privacy import GradientPlan, Gradients, RecordPrivacy
 from ...privacy.noise.registry import LAWS
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
@@ -269,8 +269,8 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         theta = client_rows(public["theta"])
         return lambda at: theta.take(at, 0)
 
-    def gradients(self, problem: Problem) -> Callable[[Array], GradientMessage]:
-        return self._model_records(problem).gradients_at if self.loss == "model" else super().gradients(problem)
+    def gradients(self, problem: Problem) -> Callable[[int, np.ndarray], Gradients]:
+        return self._model_records(problem).gradients if self.loss == "model" else super().gradients(problem)
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""

@@ -10,7 +10,6 @@ from ...errors import ConfigError
 from ...local import StackedModule
 from ...local.losses import example_losses
 from ...local.per_example import example_gradients
-from ...privacy import RecordGradients
 from ..base import Problem
 
 
@@ -30,16 +29,12 @@ class ModelRecords:
         x, y = self.problem.data.gather("train", index, dtype=initial.dtype, device=initial.device)
         return x.expand(copies, *x.shape), y.expand(copies, *y.shape)
 
-    def gradients(self, agent: int, models: Tensor) -> Tensor:
+    def gradients(self, agent: int, models: np.ndarray) -> Tensor:
         """Return (k, m_i, D) float64, of every record at ``models`` (k, D)."""
         x, y = self._own(agent, len(models))
-        self.stack.load(models.to(self.problem.initial), len(models))
+        self.stack.load(torch.from_numpy(models).to(self.problem.initial), len(models))
         chunks = [rows.detach().cpu() for rows, _ in example_gradients(self.stack, x, y, self.problem.loss)]
         return torch.cat(chunks).double().view(*x.shape[:2], models.shape[1])
-
-    def gradients_at(self, theta: np.ndarray) -> RecordGradients:
-        """Return the gradients of the records of the agents that act in R runs at their models ``theta`` (R, D)."""
-        return RecordGradients(lambda agent, runs: self.gradients(agent, torch.from_numpy(theta[runs])))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         """Return the mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""

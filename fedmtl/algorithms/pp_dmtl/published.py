@@ -85,7 +85,8 @@ class PublishedPPDMTL(PPDMTL):
                 points[runs] += p + row[0, runs]  # line 11
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
-            released = channel.release(gradients(points.numpy()))  # 12 and 13
+            answers = [gradients(task, points.numpy()[runs]) for task, runs in channel.acting]
+            released = channel.release(answers)  # 12 and 13
             at = (torch.arange(len(tasks)) * problem.clients + tasks).numpy()
             of = slice(None), tasks.numpy(), at, points.numpy(), released, tasks.numpy() >= 0, lambda: none
             serve(Answers(*of).acting())

@@ -21,11 +21,10 @@ from ..accounting.library import TOLERANCE, library_epsilon
 from ..activations import Activations
 from ..rounds import Rounds
 from ..settings import RecordPrivacy
-from ..sums import RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .lines import Charges, differences, read_charges
-from .play import rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
+from .play import activation, rounds, silence, stated_multiplier
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -208,8 +207,8 @@ def _again(
     releases are accepted that must be refused."""
     sent = silence(setup)
     if isinstance(channel, Activations):
-        values = [channel.release(sent(GRADIENTS, first, members)) for _ in members[0]]
-        return values, int(_accepted(channel.release, sent(GRADIENTS, first, members)))
+        values = [activation(setup, channel, first, sent) for _ in members[0]]
+        return values, int(_accepted(activation, setup, channel, first, sent))
     if setup.gradients is not None:
         return [], _steps_again(setup, channel, torch.tensor(clients[0])) if first < 3 and clients[0] else 0
     again = 0
@@ -272,11 +271,15 @@ def _past(setup: Setup, channel: Activations, path: Path, k: int) -> list[str]:
     count = cap + silent
     if not begins(0, count):
         return [*wrong, f"may not act {count} times, its cap is {cap}"]
-    values = [channel.release(RecordGradients(gradients)) for _ in range(count)]
+
+    def released() -> np.ndarray:
+        return channel.release([gradients(*group) for group in channel.acting])
+
+    values = [released() for _ in range(count)]
     if begins(count, 1) != silent:
         wrong.append("may not act past its cap" if silent else f"may act once more after {cap} times, its cap")
     elif silent:
-        values.append(channel.release(RecordGradients(gradients)))
+        values.append(released())
     if len(read) != cap or any(bool(value.any()) for value in values[cap:]):
         wrong.append(f"released something past its cap of {cap}")
     charged = [clients for clients in _by_step(path) if clients]

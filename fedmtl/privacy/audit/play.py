@@ -23,13 +23,13 @@ from ...errors import BudgetExhausted
 from ..activations import Activations
 from ..release import Form
 from ..rounds import Rounds
-from ..sums import GradientMessage, RecordGradients, ScaledRows
+from ..sums import Gradients
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
 
 Sent = Callable[[str, int, Tensor], Any]
 """(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,); of a client that acts,
-also its message."""
+also its gradients."""
 
 _LOCAL = 4  # local steps of a participation that are made
 _TURNS = 3  # of every client in one block of activations
@@ -148,8 +148,10 @@ def silence(setup: Setup) -> Sent:
 
     def sent(name: str, step: int, clients: Tensor) -> Any:
         if setup.one_at_a_time:
-            factor, forms = math.nan if step % 2 else 0.0, (_of_records, _of_rows)[: 1 if setup.x is None else 2]
-            return forms[step // 2 % len(forms)](setup, factor)
+            value, n = math.nan if step % 2 else 0.0, int(setup.sizes[int(clients[0])])
+            if setup.x is not None and step // 2 % 2:
+                return np.full(n, value)
+            return torch.tensor(value, dtype=torch.float64).expand(n, setup.records.dimension)
         if step % 2 or setup.adaptive is not None:
             clients = clients[:0]
         d = setup.dimension(name)
@@ -157,18 +159,6 @@ def silence(setup: Setup) -> Sent:
         return torch.zeros(1, d).expand(len(clients), -1), clients
 
     return sent
-
-
-def _of_records(setup: Setup, factor: float) -> RecordGradients:
-    def gradients(client: int, runs: np.ndarray) -> Tensor:
-        shape = (len(runs), int(setup.sizes[client]), setup.records.dimension)
-        return torch.full((1, 1, 1), factor, dtype=torch.float64).expand(shape)
-
-    return RecordGradients(gradients)
-
-
-def _of_rows(setup: Setup, factor: float) -> ScaledRows:
-    return ScaledRows(lambda client, runs: np.full((len(runs), int(setup.sizes[client])), factor))
 
 
 def noise_of(
@@ -328,7 +318,7 @@ def _activations(
             break
         for place, client in enumerate(acting.tolist()):
             drawn = _members(channel, client)
-            value = channel.release(message_of(setup, sent(GRADIENTS, block, torch.tensor([client]))))
+            value = activation(setup, channel, block, sent)
             if uses[client] < channel.caps[client] and at + place >= start:
                 claim = claims.of(GRADIENTS, client, int(uses[client]))
                 made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
@@ -386,20 +376,18 @@ def _members(channel: Activations, client: int) -> np.ndarray:
     return marked
 
 
-def message_of(setup: Setup, sent: Any) -> GradientMessage:
-    """Return what a client sends as its message; of vectors (k, D) the gradients of its first k records, those of its
-    other records are zero."""
-    if not isinstance(sent, tuple):
-        message: GradientMessage = sent
-        return message
-    rows, _ = sent
-
-    def gradients(client: int, runs: np.ndarray) -> Tensor:
-        whole = torch.zeros(int(setup.sizes[client]), rows.shape[1], dtype=torch.float64)
-        whole[: len(rows)] = rows[: len(whole)]
-        return whole.expand(len(runs), -1, -1)
-
-    return RecordGradients(gradients)
+def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.ndarray:
+    """Return what the next activation releases (R, D), of clients that hand over the same in every replicate: gradients
+    of all their records, or vectors (k, D), the gradients of the first k, those of the others being zero."""
+    gradients: list[Gradients] = []
+    for client, runs in channel.acting:
+        rows = sent(GRADIENTS, step, torch.tensor([client]))
+        if isinstance(rows, tuple):
+            rows, vectors = torch.zeros(int(setup.sizes[client]), rows[0].shape[1], dtype=torch.float64), rows[0]
+            rows[: len(vectors)] = vectors[: len(rows)]
+        shape = (len(runs), *rows.shape)
+        gradients.append(rows.expand(shape) if isinstance(rows, Tensor) else np.broadcast_to(rows, shape))
+    return channel.release(gradients)
 
 
 # What a channel says

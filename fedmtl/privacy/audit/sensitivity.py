@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..settings import ClientPrivacy
-from ..sums import ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claim, Claims, Setup
@@ -242,11 +241,11 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
         crowds = [(coins.standard_normal(len(rows)), math.nan, math.inf if index % 2 else 1e9) for rows in x]
 
         def scaled(side: int, index: int = index, places: list[int] = places, crowds: list[Any] = crowds) -> Sent:
-            def sent(name: str, step: int, clients: Tensor) -> ScaledRows:
+            def sent(name: str, step: int, clients: Tensor) -> np.ndarray:
                 client = int(clients[0])
                 factors = np.full(len(x[client]), crowds[client][step % 3])
                 factors[places[client]] = _FACTORS[(client + index) % len(_FACTORS)][side]
-                return ScaledRows(lambda client, runs: factors[None])
+                return factors
 
             return sent
 
