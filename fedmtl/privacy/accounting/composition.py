@@ -103,7 +103,40 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     return _pld_epsilon(parts, uses, delta, coarsen)
 
 
+def trade_off(event: Any, uses: int) -> pld.TradeOff:
+    """Return an upper bound on what tests can achieve that observe ``uses`` compositions of ``event``; cached.
+
+    Args:
+        event: as for :func:`epsilon`, without private selection.
+        uses: number of steps.
+
+    Raises:
+        PrivacyError: an event whose loss has no law here.
+    """
+    return _trade_off(elementary(event) if uses else (), uses)
+
+
+@lru_cache(maxsize=32)
+def _trade_off(parts: Parts, uses: int) -> pld.TradeOff:
+    if not parts:
+        return pld.TradeOff.of_epsilon(0.0, 0.0)
+    if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+        return pld.TradeOff.of_epsilon(math.inf, 0.0)
+    pairs = _loss_pairs(parts, uses, 1.0)
+    return pld.TradeOff.of_laws(*(pld.compose([(pair[side], n) for pair, n in pairs], _TAIL) for side in (0, 1)))
+
+
 def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
+    pairs = _loss_pairs(parts, uses, coarsen)
+    tail = min(_TAIL, delta * 1e-3)
+    value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
+    if any(pair.add is not pair.remove for pair, _ in pairs):
+        value = max(value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail))
+    return min(value, sum(count * uses * losses.pure_epsilon(part) for part, count in parts))
+
+
+def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossPair, int]]:
+    """Return the laws of the losses of the parts on one grid, each with its number of repetitions."""
     # many Gaussian uses are few of the joint one, so that its width is not taken for that of one step
     scaled = tuple(
         (dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count * uses)), 1)
@@ -118,11 +151,7 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
         if pair is None:
             raise PrivacyError(f"The accounting by privacy loss distributions does not support {part}.")
         pairs.append((pair, count))
-    tail = min(_TAIL, delta * 1e-3)
-    value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
-    if any(pair.add is not pair.remove for pair, _ in pairs):
-        value = max(value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail))
-    return min(value, sum(count * losses.pure_epsilon(part) for part, count in scaled))
+    return pairs
 
 
 def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
