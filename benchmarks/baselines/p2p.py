@@ -56,13 +56,7 @@ class PeerProblem:
 
     @classmethod
     def of(cls, algorithm: PeerToPeer, problem: Problem) -> PeerProblem:
-        """What a peer-to-peer algorithm minimizes, on its records within the bound of the domain.
-
-        Raises:
-            ConfigError: ``loss="model"``: there is no linear objective.
-        """
-        if algorithm.loss == "model":
-            raise ConfigError("PeerProblem.of: the algorithm's loss is 'model'; accepted: 'squared', 'logistic'.")
+        """What a peer-to-peer algorithm minimizes, on its records within the bound of the domain."""
         return cls(algorithm.network(problem), algorithm.data(problem), LinearLoss(algorithm.loss))
 
     @cached_property

@@ -54,7 +54,7 @@ ALGORITHMS = {
     "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(9)}, lam=0.5, local=SOLVER),
     "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
-    "prior_layers": PriorLayers(share=0.5, scale=0.5, local=SOLVER),
+    "prior_layers": PriorLayers(scale=0.5, local=SOLVER),
     "prior_layers, output side": PriorLayers(layers=("3",), side="output", scale=0.5, local=SOLVER),
 }
 LINEAR = {

@@ -30,7 +30,6 @@ ALGORITHMS = {
     "async_learner, public start": PublicStart(loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, published": PublishedPeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5),
-    "p2p, any model": PeerToPeer(graph=Ring(), mu=0.5, loss="model", smoothness=0.3),
     "p2p, one release": PeerToPeer(
         row_norm=1.0, graph=Ring(), mu=0.5, releases=1, confidence_power=2.0, refine=1.0, refine_from="neighbours"
     ),
@@ -49,8 +48,7 @@ def setting(name: str):
     data = load_synthetic_tasks(
         tasks=TASKS, train_examples=9, test_examples=4, features=5, problem=kind, public_examples=20, seed=2
     )
-    model = models.logistic_regression() if name == "p2p, any model" else models.linear_regression(bias=False)
-    algorithm = (ALGORITHMS | REGRESSION)[name]
+    model, algorithm = models.linear_regression(bias=False), (ALGORITHMS | REGRESSION)[name]
     clients = torch.from_numpy(np.random.default_rng(len(name)).integers(-1, TASKS, (1, STEPS)))
     return problem_of(data, model=model, loss="auto", rounds=STEPS), algorithm, clients
 

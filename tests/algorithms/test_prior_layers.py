@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedmtl import ClientPrivacy, FullParticipation, PriorLayers, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Cohort, Problem, State
-from fedmtl.algorithms.prior_layers import RELEASE, shrunk_matrix
+from fedmtl.algorithms.prior_layers import RELEASE
 from fedmtl.data import FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
@@ -65,10 +65,10 @@ def records(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(x[a:b], y[a:b]) for a, b in pairwise(ends)]
 
 
-def in_numpy(problem: Problem, share: float) -> np.ndarray:
+def in_numpy(problem: Problem) -> np.ndarray:
     """The models (n, D) of a run without noise, one task after the other, of linear regression."""
     start, h = problem.initial.numpy(), RIDGE + 1 / (EXACT.lr * 300)
-    first, second, kept = np.zeros(D), np.zeros((D, D)), []
+    moments, kept = np.zeros((D, D)), []
     for x, y in records(problem):
         gram = x.T @ x / len(y)
         change = np.linalg.solve(gram + RIDGE * np.eye(D), x.T @ (y - x @ start) / len(y))
@@ -76,55 +76,45 @@ def in_numpy(problem: Problem, share: float) -> np.ndarray:
         fisher = gradients.T @ gradients / len(y)
         b = np.linalg.inv(fisher + h * np.eye(D)) @ fisher
         u = change / np.linalg.norm(change)
-        first += u / TASKS
-        second += (np.outer(u, u) - (b + b.T) / 2 / np.trace(b)) / TASKS
-        kept.append((x, y, gram, np.trace(b) / D, np.linalg.norm(change)))
-    centre, signal = np.zeros(D), np.zeros((D, D))
-    if share > 0:
-        size, var = np.linalg.norm(first), 1 / (D * TASKS)
-        if size > 1.05 * math.sqrt(var) * (1 + math.sqrt(D)):
-            centre = first / size**2 * math.sqrt((size**2 - var * (1 + D)) ** 2 - 4 * var**2 * D)
-    if share < 1:
-        var = 2 / TASKS / D**2
-        values, vectors = np.linalg.eigh(second - np.outer(centre, centre))
-        for y, v in zip(values, vectors.T, strict=True):
-            if y > 1.05 * math.sqrt(2 * D * var):
-                below = (y + math.sqrt(y * y - 2 * D * var)) / 2
-                signal += below * (1 - D * var / (2 * below**2)) * np.outer(v, v)
+        moments += (np.outer(u, u) - (b + b.T) / 2 / np.trace(b)) / TASKS
+        kept.append((x, y, gram, np.trace(b) / D))
+    var, signal = 2 / TASKS / D**2, np.zeros((D, D))
+    values, vectors = np.linalg.eigh(moments)
+    for y, v in zip(values, vectors.T, strict=True):
+        if y > 1.05 * math.sqrt(2 * D * var):
+            below = (y + math.sqrt(y * y - 2 * D * var)) / 2
+            signal += below * (1 - D * var / (2 * below**2)) * np.outer(v, v)
     values, vectors = np.linalg.eigh(signal)
     known = np.abs(values) > 1e-12
-    assert bool(known.any()) == (share < 1)
+    assert known.any()
     values[~known] = -values[known].sum() / (~known).sum()
     found = []
-    for x, y, gram, b, size in kept:
+    for x, y, gram, b in kept:
         variances = np.clip(1 + D * values / b, FLOOR, D / FLOOR)
         precision = vectors @ np.diag(RIDGE / variances) @ vectors.T
-        middle = start + size * centre
-        found.append(middle + np.linalg.solve(gram + precision, x.T @ (y - x @ middle) / len(y)))
-    assert share == 0 or centre.any()
+        found.append(start + np.linalg.solve(gram + precision, x.T @ (y - x @ start) / len(y)))
     return np.stack(found)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_without_noise_it_is_the_formula(share: float) -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_without_noise_it_is_the_formula(alike: bool) -> None:
     problem = linear()
-    if share:  # tasks that are alike
+    if alike:
         x, y = problem.data.train.x, problem.data.train.y
         train = replace(problem.data.train, y=x.sum(1) * 0.5 + y)
         problem = problem_of(
             replace(problem.data, train=train), rounds=1, model=models.linear_regression(bias=False), loss="half_mse"
         )
-    algorithm = prior(share=share, local=EXACT)
+    algorithm = prior(local=EXACT)
     found = everyone(problem, algorithm, run(algorithm, problem)).numpy()
-    np.testing.assert_allclose(found, in_numpy(problem, share), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found, in_numpy(problem), rtol=1e-6, atol=1e-7)
 
 
 def dense_precision(problem: Problem, algorithm: PriorLayers, state: State, client: int) -> Tensor:
     """P of a client as a matrix, from the public state and its own b e."""
     p = RIDGE * torch.eye(problem.dimension, dtype=torch.float64)
-    known = state.private.gather("known", torch.tensor([client]))[0]
-    matrices = [part for part in algorithm.shared_parts(problem) if part.width > 1]
-    for part, own in zip(matrices, known, strict=True):
+    determined = state.private.gather("determined", torch.tensor([client]))[0]
+    for part, own in zip(algorithm.matrices(problem), determined, strict=True):
         v, excess = state.public[f"directions/{part.name}"], state.public[f"excess/{part.name}"]
         variances = (1 + part.width * excess / own).clamp(FLOOR, part.width / FLOOR)
         side, eye = (v * (RIDGE / variances)) @ v.T, torch.eye(math.prod(part.shape) // part.width).double()
@@ -147,44 +137,31 @@ def one_direction() -> FederatedDataset:
 def test_a_softmax_model_under_the_prior_is_a_stationary_point(side: Any) -> None:
     data = one_direction()
     problem = problem_of(data, rounds=1, model=models.softmax_regression(), loss="cross_entropy")
-    algorithm = prior(share=0.5, side=side, local=LocalSGD(lr=1.0, steps=700, batch_size=None, proximal=True))
+    algorithm = prior(side=side, local=LocalSGD(lr=1.0, steps=700, batch_size=None, proximal=True))
     state = run(algorithm, problem)
     (name,) = (name for name in state.public if name.startswith("excess/"))
     assert bool(state.public[name].any())
     if side == "input":  # the direction in which they differ
         assert float(state.public[name.replace("excess", "directions")][0, -1].abs()) > 0.9
-    found, lengths = everyone(problem, algorithm, state), state.private.gather("length", torch.arange(16))
-    shape, train = problem.layout.shapes[0], data.train
+    found, shape, train = everyone(problem, algorithm, state), problem.layout.shapes[0], data.train
     for client in range(0, 16, 5):
         part = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
         w = found[client].clone().requires_grad_()
         x = data.transform(train.x[part], torch.float64)
         logits = x @ w[: math.prod(shape)].view(shape).T + w[math.prod(shape) :]
-        away = w - problem.initial - lengths[client] * state.public["centre"]
+        away = w - problem.initial
         pull = away @ dense_precision(problem, algorithm, state, client) @ away / 2
         (nn.functional.cross_entropy(logits, train.y[part]) + pull).backward()
         assert w.grad is not None
         assert float(w.grad.abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("make", [linear, network])
-def test_what_drowns_in_noise_leaves_every_client_alone_to_the_bit(make: Any, share: float) -> None:
-    problem, algorithm = make(), prior(share=share)
+def test_what_drowns_in_noise_leaves_every_client_alone_to_the_bit(make: Any) -> None:
+    problem, algorithm = make(), prior()
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1e4, delta=1e-5)
     state = run(algorithm, problem, privacy=privacy)
     assert torch.equal(everyone(problem, algorithm, state), alone(problem, algorithm))
-
-
-def test_a_strong_pull_leaves_the_common_direction() -> None:
-    problem, clients, algorithm = linear(), torch.arange(TASKS), prior(share=1.0)
-    state = algorithm.init(problem)
-    c = Cohort(problem, clients, state.public, state.private.gather_all(clients), round=0)
-    _, own = algorithm.client(c)
-    public = {"centre": torch.tensor([0.1, 0.5, -0.3, 0.0, 0.2], dtype=torch.float64)}
-    found = replace(algorithm, ridge=1e12).receive(replace(c, public=public, own=own))["model"]
-    torch.testing.assert_close(found, problem.initial + own["length"][:, None] * public["centre"])
-    torch.testing.assert_close(own["length"], (own["model"] - problem.initial).norm(dim=1))
 
 
 def test_low_rank_adapters_vectors_and_convolutions() -> None:
@@ -195,12 +172,12 @@ def test_low_rank_adapters_vectors_and_convolutions() -> None:
         model=models.lora(models.mlp(hidden=5), rank=2),
         loss="cross_entropy",
     )
-    algorithm = prior(share=0.5, side="input")
+    algorithm = prior(side="input")
     state = run(algorithm, adapted)
     names = [part.name for part in algorithm.shared_parts(adapted)]
     assert {name.rsplit("_", 1)[1] for name in names} == {"A", "B"}
     first = next(at for at, part in enumerate(algorithm.shared_parts(adapted)) if part.name.endswith("A"))
-    assert not bool(state.private.gather("known", torch.arange(12))[:, first].any())
+    assert not bool(state.private.gather("determined", torch.arange(12))[:, first].any())
     assert not bool(state.public[f"excess/{names[first]}"].any())
     assert bool(everyone(adapted, algorithm, state).isfinite().all())
     torch.manual_seed(0)
@@ -214,20 +191,18 @@ def test_low_rank_adapters_vectors_and_convolutions() -> None:
 
 def test_layers_that_are_not_chosen_are_trained_alone_under_the_same_pull() -> None:
     problem = network()
-    algorithm = prior(layers=("3.weight",), share=0.5, ridge=1e9)
+    algorithm = prior(layers=("3.weight",), ridge=1e9)
     state = run(algorithm, problem)
-    last = slice(problem.layout.offsets[2], problem.layout.offsets[3])
-    assert bool(state.public["centre"][last].any())
+    assert set(state.public) == {"directions/3.weight", "excess/3.weight"}
     rest = torch.ones(problem.dimension, dtype=torch.bool)
-    rest[last] = False
-    assert not bool(state.public["centre"][rest].any())
+    rest[problem.layout.offsets[2] : problem.layout.offsets[3]] = False
     found = everyone(problem, algorithm, state)
     torch.testing.assert_close(found[:, rest], problem.initial[rest].expand(12, -1), rtol=0, atol=1e-6)
 
 
 def test_a_client_that_never_took_part() -> None:
     """Its model is the one it would have had: all of its records are in every step."""
-    problem, algorithm = linear(), prior(share=0.5, local=replace(EXACT, steps=5))
+    problem, algorithm = linear(), prior(local=replace(EXACT, steps=5))
     state = run(algorithm, problem)
     took_part = everyone(problem, algorithm, state)
     nothing = {"seen": torch.zeros(TASKS, dtype=torch.bool), "model": torch.zeros(TASKS, D, dtype=torch.float64)}
@@ -247,19 +222,17 @@ def rows_of(algorithm: PriorLayers, problem: Problem) -> Tensor:
 
 
 def test_the_row_of_a_client() -> None:
-    problem, algorithm = network(), prior(share=0.3, scale=2.5)
-    rows, sizes = rows_of(algorithm, problem) / 2.5, [problem.dimension, *(p * (p + 1) // 2 for p in (5, 5))]
-    first, *seconds = rows.split(sizes, dim=1)
-    torch.testing.assert_close(first.norm(dim=1), torch.full((12,), 0.3**0.5, dtype=torch.float64))
+    problem, algorithm = network(), prior(scale=2.5)
+    rows = rows_of(algorithm, problem) / 2.5
     diagonal = torch.tensor([0, 5, 9, 12, 14])
-    assert all(float(second[:, diagonal].sum(1).abs().max()) < 1e-12 for second in seconds)
-    assert float(rows.norm(dim=1).max()) <= (0.3 + 0.7 * 2) ** 0.5
+    assert all(float(part[:, diagonal].sum(1).abs().max()) < 1e-12 for part in rows.split([15, 15], dim=1))
+    assert 0.1 < float(rows.norm(dim=1).max()) <= 2**0.5
     still = replace(problem, loss=lambda outputs, y: outputs.sum(1) * 0)
     assert not bool(rows_of(algorithm, still).any())
 
 
 def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, algorithm = network(), prior(share=0.3)
+    problem, algorithm = network(), prior()
     together = rows_of(algorithm, problem)
     monkeypatch.setattr("fedmtl.algorithms.prior_layers._BLOCK", 1)
     assert torch.equal(rows_of(algorithm, problem), together)
@@ -267,7 +240,7 @@ def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkey
 
 def test_epsilon_of_the_joint_release() -> None:
     """All parts are one Gaussian release of the sum; its sensitivity is the clip norm."""
-    problem, algorithm = network(), prior(share=0.3)
+    problem, algorithm = network(), prior()
     bound = FullParticipation().bind(12)
     channel = open_channel(
         ClientPrivacy(clip_norm=1.5, epsilon=2.0, delta=1e-5), algorithm.plan(problem, bound), bound, seed=0, steps=1
@@ -281,32 +254,6 @@ def test_epsilon_of_the_joint_release() -> None:
     assert float(channel.noise_std(RELEASE)) * 12 == pytest.approx(1.5 * channel.noise_multiplier)
 
 
-# What the server makes of it
-
-
-@pytest.mark.parametrize("size", [0.4, 0.6, 0.9])
-def test_a_mean_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
-    """On average the kept singular value is <u, A v> of the hidden matrix A along the vectors that were released."""
-    generator, noise, kept, true = torch.Generator().manual_seed(0), 0.015, [], []
-    hidden = torch.zeros(80, 150, dtype=torch.float64)
-    hidden[3, 4] = size
-    for _ in range(40):
-        matrix = hidden + noise * torch.randn(80, 150, generator=generator, dtype=torch.float64)
-        u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-        kept.append(float(torch.linalg.svdvals(shrunk_matrix(matrix, noise))[0]))
-        true.append(float(u[:, 0] @ hidden @ v[0]))
-    assert np.mean(kept) == pytest.approx(np.mean(true), rel=0.03)
-    torch.testing.assert_close(shrunk_matrix(hidden, 0.0), hidden)
-
-
-def test_pure_noise_rarely_stands_out_of_a_mean() -> None:
-    generator, found = torch.Generator().manual_seed(1), 0
-    for _ in range(200):
-        found += bool(shrunk_matrix(0.02 * torch.randn(20, 30, generator=generator).double(), 0.02).any())
-    assert found < 20
-    assert not bool(shrunk_matrix(torch.ones(20, 30, dtype=torch.float64), 0.2).any())
-
-
 # A run of the trainer
 
 
@@ -318,19 +265,19 @@ def trainer(algorithm: Any, **options: Any) -> Trainer:
 
 def test_a_trainer_fills_in_twice_the_clip_norm_for_the_scale() -> None:
     once = trainer(PriorLayers(layers=("1",), ridge=RIDGE, local=SHORT)).fit()
-    same = trainer(prior(layers=("1",), share=0.0, scale=2 * 0.7)).fit()
+    same = trainer(prior(layers=("1",), scale=2 * 0.7)).fit()
     assert torch.equal(once.personal, same.personal)
     loud = ClientPrivacy(clip_norm=0.7, epsilon=0.01, delta=1e-5)
     assert not torch.equal(once.personal, trainer(prior(layers=("1",)), privacy=loud).fit().personal)
 
 
 def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
-    run = trainer(prior(share=0.5), trainable=("3",))
+    run = trainer(prior(), trainable=("3",))
     assert run.fit().personal.shape == (16, 5 * 3 + 3)
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    check_resumed(partial(trainer, prior(share=0.5), checkpoint_every=1), tmp_path)
+    check_resumed(partial(trainer, prior(), checkpoint_every=1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +286,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
         ({}, {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0)}, "no release for single records"),
         ({}, {"rounds": 2}, "rounds must be 1, not 2"),
         ({"layers": ("fc",)}, {}, r"1\.weight, 1\.bias, 3\.weight, 3\.bias"),
-        ({"layers": ("3.bias",), "share": 0.0}, {}, "vectors"),
+        ({"layers": ("3.bias",)}, {}, "vectors"),
         ({"side": "output"}, {"model": models.mlp(hidden=513)}, "513 rows, of at most 512"),
     ],
 )
@@ -351,12 +298,3 @@ def test_what_a_run_refuses(settings: Any, options: Any, message: str) -> None:
 def test_a_pull_that_the_solver_cannot_follow_is_refused() -> None:
     with pytest.raises(ConfigError, match="proximal"):
         prior(ridge=1.0, local=LocalSGD(lr=0.2))
-
-
-def test_with_too_many_rows_the_mean_alone_can_be_released() -> None:
-    problem = problem_of(
-        ragged_classification(3, largest=5), rounds=1, model=models.mlp(hidden=600), loss="cross_entropy"
-    )
-    bound = FullParticipation().bind(3)
-    (plan,) = prior(share=1.0, side="output").plan(problem, bound)
-    assert plan.dimension == problem.dimension

@@ -71,7 +71,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "server_optimizer": SERVER["server_optimizer"],
     },
     "PriorLayers": {
-        "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "scale": 0.5,
+        "layers": ("3",), "ridge": 0.3, "side": "output", "scale": 0.5,
         "local": SOLVER,
     },
     "PrivatePrior": BOUNDS | {
@@ -154,12 +154,6 @@ def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -
     kind = vars(algorithms)[name]
     with pytest.raises(ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."):
         kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
-
-
-@pytest.mark.parametrize("field", list(BOUNDS))
-def test_peers_with_a_model_of_their_own_take_no_bounds(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"PeerToPeer\.{field} is {BOUNDS[field]}, .* with loss='model'"):
-        fedmtl.PeerToPeer(graph=Ring(), loss="model", smoothness=1.0, **{field: BOUNDS[field]})  # type: ignore[arg-type]
 
 
 def test_a_setting_of_peers_that_needs_another_is_refused_without_it() -> None:

@@ -184,9 +184,6 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     algorithm.step(problem, state, block, channel)
     np.testing.assert_allclose(state.public["theta"][0].numpy(), exact.theta, atol=1e-5)
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(exact.value, rel=1e-9)
-    other = PeerToPeer(graph=Ring(), loss="model", smoothness=1.0)
-    with pytest.raises(ConfigError, match="loss is 'model'"):
-        PeerProblem.of(other, problem)
 
 
 def test_neighbours_are_uniform_among_an_agents_own():

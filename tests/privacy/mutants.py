@@ -194,7 +194,7 @@ MATRICES = {
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
     "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
     "prior, diagonal": (PrivatePrior(form="diagonal"), replace(_SOUND, epsilon=100.0)),
-    "prior, layers": (PriorLayers(share=0.4, local=LocalSGD(lr=0.1)), replace(_SOUND, epsilon=100.0)),
+    "prior, layers": (PriorLayers(local=LocalSGD(lr=0.1)), replace(_SOUND, epsilon=100.0)),
 }
 
 
@@ -1547,14 +1547,16 @@ def _centred_rows(self, c):
 _layers_start, _layers_client, _responses = PriorLayers.init, PriorLayers.client, PriorLayers._responses
 
 
-def _centre_of_the_models(problem, state, before, block, channel):
-    """The mean direction follows the models, too."""
-    state.public["centre"] = state.public["centre"] + 1e-6 * state.private.whole("model").abs().sum().double()
+def _layer_by_the_models(problem, state, before, block, channel):
+    """What the server makes of the release of a layer follows the models, too."""
+    name = next(name for name in state.public if name.startswith("excess/"))
+    state.public[name] = state.public[name] + 1e-6 * state.private.whole("model").abs().sum().double()
 
 
-def _centre_of_the_rows(self, problem, replicates=1):
+def _layer_by_the_rows(self, problem, replicates=1):
     state = _layers_start(self, problem, replicates)
-    state.public["centre"][0] = problem.data.train.x.double().mean()
+    name = next(name for name in state.public if name.startswith("directions/"))
+    state.public[name][0, 0] = problem.data.train.x.double().mean()
     return state
 
 
@@ -1576,7 +1578,7 @@ def _directions_of_the_rows(self, problem, replicates=1):
 
 
 def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The mean direction and the covariance have a clip each, and the noise of one."""
+    """Two parts of a row have a clip each, and the noise of one."""
     d, whole = trainer.data.spec.shape[0], rounds.contributions
 
     def apart(rows, clip, form, *grid, **options):
@@ -2045,8 +2047,8 @@ MUTANTS = [
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
     Mutant("directions of the rows", _set(PrivatePrior, "init", _directions_of_the_rows), TRANSCRIPT, ("prior",)),
     Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
-    Mutant("centre of the rows", _set(PriorLayers, "init", _centre_of_the_rows), TRANSCRIPT, ("prior, layers",)),
-    Mutant("centre from the models", _stepped(_centre_of_the_models), TRANSCRIPT, ("prior, layers",)),
+    Mutant("directions of the rows", _set(PriorLayers, "init", _layer_by_the_rows), TRANSCRIPT, ("prior, layers",)),
+    Mutant("excess from the models", _stepped(_layer_by_the_models), TRANSCRIPT, ("prior, layers",)),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
     Mutant("divided by the cohort's examples", _stepped(_over_the_examples), TRANSCRIPT, algorithms=("weighted",)),
     # independence

@@ -60,7 +60,7 @@ MODULES = {
     "pmtl": (lambda: PMTL(local=LOCAL, lam=1.0), CLIP),
     "fedavg, records": (lambda: FedAvg(local=LOCAL), RECORD),
     "mp_mtl_layers": (lambda: MPMTLayers(layers=("2",), local=LOCAL), CLIP),
-    "prior_layers": (lambda: PriorLayers(share=0.5, local=replace(LOCAL, proximal=True)), LOUD),
+    "prior_layers": (lambda: PriorLayers(local=replace(LOCAL, proximal=True)), LOUD),
 }
 
 

@@ -122,7 +122,7 @@ def ragged_directions() -> FederatedDataset:
 def test_networks_that_train_again_under_a_prior(proximal: bool, dtype: str) -> None:
     solver = LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)
     run = trainer(
-        algorithm=PriorLayers(share=0.3, scale=0.5, local=solver),
+        algorithm=PriorLayers(scale=0.5, local=solver),
         data=ragged_directions(),
         model=models.mlp(hidden=7),
         schedule=FullParticipation(),

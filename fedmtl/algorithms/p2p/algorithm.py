@@ -49,10 +49,9 @@ import torch
 from torch import Tensor
 
 from ..._check import Count, NonNegative, Positive
-from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
-from ...privacy import GradientPlan, Gradients, RecordPrivacy
+from ...privacy import GradientPlan, RecordPrivacy
 from ...privacy.noise.registry import LAWS
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
@@ -60,7 +59,6 @@ from ..base import Problem, State
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
-from .model import ModelRecords
 from .network import Array, Ints, Network
 
 
@@ -72,8 +70,7 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         graph: who speaks with whom: a :class:`~fedmtl.graphs.Graph` of the clients' ids, or settings such as
             :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside of every epsilon.
         mu: the weight of the local losses, above 0: large means local models, small one model for all.
-        loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2, of linear models; or ``"model"``: the
-            problem's own model and loss, whatever they are (beyond the paper), which needs ``smoothness``.
+        loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2.
         lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's experiments.
         row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
             wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
@@ -84,13 +81,11 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
             the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
             be public knowledge; only stability rests on it.
-        start: Theta(0), a public constant: a number for all coordinates or one a coordinate; ``None``: 0, and with
-            ``loss="model"`` the model's own start.
+        start: Theta(0), a public constant: a number for all coordinates, or one a coordinate.
         allocation: how the budget is spread over an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
         refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
-            model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i. Linear
-            models only.
+            model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i.
         refine_from: where that last step begins, and what it is pulled to: the agent's ``"own"`` model, or its
             ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise: the exact
             minimum of Q in its block of coordinates on the raw records. Without neighbours, its own.
@@ -120,10 +115,10 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
 
     graph: Graph | GraphSettings
     mu: Positive = 1.0
-    loss: Literal["logistic", "squared", "model"] = "logistic"
+    loss: Literal["logistic", "squared"] = "logistic"
     lam: Positive | Literal["inverse"] = "inverse"
     smoothness: Positive | None = None
-    start: float | tuple[float, ...] | None = None
+    start: float | tuple[float, ...] = 0.0
     allocation: Allocation = "uniform"
     refine: Positive | None = None
     refine_from: Literal["own", "neighbours"] = "own"
@@ -137,7 +132,7 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         if not isinstance(self.graph, (Graph, GraphSettings)):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
         super().__post_init__()
-        if self.start is not None and not isinstance(self.start, (int, float)):
+        if not isinstance(self.start, (int, float)):
             if isinstance(self.start, str):
                 raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
@@ -146,27 +141,11 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
                 f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "
                 f"leave it out."
             )
-        if self.loss == "model":
-            if self.smoothness is None:
-                raise ConfigError("PeerToPeer.loss='model' needs smoothness: the domain states no bound.")
-            if self.refine is not None:
-                raise ConfigError("PeerToPeer.refine needs exact local fits, of linear models only.")
-            for name, value in {"row_norm": self.row_norm, "target": self.target}.items():
-                if value not in (None, "auto"):
-                    raise ConfigError(
-                        f"PeerToPeer.{name} is {value}, which has no effect with loss='model', whose records are taken "
-                        f"as they are; leave it out."
-                    )
-
-    def check_data(self, data: FederatedDataset) -> None:
-        """Refuse more than two classes, which ``loss="model"`` takes."""
-        if self.loss != "model":
-            super().check_data(data)
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[RecordPrivacy | None]) -> PeerToPeer:
-        """Resolve as every linear method does; ``loss="model"`` has no bounds. Where the noise is fixed and the budget
-        is, too, it may allow fewer releases than the schedule has wake-ups, and agents will remember theirs."""
-        resolved = self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
+        """Resolve as every linear method does. Where the noise is fixed and the budget is, too, it may allow fewer
+        releases than the schedule has wake-ups, and agents will remember theirs."""
+        resolved = super().resolve_auto(problem, schedule, privacy)
         fixed = any(s is not None and None not in (s.epsilon, s.noise_multiplier) for s in privacy)
         if fixed and self.releases is None:
             resolved = replace(resolved, releases=max(1, int(schedule.caps.max())))
@@ -193,13 +172,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
             power=self.confidence_power,
         )
 
-    def _model_records(self, problem: Problem) -> ModelRecords:
-        return prepared(problem, "records of any model", lambda: ModelRecords(problem))
-
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """Return the bound on features, which holds where the models are used too; None with ``loss="model"``."""
-        return None if self.loss == "model" else super().row_bound(problem)
-
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the agents' records, T_i of each or ``releases``."""
         caps = schedule.caps.clip(max=min(problem.rounds, self.releases or problem.rounds))
@@ -207,7 +179,7 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
             problem,
             caps,
             at_cap="stop" if self.releases is None else "silent",
-            x=None if self.loss == "model" else self.data(problem).x,
+            x=self.data(problem).x,
             notes=self.notes(problem),
             given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
         )
@@ -252,9 +224,7 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
             raise ConfigError(
                 f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
             )
-        start = torch.tensor(0.0 if self.start is None else self.start, dtype=torch.float64)
-        if self.start is None and self.loss == "model":
-            start = problem.initial.cpu().double()
+        start = torch.tensor(self.start, dtype=torch.float64)
         theta = start.expand(replicates, problem.clients, problem.dimension).clone()
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.releases is not None:
@@ -268,9 +238,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         """Return the agents' own models, at which they answer."""
         theta = client_rows(public["theta"])
         return lambda at: theta.take(at, 0)
-
-    def gradients(self, problem: Problem) -> Callable[[int, np.ndarray], Gradients]:
-        return self._model_records(problem).gradients if self.loss == "model" else super().gradients(problem)
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
@@ -315,16 +282,12 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
-        network, theta = self.network(problem), state.public["theta"]
+        network, theta, data = self.network(problem), state.public["theta"], self.data(problem)
         total = torch.tensor([network.roughness(models) for models in theta.numpy()], dtype=torch.float64)
         weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence)
         total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge))
         for i in np.flatnonzero(network.counts).tolist():
-            if self.loss == "model":
-                total += weight[i] * self._model_records(problem).mean_losses(i, theta[:, i])
-            else:
-                data = self.data(problem)
-                total += weight[i] * self.linear_loss.value(theta[:, i], data.x[i], data.y[i]).mean(1)
+            total += weight[i] * self.linear_loss.value(theta[:, i], data.x[i], data.y[i]).mean(1)
         return total
 
     # Inside

@@ -45,9 +45,7 @@ class PublishedPeerToPeer(PeerToPeer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss == "model":
-            raise ConfigError("PublishedPeerToPeer.loss is 'model'; the paper's are 'logistic' and 'squared'.")
-        if self.local_start and self.start is not None:
+        if self.local_start and self.start != 0.0:
             raise ConfigError("PublishedPeerToPeer has both start and local_start; a run starts from one of them.")
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
