@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..errors import ConfigError
 from ..report import report as make_report
 from .config import build
 from .options import command_parser, say, short_run_options
@@ -69,31 +68,26 @@ def verify(words: list[str]) -> int:
 
 def report(words: list[str]) -> int:
     """Collect finished runs into tables and a plot, and into a page where one is asked for."""
-    description = "Collect finished runs into one table (CSV, markdown) and one privacy-utility plot."
+    description = "Collect finished runs into one table (CSV, markdown, LaTeX) and one privacy-utility plot."
     parser = command_parser("report", description)
-    parser.add_argument("folders", nargs="*", type=Path, help="runs, or folders that hold runs")
+    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
-    parser.add_argument(
-        "--html",
-        nargs="?",
-        type=Path,
-        const=True,
-        default=False,
-        metavar="FILE.html",
-        help="write one page as well, for a browser, that needs no other file; default report.html beside the others",
-    )
+    parser.add_argument("--html", action="store_true", help="one page as well, for a browser, that needs no other file")
+    formats = "of the plots, png by default; those of a single run are drawn, too"
+    parser.add_argument("--format", choices=("png", "pdf", "svg"), help=formats)
+    paper = "of plots for a paper: 3.3 for a column, 6.8 for a page; their notes then belong into the caption"
+    parser.add_argument("--width", type=float, metavar="INCHES", help=paper)
     options = parser.parse_intermixed_args(words)
-    folders, page = options.folders, options.html
-    if isinstance(page, Path) and page.suffix != ".html":  # what follows --html is a folder
-        if any(word.startswith("--html=") for word in words) or not page.is_dir():
-            raise ConfigError(f"--html is {page}, and a page's name ends in .html; give FILE.html, or --html alone.")
-        folders, page = [page, *folders], True
-    if not folders:
-        parser.error("the following arguments are required: folders")
-    files = make_report(folders, options.out, html=page)
-    for folder in files.unfinished:
-        say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
-    for folder, why in files.failed.items():
-        say(f"left out, failed: {folder}: {why}")
-    print("\n".join(str(file) for file in (files.table, files.markdown, files.figure, files.page) if file is not None))
+    drawn = {"format": options.format or "png", "width": options.width}
+    made = make_report(options.folders, options.out, html=options.html, **drawn)
+    files = list(made.files)
+    run, target = options.folders[0], files[0].parent
+    if (options.format or options.width) and len(options.folders) == 1 and (run / "private" / "result.json").is_file():
+        from ..trainer.plots import plot_result
+        from ..trainer.result import Result
+
+        files += plot_result(Result.load(run), target, target, **drawn)
+    for folder, why in made.left_out.items():
+        say(f"left out: {folder} {why}")
+    print("\n".join(map(str, files)))
     return 0

@@ -57,7 +57,7 @@ _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to f
 _USAGE = """\
 usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
        fedmtl -m [KEY=A,B,C ...]         train every combination
-       fedmtl report FOLDER...           one table and one plot of many runs; --html: one page of a run or of many
+       fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format, --width: for a paper
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run

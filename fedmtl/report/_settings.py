@@ -54,8 +54,8 @@ def of_baseline(settings: Settings, *, releases: bool) -> dict[str, str]:
 
 def seeds_of(settings: Settings, seed: str) -> str:
     """Return the seed of a run, with all of its seeds that are another, such as ``"0, data.seed 3"``."""
-    own = seed.partition(".")[0]  # of replicates it is followed by their place
-    others = [f"{key} {value}" for key, value in settings.items() if _is_seed(key) and value != own]
+    main = seed.partition(".")[0]  # of replicates it is followed by their place
+    others = [f"{key} {value}" for key, value in settings.items() if _is_seed(key) and value != main]
     return ", ".join([seed, *others])
 
 

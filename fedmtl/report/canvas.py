@@ -1,4 +1,4 @@
-"""What all figures share: one style (``fedmtl.mplstyle``), a colour for each method, a note below, an atomic save."""
+"""What all figures share: one style (``fedmtl.mplstyle``), colours of methods, a legend, a note, an atomic save."""
 
 from __future__ import annotations
 
@@ -11,73 +11,83 @@ from itertools import count
 from pathlib import Path
 from textwrap import fill
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
+from matplotlib import rc_context, rcParams
+from matplotlib.artist import Artist
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backend_bases import get_registered_canvas_class
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
 from ._names import METHODS
 
-__all__ = ["STYLE", "drawing", "legend_beside", "plain_ticks", "save", "styles_of"]
+__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "plain_ticks", "save", "styles_of"]
 
 STYLE = Path(__file__).parent / "fedmtl.mplstyle"
 """For ``matplotlib.pyplot.style.use``, too."""
+FORMATS = {"png": {"Software": "fedmtl"}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+"""The suffixes of figures, with what is written into the file; no date, so that the same data give the same bytes."""
 INK = "#1f2430"
 MUTED = "#5c6370"
-
-# Okabe and Ito's palette, which all common kinds of colour vision can distinguish, and darker colours beside it.
-_SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#9467bd", "#8c6d1f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return a (colour, marker) for each name. A registered method has its colour in every figure, with finetuning a
     darker one; no two names share one."""
-    spare = (colour for colours in (_SPARE_COLOURS, _hues()) for colour in colours)
-    styles: dict[str, tuple[str, str]] = {}
+    spare, styles = _hues(), {}
     for place, name in enumerate(dict.fromkeys(names)):
         method, _, more = name.lower().partition(" + ")
-        own = METHODS[method].colour if method in METHODS and more in ("", "finetuning") else ""
-        colour = (_darker(own) if own and more else own) or next(spare)
-        styles[name] = (colour, _MARKERS[place % len(_MARKERS)])
+        colour = METHODS[method].colour if method in METHODS and more in ("", "finetuning") else ""
+        colour = _darker(colour) if colour and more else colour
+        styles[name] = (colour or next(spare), _MARKERS[place % len(_MARKERS)])
     return styles
 
 
 def _darker(colour: str) -> str:
-    """Return a colour ``#rrggbb`` with 65% of its light."""
-    return "#" + "".join(f"{round(0.648 * int(colour[at : at + 2], 16)):02x}" for at in (1, 3, 5))
+    """Return a colour with 65% of its light."""
+    red, green, blue = (0.65 * part for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def _hues() -> Iterator[str]:
     """Yield dark colours without end, each as far from those before as the golden ratio takes it."""
     for place in count():
-        parts = colorsys.hls_to_rgb((0.05 + place * 0.6180339887) % 1.0, 0.31, 0.75)
-        yield "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+        yield to_hex(colorsys.hls_to_rgb((0.05 + place * 0.6180339887) % 1.0, 0.31, 0.75))
 
 
 @contextmanager
-def drawing(path: str | os.PathLike[str], width: float, height: float, note: str = "") -> Iterator[Figure]:
-    """Yield an empty figure in the package's style, outside of pyplot's registry, and write it as a PNG at the end.
+def drawing(
+    path: str | os.PathLike[str], width: float, height: float, note: str = "", *, paper: float | None = None
+) -> Iterator[Figure]:
+    """Yield an empty figure in the package's style, outside of pyplot's registry, and write it at the end.
 
     Args:
-        path: where the PNG goes.
+        path: where it goes; the suffix, one of ``FORMATS``, is the format.
         width: in inches, and
         height: likewise.
         note: written below, in lines that are no longer than the figure is wide.
+        paper: the width of a figure for a paper, in place of ``width``. Its letters have 8 points, it is at most 1.5
+            times as high in proportion, and the note is left out: it belongs into the caption.
     """
-    with rc_context(fname=STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+    size = (width, height) if paper is None else (paper, min(height, 1.5 * paper * height / width))
+    with rc_context(fname=STYLE), rc_context({} if paper is None else {"font.size": 8, "lines.linewidth": 1.2}):
+        figure = Figure(figsize=size, layout="constrained")
         yield figure
-        figure.supxlabel(fill(note, int(width * 16)), x=0.012, ha="left", color=MUTED, fontsize=8)
+        if paper is None:
+            figure.supxlabel(fill(note, int(width * 16)), x=0.012, ha="left", color=MUTED, fontsize=8)
         save(figure, path)
 
 
-def legend_beside(axes: Axes) -> None:
-    """Name the lines of a panel at its right, outside of it."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
+def legend_above(figure: Figure) -> None:
+    """Name the lines of all panels without a legend above them, in as many columns as there is room for."""
+    lines: dict[str, Artist] = {}
+    for axes in (axes for axes in figure.axes if axes.get_legend() is None):
+        lines |= {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    wide = 0.45 + max(map(len, lines), default=0) * rcParams["font.size"] / 130  # inches of a column
+    columns = max(1, int(figure.get_figwidth() / wide))
+    figure.legend(list(lines.values()), list(lines), loc="outside upper left", ncols=columns)
 
 
 def plain_ticks(axis: Axis) -> None:
@@ -86,10 +96,11 @@ def plain_ticks(axis: Axis) -> None:
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write ``figure`` as a PNG: to a temporary name in the same folder, then renamed over ``path``.
+    """Write ``figure`` in the format of the suffix: to a temporary name in the same folder, then renamed over ``path``.
 
     A reader sees the old picture or the new one, never half of one; the folder is made when it is missing.
     """
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content, metadata={"Software": "fedmtl"})  # savefig draws everything twice
+    content, kind = io.BytesIO(), Path(path).suffix[1:]
+    canvas = get_registered_canvas_class(kind)(figure)
+    getattr(canvas, f"print_{kind}")(content, metadata=FORMATS[kind])  # savefig draws everything twice
     write_bytes(Path(path), content.getvalue())

@@ -1,28 +1,28 @@
-"""Run folders as a data frame of pandas.
+"""Run folders as a data frame of pandas, from which tables, figures and pages are made.
 
-Only ``result.json``, ``outcome.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are
-read, so a report costs no data, no model and no privacy.
+Only ``result.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are read, so a report
+costs no data, no model and no privacy.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import read_json
 from ..errors import DataError
-from ._names import register_stored
-from ._settings import command_of, flat, of_baseline, seeds_of, telling
+from ._names import register_stored, title_of
+from ._settings import flat, of_baseline, seeds_of, telling, within
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 THAN_LOCAL = ("better_than_local", "as_local", "worse_than_local")
-PRINTED = ("accuracy", "recall_at_5", "mse", "median", "worst_tenth", "spread")
+MAIN = ("accuracy", "recall_at_5", "mse")
+PRINTED = (*MAIN, "median", "worst_tenth", "spread")
 METRICS = (
     *PRINTED,
     *THAN_LOCAL,
@@ -32,25 +32,28 @@ METRICS = (
 """What every result may have: the main metric over clients, its distribution, and the comparison with local models."""
 DISTRIBUTION = ("", "_median", "_worst_tenth", "_spread", "_clients", *(f"_{name}" for name in THAN_LOCAL))
 """What follows the name of a metric that a run was asked to measure beside."""
-FIXED = ("run", "algorithm", "comparison", "data", "clients", "unit", "epsilon", "delta", "seed", "rounds", "stopped")
+KIND = ("data", "clients", "unit", "algorithm")
+"""The columns of what a label distinguishes by its settings."""
+FIXED = (
+    *("run", "algorithm", "comparison", "label", "experiment", "data", "clients", "unit", "epsilon", "delta", "seed"),
+    *("rounds", "stopped", "noise_multiplier"),
+)
 SETTING = "config."
 """How the columns of settings begin."""
-_MORE = ("noise_multiplier", "named")  # columns that are neither of these
 ERROR = "error.txt"
 """In the private folder of a run that failed, why."""
-_SHARED = ("data", "clients", "seed", "unit")  # of a run and of its baselines
+_PLAIN_WORDS = {"algorithm", "local", "model", "data", "privacy", "schedule"}  # that a short name goes without
+_LONGEST = 24
 
 
-def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path], dict[Path, str]]:
-    """Return all run folders at or below ``folders``: the finished ones, those that stopped before their end, and those
-    that failed, with the reason.
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> dict[Path, str]:
+    """Return all run folders at or below ``folders``, each with why it has no result: that it failed, or that it
+    stopped before its end; empty for a finished run.
 
     Raises:
         DataError: a folder does not exist.
     """
-    finished: dict[Path, None] = {}
-    unfinished: dict[Path, None] = {}
-    failed: dict[Path, str] = {}
+    runs: dict[Path, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; name a run's folder or one that holds runs.")
@@ -59,14 +62,14 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], li
             if "private" not in below:
                 continue
             below[:] = [name for name in below if name not in ("private", "public", "baselines")]
-            private = Path(here) / "private"
+            run, private = Path(here), Path(here) / "private"
             if (private / "result.json").is_file():
-                finished[Path(here)] = None
+                runs[run] = ""
             elif (private / ERROR).is_file():
-                failed[Path(here)] = (private / ERROR).read_text(encoding="utf-8").strip()
+                runs[run] = f"failed: {(private / ERROR).read_text(encoding='utf-8').strip()}"
             elif (private / "config.yaml").is_file() or (private / "checkpoint.safetensors").is_file():
-                unfinished[Path(here)] = None
-    return list(finished), list(unfinished), failed
+                runs[run] = f"unfinished: continue it by fedmtl resume {run}"
+    return runs
 
 
 def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
@@ -77,9 +80,9 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     run that is the same in everything but its folder, is no row of its own.
 
     Returns:
-        The columns of ``FIXED`` (``epsilon`` is 0 where nothing is released and inf where nothing is protected), the
-        metrics that the runs have, ``noise_multiplier``, ``named`` (the keys that the run's command line named), and
-        all of its settings but seeds as text, in columns such as ``config.algorithm.lam``.
+        The columns of ``FIXED`` (``epsilon`` is 0 where nothing is released and inf where nothing is protected; rows
+        of one ``experiment`` differ in their epsilons and seeds alone, and ``label`` is its short name), the metrics
+        that the runs have, and all settings but seeds as text, in columns such as ``config.algorithm.lam``.
 
     Raises:
         DataError: no finished run, or a file that cannot be read.
@@ -87,24 +90,30 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     import pandas as pd
 
     folders = [Path(folder) for folder in folders]
-    finished, unfinished, failed = find_runs(folders)
-    if not finished:
+    runs = find_runs(folders)
+    rows = pd.DataFrame([row for run, why in runs.items() if not why for row in _rows(run)])
+    if rows.empty:
         names = ", ".join(map(str, folders))
-        hint = f"; unfinished: {unfinished[0]} (fedmtl resume {unfinished[0]})" if unfinished else ""
-        hint += "".join(f"; failed: {run}: {why.rstrip('.')}" for run, why in list(failed.items())[:1])
+        hint = "".join(f"; {run} {why.rstrip('.')}" for run, why in list(runs.items())[:1])
         raise DataError(f"no finished run under {names} (a finished run has private/result.json){hint}.")
-    rows = pd.DataFrame([row for run in finished for row in _rows(run)])
     rows = rows.sort_values("comparison", kind="stable")
-    numbers = [str(name) for name in rows if name not in ("run", "comparison", "noise_multiplier", "named")]
+    numbers = [str(name) for name in rows if name not in ("run", "comparison", "noise_multiplier")]
     bare = [name for name in numbers if not name.startswith(SETTING)]
-    rows = rows[~rows.duplicated(numbers) & ~(rows["comparison"] & rows.duplicated(bare))]
-    order = [*FIXED, *metrics_of(rows), *_MORE, *settings_of(rows)]
-    return rows.sort_index().reindex(columns=list(dict.fromkeys(order))).reset_index(drop=True)
+    rows = rows[~rows.duplicated(numbers) & ~(rows["comparison"] & rows.duplicated(bare))].sort_index()
+    settings = settings_of(rows)
+    # rows of one seed are never repetitions of each other: they differ in what no result names, as the data of programs
+    same = [*KIND, *settings]
+    place = rows.groupby([*same, rows["epsilon"].round(6), "delta", "seed"], dropna=False).cumcount()
+    rows["experiment"] = rows.groupby([*same, place], dropna=False, sort=False).ngroup()
+    rows["label"] = _labels(rows)
+    rows["label"] += place.map(lambda place: f" ({place + 1})" if place else "")
+    order = dict.fromkeys([*FIXED, *metrics_of(rows), *settings])
+    return rows.reindex(columns=list(order)).reset_index(drop=True)
 
 
 def metrics_of(rows: DataFrame) -> list[str]:
     """Return the columns that are metrics: those of ``METRICS``, then those that runs were asked for beside."""
-    others = {*FIXED, *_MORE, *METRICS, *settings_of(rows)}
+    others = {*FIXED, *METRICS, *settings_of(rows)}
     return [*METRICS, *[str(name) for name in rows if name not in others]]
 
 
@@ -113,37 +122,60 @@ def settings_of(rows: DataFrame) -> list[str]:
     return [name for name in map(str, rows) if name.startswith(SETTING)]
 
 
-def named_of(rows: DataFrame) -> set[str]:
-    """Return the columns of the settings that command lines named."""
-    return {f"{SETTING}{key}" for keys in rows["named"] if isinstance(keys, tuple) for key in keys}
+def differing(rows: DataFrame) -> list[str]:
+    """Return the settings with several values among these rows, or that only some of them have; without the parts of
+    what is itself another, as those of two models, unless they distinguish more."""
+    several = [key for key in settings_of(rows) if rows[key].nunique(dropna=False) > 1]
+    outer = [key for key in several if not within(key, {*several} - {key})]
+    kinds = [rows.groupby(["algorithm", *keys], dropna=False).ngroups for keys in (outer, several)]
+    return outer if kinds[0] == kinds[1] else several
 
 
-def configuration(run: Path, result: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...] | None]:
-    """Return every setting of a run as text by its dotted key, and the keys that its command line named.
+def configuration(run: Path, result: Mapping[str, Any]) -> dict[str, str]:
+    """Return every setting of a run as text by its dotted key; empty for a run that says none.
 
     They come from ``private/config.yaml`` or, of a run that no command made, from its result. Lists are one value; what
     is null is left out, as if it was not there; an object is its class under its own key.
-
-    Returns:
-        The settings, empty for a run that says none, and the named keys, or None where there was no command.
 
     Raises:
         DataError: a configuration that is not YAML.
     """
     file = run / "private" / "config.yaml"
     if not file.is_file():
-        return flat(result.get("configuration") or {}), None
+        return flat(result.get("configuration") or {})
     from omegaconf import OmegaConf
 
     try:
-        text = file.read_text(encoding="utf-8")
-        stored = OmegaConf.to_container(OmegaConf.create(text))
+        stored = OmegaConf.to_container(OmegaConf.load(file))
     except Exception as error:
         raise DataError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
-    if not isinstance(stored, dict) or "search" in stored:
-        return {}, None
-    named = re.findall(r"(?<=\s)'?[+]{0,2}([\w./@]+)=", command_of(run) or "")
-    return flat(stored), tuple(name.rpartition("@")[2].replace("/", ".") for name in named)
+    return flat(stored) if isinstance(stored, dict) and "search" not in stored else {}
+
+
+def _labels(rows: DataFrame) -> list[str]:
+    """Return a short name of each row's experiment: the method's, with what differs between the experiments of one
+    method, unit and data, such as ``PMTL lam 0.1``."""
+    labels = {}
+    for _, same in rows.groupby(list(KIND), dropna=False):
+        keys = differing(same)
+        names = dict(zip(keys, _short_names(keys), strict=True))
+        for place, row in same.iterrows():
+            words = [f"{name} {_short_value(row[key])}" for key, name in names.items() if isinstance(row[key], str)]
+            labels[place] = f"{title_of(row['algorithm'])} {', '.join(words)}".rstrip()
+    return [labels[place] for place in rows.index]
+
+
+def _short_names(keys: Sequence[str]) -> list[str]:
+    """Return ``lr`` for ``algorithm.local.lr``, ``lora.rank`` for ``model.lora.rank``; whole keys if two are alike."""
+    whole = [key.removeprefix(SETTING) for key in keys]
+    words = [[word for word in key.split(".") if word not in _PLAIN_WORDS] for key in whole]
+    short = [".".join(some[: -1 if len(some) > 1 and some[-1] == "kind" else None]) for some in words]
+    return [name if name and short.count(name) == 1 else key for name, key in zip(short, whole, strict=True)]
+
+
+def _short_value(value: str) -> str:
+    value = Path(value).name if "/" in value and " " not in value else " ".join(value.split())
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
 
 
 def _rows(run: Path) -> Iterator[dict[str, Any]]:
@@ -158,23 +190,22 @@ def _rows(run: Path) -> Iterator[dict[str, Any]]:
     baselines, several = result.get("baselines") or {}, result.get("replicates")
     if not isinstance(baselines, dict):
         raise DataError(f"{file}: baselines must be a mapping of name to result.")
-    settings, named = configuration(run, result)
+    settings = configuration(run, result)
     register_stored(result.get("methods"))
-    own: list[dict[str, Any]] = [{}]
+    runs: list[dict[str, Any]] = [{}]
     if several is not None:
         try:
             spent = {band["budget"]: band["epsilon"] for band in result.get("bands") or ()}
             seed = result.get("seed", "")
-            own = [row | {"epsilon": spent[row["budget"]], "seed": f"{seed}.{i}"} for i, row in enumerate(several)]
+            runs = [row | {"epsilon": spent[row["budget"]], "seed": f"{seed}.{i}"} for i, row in enumerate(several)]
         except (KeyError, TypeError) as error:
             raise DataError(f"{file}: replicates and bands do not fit: {error!r}.") from error
-    for replicate in own:
-        row = _row(file, privacy | result | replicate, settings, comparison=False)
-        yield {"run": str(run), "named": named, **row}
-    shared = {key: result[key] for key in _SHARED if key in result}
+    for replicate in runs:
+        yield {"run": str(run), **_row(file, privacy | result | replicate, settings, comparison=False)}
+    shared = privacy | {key: result[key] for key in ("data", "clients", "seed", "unit") if key in result}
     for name, outcome in baselines.items():
-        row = _row(file, privacy | shared | {"algorithm": name} | outcome, settings, comparison=True)
-        yield {"run": str(run), "named": named, **row}
+        row = _row(file, shared | {"algorithm": name} | outcome, settings, comparison=True)
+        yield {"run": str(run), **row}
 
 
 def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, comparison: bool) -> dict[str, Any]:

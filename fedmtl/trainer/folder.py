@@ -146,18 +146,10 @@ class RunFolder:
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
-        if result.replicates is not None:
-            from ..report.figures import plot_bands
+        with uncollected():
+            from .plots import plot_result
 
-            plot_bands(
-                result.history,
-                self.private / "bands.png",
-                name=result.algorithm,
-                metric=result.metric,
-                step=result.step,
-            )
-        else:
-            self._plot(result)
+        plot_result(result, self.private, self.public)
         write_bytes(self.private / "clients.csv", columns_bytes(client_columns(result, data, result.baselines)))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
@@ -274,38 +266,6 @@ class RunFolder:
     def seal(self) -> str:
         """Return the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when a run has ended."""
         return sha256(self.public / MANIFEST)
-
-    def _plot(self, result: Result) -> None:
-        with uncollected():
-            from ..report.figures import plot_clients, plot_epsilon, plot_history
-
-        metric, ids = result.metric, list(result.personal_accuracy)
-        stages = result.stages(result.algorithm)[::-1]  # the final models first
-        stages += [stage for name, run in result.baselines.items() for stage in run.stages(name)]
-        columns = {stage.label: [stage.by_client[metric][i] for i in ids] for stage in stages}
-        rounds = [row["round"] for row in result.history]
-        spent = [row["epsilon"] for row in result.history]
-        if 0 < result.epsilon < math.inf:  # else it has nothing to show
-            plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)
-        if not any(math.isfinite(row[metric]) for row in result.history):
-            return  # there is nothing to draw
-        histories = {name: run.history for name, run in result.baselines.items()}
-        named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
-        runs = {**result.baselines, result.algorithm: result}  # the own one on top
-        named["finetuned"] = {
-            run.stages(name)[-1].label: run.final[metric] for name, run in runs.items() if run.finetuned is not None
-        }
-        plot_history(result.history, histories, self.private / "accuracy.png", **named)
-        places, main = {name: place for place, name in enumerate(ids)}, result.shown[0]
-        lost = {stage.label: [places[name] for name in stage.left_out if name in places] for stage in stages}
-        plot_clients(
-            columns,
-            self.private / "clients.png",
-            metric=metric,
-            higher_is_better=main.higher_is_better,
-            resolution=main.resolution(result.personal.dtype),
-            diverged=lost,
-        )
 
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_every_budget_has_its_median_and_its_band(
         edges = np.concatenate([part.get_paths()[0].vertices[:, 1] for part in axes.collections])
         for mark in (5, 25, 75, 95):
             assert {row[f"{number}_p{mark}"] for row in rows} <= set(edges)
-    named = {text.get_text() for text in left.get_legend().get_texts()}
+    named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
     assert {"epsilon 1", "epsilon 10"} <= named
 
 

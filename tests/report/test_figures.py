@@ -16,11 +16,19 @@ from fedmtl.report import _names, canvas, figures
 pytestmark = pytest.mark.figures
 
 
+EPSILONS = [{"round": 1, "epsilon": 0.5}, {"round": 5, "epsilon": 1.5}, {"round": 10, "epsilon": 2.25}]
+
+
 def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
     return [
         {"round": r, "epsilon": epsilon * (r / rounds) ** 0.5, "accuracy": best * (1 - 0.5 ** (r / 5))}
         for r in range(1, rounds + 1)
     ]
+
+
+def legend(figure: Figure) -> set[str]:
+    (found,) = figure.legends
+    return {text.get_text() for text in found.get_texts()}
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -42,7 +50,7 @@ def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[
     assert any(np.array_equal(curve, [r["accuracy"] for r in local]) for curve in curves)
     assert any(len(curve) == 2 and set(curve) == {local[-1]["accuracy"]} for curve in curves)
     assert np.array_equal(lower.lines[0].get_ydata(), [0.0, *(r["epsilon"] for r in rows)])
-    written = {text.get_text() for text in upper.get_legend().get_texts()}
+    written = legend(drawn[0])
     assert {f"PMTL {rows[-1]['accuracy']:.3f}", f"FedAvg {local[-1]['accuracy']:.3f}"} <= written
 
 
@@ -67,8 +75,8 @@ def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> Non
     local = [{"round": 1, "epsilon": 0.0, "mse": 0.0257889}]
     figures.plot_history(rows, {"local": local}, tmp_path / "a.png", metric="mse")
     upper = drawn[0].axes[0]
-    assert {"PMTL 0.02568", "Local 0.02579"} <= {text.get_text() for text in upper.get_legend().get_texts()}
-    assert upper.get_title(loc="left") == "MSE by round"
+    assert {"PMTL 0.02568", "Local 0.02579"} <= legend(drawn[0])
+    assert upper.get_ylabel() == "mean mse"
 
 
 def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
@@ -80,45 +88,42 @@ def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
 def test_private_figures_say_so_and_the_public_one_does_not(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_history(history(), {}, tmp_path / "a.png")
     figures.plot_clients({"pmtl": [0.5, 1.0]}, tmp_path / "b.png")
-    figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "c.png")
+    figures.plot_epsilon(EPSILONS, tmp_path / "c.png")
     notes = [figure.get_supxlabel() for figure in drawn]
     assert notes == [figures.NOT_PRIVATE, figures.NOT_PRIVATE, figures.PUBLIC]
 
 
-def test_clients_are_sorted_and_compared_one_by_one(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     table = {"pmtl": [0.9, 0.2, 0.5, 0.7], "local": [0.5, 0.2, 0.6, 0.1]}
-    path = figures.plot_clients(table, tmp_path / "clients.png")
+    path = figures.plot_clients(table, tmp_path / "clients.png", shares={"local": (0.5, 0.433, 0.067)})
     assert path.stat().st_size < 300_000
     left, right = drawn[0].axes
     steps = [line.get_ydata().tolist() for line in left.lines]
-    assert steps == [[0.1, 0.2, 0.5, 0.6, 0.6], [0.2, 0.5, 0.7, 0.9, 0.9]]  # the last one as long as the others
+    assert steps == [[0.2, 0.5, 0.7, 0.9, 0.9], [0.1, 0.2, 0.5, 0.6, 0.6]]  # the last one as long as the others
     assert all(line.get_xdata().tolist() == [0.0, 0.25, 0.5, 0.75, 1.0] for line in left.lines)
     assert {line.get_drawstyle() for line in left.lines} == {"steps-post"}
-    assert [bar.get_width() for bar in right.patches] == [0.5, 0.25, 0.25]  # better, equal, worse
-    labels = [text.get_text() for text in left.get_legend().get_texts()]
-    assert labels == ["PMTL  mean 0.575", "Local  mean 0.350"]
+    assert [bar.get_width() for bar in right.patches] == pytest.approx([0.5, 0.433, 0.067])  # better, equal, worse
+    assert {text.get_text() for text in right.texts} == {"than Local", "50/43/7"}  # however short a bar is
+    assert legend(drawn[0]) == {"PMTL 0.575", "Local 0.350"}
 
 
 def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]) -> None:
     values = np.random.default_rng(0).permutation(100_000) / 1e5  # quantile q is q
     figures.plot_clients({"pmtl": values, "local": [0.25] * len(values)}, tmp_path / "c.png")
-    left, right = drawn[0].axes
-    for line, expected in zip(left.lines, (np.full(1000, 0.25), (np.arange(1000) + 0.5) / 1000), strict=True):
+    (axes,) = drawn[0].axes
+    for line, expected in zip(axes.lines, ((np.arange(1000) + 0.5) / 1000, np.full(1000, 0.25)), strict=True):
         np.testing.assert_allclose(line.get_ydata()[:-1], expected, atol=1e-5)
-    assert right.patches[0].get_width() == 0.74999  # of all clients, where the quantiles would say 0.75
-    assert left.get_legend().get_texts()[0].get_text() == "PMTL  mean 0.500"
+    assert "PMTL 0.500" in legend(drawn[0])
 
 
-def test_clients_of_errors_count_lower_as_better(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_clients_of_errors_are_sorted_from_the_largest(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_clients(
         {"pmtl": [1.0, 1.0, 3.0, 1.0], "local": [2.0, 2.0, 2.0, 2.0]},
         tmp_path / "c.png",
         metric="mse",
         higher_is_better=False,
     )
-    left, right = drawn[0].axes
-    assert [bar.get_width() for bar in right.patches] == [0.75, 0.0, 0.25]
-    assert left.lines[-1].get_ydata().tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
+    assert drawn[0].axes[0].lines[0].get_ydata().tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("table", [{}, {"pmtl": []}, {"pmtl": [0.1, 0.2], "local": [0.3]}])
@@ -128,18 +133,16 @@ def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[
 
 
 def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_epsilon([1, 5, 10], [0.5, 1.5, 2.25], tmp_path / "e.png")
+    figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
     axes = drawn[0].axes[0]
     assert list(axes.lines[0].get_xdata()) == [0, 1, 5, 10]
     assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.5, 2.25]
     assert axes.lines[0].get_drawstyle() == "steps-pre"  # never less than was spent, also between evaluations
     assert axes.texts[0].get_text() == "2.25"
-    with pytest.raises(ConfigError, match="1 rounds and 2 epsilons"):
-        figures.plot_epsilon([1], [0.5, 1.5], tmp_path / "e.png")
 
 
 def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> None:
-    path = figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "e.png")
+    path = figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
     before = path.read_bytes()
 
     class Broken(Figure):
@@ -152,15 +155,17 @@ def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["e.png"]
 
 
-def test_the_same_data_gives_the_same_bytes(tmp_path: Path) -> None:
-    first = figures.plot_history(history(), {}, tmp_path / "a.png").read_bytes()
-    assert figures.plot_history(history(), {}, tmp_path / "b.png").read_bytes() == first
+@pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("svg", b"<?xml")])
+def test_the_same_data_gives_the_same_bytes(format: str, start: bytes, tmp_path: Path) -> None:
+    first = figures.plot_history(history(), {}, tmp_path / f"a.{format}").read_bytes()
+    assert first.startswith(start)
+    assert figures.plot_history(history(), {}, tmp_path / f"b.{format}").read_bytes() == first
 
 
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "e.png")
+    figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
     assert plt.get_fignums() == []
 
 
@@ -202,17 +207,32 @@ def test_lines_stand_out_from_white_and_have_colours_of_their_own() -> None:
         assert canvas.styles_of(["mine", name, "ditto", "yours"])[name][0] == styles[name][0]
 
 
-@pytest.mark.parametrize("name", ["async_learner", "pmtl + finetuning", "clustered_pmtl + finetuning"])
-def test_titles_and_notes_are_inside_of_the_figure(tmp_path: Path, drawn: list[Figure], name: str) -> None:
+@pytest.mark.parametrize("paper", [None, 3.3, 6.8])
+def test_texts_are_inside_of_the_figure_and_do_not_overlap(
+    tmp_path: Path, drawn: list[Figure], paper: float | None
+) -> None:
+    name = "clustered_pmtl + finetuning"
     others = {other: [0.1, 0.4] for other in ("local", "fedavg + finetuning", "clustered_pmtl + finetuning of mine")}
-    figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png")
-    history = [{"round": r, "budget": b, "mse": 1 / r, "mse_p50": 1 / r} for r in (1, 10, 100) for b in (1.0, None)]
-    figures.plot_bands(history, tmp_path / "b.png", name=name, metric="mse", step="activation")
+    shares = dict.fromkeys(others, (0.9, 0.07, 0.03))
+    figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png", shares=shares, paper=paper)
+    by_budget = [{"round": r, "budget": b, "mse": 1 / r, "mse_p50": 1 / r} for r in (1, 10, 100) for b in (1.0, None)]
+    figures.plot_bands(by_budget, tmp_path / "b.png", name=name, metric="mse", step="activation", paper=paper)
+    figures.plot_history(history(), {other: history(best=0.5) for other in others}, tmp_path / "h.png", paper=paper)
     for figure in drawn:
+        assert paper is None or figure.get_figwidth() == paper
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        for text in figure.findobj(Text):
+        boxes, axis = {}, [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+        ticks = {text for each in axis for text in each.get_ticklabels(which="both")}  # some of which are not drawn
+        for text in {*figure.findobj(Text)} - ticks:
             box = text.get_window_extent(renderer)
-            assert not text.get_text() or (box.x0 >= 0 and box.x1 <= figure.bbox.x1), text.get_text()
+            if text.get_text() and text.get_visible():
+                assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1 + 1, text.get_text()
+                boxes[text] = box.padded(-2)
+        for text, box in boxes.items():
+            others_of = [
+                other.get_text() for other, there in boxes.items() if other is not text and box.overlaps(there)
+            ]
+            assert not others_of, (text.get_text(), others_of)
 
 
 def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -105,7 +105,8 @@ def test_all_numbers_of_a_run_are_those_of_the_text_report(run: Path) -> None:
     assert privacy["protects"] == "unit client, relation add_remove, observer clients"
     assert privacy["publication"].startswith("public/: a simulation, not private")
     assert privacy["trusted"].startswith("the server")
-    assert "digits, 6 clients; rounds 2; seed 0; epsilon 2 protects all data of one client." in page.texts["main"][0]
+    facts = {"data": "digits, 6 clients", "seed": "0", "rounds": "2"}
+    assert facts.items() <= privacy.items()
     assert '"lr": 0.1' in page.texts["details"][0]
 
 
@@ -131,7 +132,13 @@ def test_all_numbers_of_a_sweep_are_those_of_the_text_report(sweep: Path) -> Non
     assert "±" in page.lines[0][2]
     shares = [line[page.texts["th"].index("% than local +/=/-")] for line in page.lines]
     assert [text for text in shares if text != "-"] == ["62/25/13"] * 2
-    assert dict(zip(page.texts["dt"], page.texts["dd"], strict=True)) == {"algorithm.lam": "0.1, 1", "seed": "0, 1"}
+    assert dict(zip(page.texts["dt"], page.texts["dd"], strict=True)) == {
+        "method": "PMTL",
+        "data": "digits, 30 clients",
+        "epsilon": "4",
+        "algorithm.lam": "0.1, 1",
+        "seed": "0, 1",
+    }
 
 
 def test_each_run_of_a_sweep_has_a_line_with_a_link(sweep: Path) -> None:
@@ -143,8 +150,8 @@ def test_each_run_of_a_sweep_has_a_line_with_a_link(sweep: Path) -> None:
         sweep / name for name in ("0.1-0", "0.1-1", "1.0-0", "1.0-1", "bad", "half")
     }
     lines = page.texts["li"]
-    assert any(f"failed, {_NASTY}" in line for line in lines)
-    assert any("unfinished, go on with fedmtl resume " in line for line in lines)
+    assert any(f"failed: {_NASTY}" in line for line in lines)
+    assert any("unfinished: continue it by fedmtl resume " in line for line in lines)
     assert any("PMTL lam 0.1, epsilon 4, seed 1, accuracy 0.58" in line for line in lines)
 
 
@@ -179,7 +186,7 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     assert page.texts["title"] == page.texts["h1"] == [f"PMTL on {_NASTY}"]
     assert _NASTY in page.texts["pre"][0]
     assert _NASTY in page.texts["details"][0]
-    assert (page.texts["dt"][0], page.texts["dd"][0]) == (_NASTY, _NASTY)
+    assert (page.texts["dt"][-1], page.texts["dd"][-1]) == (_NASTY, _NASTY)
     whole = page_of(tmp_path)[1]
     assert not {"script", "b"} & {name for name, _ in whole.given}
 
@@ -188,7 +195,8 @@ def test_a_run_without_a_privacy_report_has_a_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", epsilon="inf", accuracy=None, mse=0.2)
     (folder / "public" / "privacy.json").unlink()
     page = page_of(folder)[1]
-    assert "epsilon is infinite" in page.texts["main"][0]
+    assert "nothing is protected" in page.texts["main"][0]
+    assert page.lines[0][page.texts["th"].index("epsilon")] == "inf"
     assert "Result" in page.texts["h2"]
     assert "aseline" not in page.texts["main"][0]  # of which it has none
 
@@ -196,14 +204,19 @@ def test_a_run_without_a_privacy_report_has_a_page(tmp_path: Path) -> None:
 def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", "--html", str(sweep / "0.1-0")]) == 0
     assert capsys.readouterr().out.rstrip().endswith(str(sweep / "0.1-0/private/report/report.html"))
-    assert cli.main(["report", str(sweep), "--html", str(tmp_path / "mine.html")]) == 0
-    assert (tmp_path / "mine.html").is_file()
+    assert cli.main(["report", str(sweep), "--html", "--out", str(tmp_path / "mine")]) == 0
+    assert (tmp_path / "mine" / "report.html").is_file()
     assert not (sweep / "report" / "report.html").exists()
     assert cli.main(["report", "--html"]) == 2
     assert "arguments are required: folders; usage: fedmtl report" in capsys.readouterr().err
-    for words in (["--html=x.txt"], ["--html", "x.txt"], [f"--html={sweep}"]):
-        assert cli.main(["report", str(sweep), *words]) == 2
-        assert "a page's name ends in .html; give FILE.html, or --html alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--format", "pdf", "--width", "3.3"], ["--format", "svg"], ["--width", "6.8"]])
+def test_the_command_draws_the_figures_of_a_run_for_a_paper(words: list[str], run: Path, tmp_path: Path) -> None:
+    assert cli.main(["report", str(run), "--out", str(tmp_path), *words]) == 0
+    suffix = words[1] if words[0] == "--format" else "png"
+    assert {path.stem for path in tmp_path.glob(f"*.{suffix}")} == {"privacy_utility", "accuracy", "clients", "epsilon"}
+    assert r"\toprule" in (tmp_path / "table.tex").read_text()
 
 
 def test_half_a_privacy_report_is_refused_by_name(tmp_path: Path) -> None:

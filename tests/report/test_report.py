@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmtl.errors import DataError
-from fedmtl.report import _settings, figures, frame, report, runs, tables
+from fedmtl.report import _settings, figures, frame, report, tables
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -222,12 +222,12 @@ def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
 
 def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = report([sweep])
-    assert made.table.parent == sweep / "report"
-    lines = list(csv.DictReader(made.table.open()))
+    assert made.tables[0].parent == sweep / "report"
+    lines = list(csv.DictReader(made.tables[0].open()))
     assert len(lines) == 15
     exact = [float(line["accuracy"]) for line in lines if line["algorithm"] == "pmtl" and line["seed"] == "1"]
     assert sorted(exact) == [0.8 + 0.01, 0.8 + 0.05 + 0.01, 0.8 + 0.05 * 2 + 0.01]
-    markdown = [line for line in made.markdown.read_text().splitlines() if line.startswith("|")]
+    markdown = [line for line in made.tables[1].read_text().splitlines() if line.startswith("|")]
     assert len(markdown) == 2 + 8
     assert len({line.count("|") for line in markdown}) == 1
     assert any("PMTL" in line and "0.855 ±0.007" in line for line in markdown), markdown
@@ -246,7 +246,7 @@ def test_a_report_is_not_a_run(sweep: Path) -> None:
 def test_one_run_keeps_its_report_private(sweep: Path) -> None:
     made = report([sweep / "open"], show=False)
     assert made.figure == sweep / "open" / "private" / "report" / "privacy_utility.png"
-    assert report([sweep], sweep / "elsewhere", show=False).table == sweep / "elsewhere" / "table.csv"
+    assert report([sweep], sweep / "elsewhere", show=False).tables[0] == sweep / "elsewhere" / "table.csv"
 
 
 def horizontal(axes: Any) -> set[float]:
@@ -260,8 +260,8 @@ def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> 
     assert ([1.0, 2.0, 8.0], pytest.approx([0.805, 0.855, 0.905])) in curves
     assert ([1.0, 2.0, 8.0], pytest.approx([0.705, 0.755, 0.805])) in curves
     assert sorted(horizontal(axes)) == pytest.approx([0.76, 0.93])
-    labels = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert {"Local, epsilon 0 0.760", "PMTL, no privacy 0.930", "PMTL 0.905"} <= labels
+    labels = {text.get_text() for text in drawn[0].legends[0].get_texts()}
+    assert {"Local, epsilon 0", "PMTL, no privacy", "PMTL"} <= labels
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
 
 
@@ -288,9 +288,9 @@ def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
 def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
     write_run(tmp_path / "a", accuracy=None, mse=0.25, epsilon=2.0)
     made = report([tmp_path], show=False)
-    assert "| mse |" in made.markdown.read_text()
-    assert "accuracy" not in made.markdown.read_text()
-    assert drawn[0].axes[0].get_ylabel() == "mse, mean over clients"
+    assert "| mse |" in made.tables[1].read_text()
+    assert "accuracy" not in made.tables[1].read_text()
+    assert drawn[0].axes[0].get_ylabel() == "mean mse"
 
 
 def test_different_data_never_share_an_axis(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -302,7 +302,7 @@ def test_different_data_never_share_an_axis(tmp_path: Path, drawn: list[Figure])
     assert [list(bar.lines[0].get_ydata()) for bar in digits.containers] == [[0.8]]
     assert [list(bar.lines[0].get_ydata()) for bar in femnist.containers] == [[0.4]]
     assert (horizontal(digits), horizontal(femnist)) == (set(), {0.5})
-    assert "| femnist, 206 clients |" in made.markdown.read_text()
+    assert "| femnist, 206 clients |" in made.tables[1].read_text()
 
 
 def test_repeats_of_a_baseline_under_other_budgets_count_once(tmp_path: Path) -> None:
@@ -320,10 +320,10 @@ def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Fig
     made = report([tmp_path], show=False)
     (axes,) = drawn[0].axes
     assert axes.get_position().width > 0.4
-    labels = sorted(text.get_text() for text in axes.get_legend().get_texts())
+    labels = sorted(text.get_text() for text in drawn[0].legends[0].get_texts())
     assert labels[0].startswith("PMTL features ['a long way/")
-    assert max(map(len, labels)) <= 40 + len(" 0.800")
-    assert ", path 1-yyyyyyyyyyyyyyyyyyyyy… |" in made.markdown.read_text()
+    assert max(map(len, labels)) <= 40
+    assert ", path 1-yyyyyyyyyyyyyyyyyyyyy… |" in made.tables[1].read_text()
 
 
 def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
@@ -338,9 +338,8 @@ def test_failed_runs_are_no_unfinished_ones(sweep: Path) -> None:
     (half / "config.yaml").write_text("seed: 0\n")
     (half / "error.txt").write_text("schedule.cohort is 31.\n")
     made = report([sweep], show=False)
-    assert made.unfinished == ()
-    assert made.failed == {sweep / "half": "schedule.cohort is 31."}
-    with pytest.raises(DataError, match=r"failed: .*half: schedule.cohort is 31\.$"):
+    assert made.left_out == {sweep / "half": "failed: schedule.cohort is 31."}
+    with pytest.raises(DataError, match=r"half failed: schedule.cohort is 31\.$"):
         report([sweep / "half"])
 
 
@@ -348,7 +347,7 @@ def test_unfinished_runs_are_named(sweep: Path, tmp_path: Path) -> None:
     half = sweep / "half" / "private"
     half.mkdir(parents=True)
     (half / "config.yaml").write_text("seed: 0\n")
-    assert report([sweep], show=False).unfinished == (sweep / "half",)
+    assert list(report([sweep], show=False).left_out) == [sweep / "half"]
     with pytest.raises(DataError, match=r"no finished run.*fedmtl resume .*half"):
         report([sweep / "half"])
 
@@ -378,8 +377,6 @@ def test_quoted_settings_are_named(tmp_path: Path) -> None:
     folder = configured(
         tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3"
     )
-    named = runs.configuration(folder, {})[1]
-    assert named == ("algorithm.server_optimizer", "data.a", "rounds", "seed")
     assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]
 
 

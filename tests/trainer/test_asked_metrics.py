@@ -261,7 +261,7 @@ def test_outputs_that_are_not_finite_end_no_run_before_its_last_round(tmp_path, 
     assert (written["mae"], written["mse"]) == ("nan", "nan")
     made = report([tmp_path / "run"], show=False)
     assert made.figure is None
-    assert made.table.is_file()
+    assert made.tables[0].is_file()
 
 
 def test_metrics_change_no_number_of_the_run() -> None:

@@ -118,8 +118,8 @@ def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(canvas, "save", lambda figure, path: saved.append(figure))
     run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path, baselines=["local", "pmtl"])
     result = run.fit()
-    (upper,) = (one.axes[0] for one in saved if one.axes[0].get_title(loc="left") == "Accuracy by round")
-    written = {text.get_text() for text in upper.get_legend().get_texts()}
+    (figure,) = (figure for figure in saved if figure.axes[0].get_ylabel() == "mean accuracy")
+    written, upper = {text.get_text() for text in figure.legends[0].get_texts()}, figure.axes[0]
     points = [
         (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in upper.lines if len(line.get_xdata()) == 1
     ]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
-from fedmtl.report.canvas import drawing, legend_beside, styles_of  # noqa: E402
+from fedmtl.report.canvas import drawing, legend_above, styles_of  # noqa: E402
 
 IMAGES = (5, 10, 20)
 SWEEPS = {  # name: the words that choose the method; one curve each
@@ -185,7 +185,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             axes.set_xlim(0.9, 8.8)
             axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
         panels[0].set_ylabel("test accuracy, mean over writers")
-        legend_beside(panels[-1])
+        legend_above(figure)
 
 
 def main() -> None:
