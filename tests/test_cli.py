@@ -887,3 +887,14 @@ def _logger(made: list[str], name: str) -> type:
 def test_a_missing_folder_alone_is_asked_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name]) == 2
     assert "the following arguments are required: folder; usage: fedmtl" in capsys.readouterr().err
+
+
+def test_a_baseline_of_a_trusted_module(tmp_path, monkeypatch, capsys):
+    source = "from fedmtl import FedAvg\nclass Mine(FedAvg):\n    name = title = 'mine'\n"
+    (tmp_path / "trusted_baseline.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["data.clients=5", "rounds=1", "schedule=full", f"hydra.run.dir={tmp_path / 'run'}", "baselines=[mine]"]
+    assert cli.main(words) == 2
+    assert "baselines has 'mine'" in capsys.readouterr().err
+    assert cli.main([*words, "--trust", "trusted_baseline"]) == 0
+    assert "\n  mine " in capsys.readouterr().out

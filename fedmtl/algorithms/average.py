@@ -110,7 +110,7 @@ class Average(Personalization):
         check_fields(self)
 
     def text(self) -> str:
-        return f"average of models (prior weight of those of a client's own records alone: {self._alone:g})"
+        return f"average of models (prior weight of local ones {self._alone:g})"
 
     @property
     def _alone(self) -> float:

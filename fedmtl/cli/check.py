@@ -41,8 +41,10 @@ def check(words: list[str]) -> int:
 
     from ..trainer.check import check as outlook
 
-    privacy = made(config["privacy"], "privacy")
-    print(outlook(made(node, "data"), privacy, public=options.public))
+    privacy, given = made(config["privacy"], "privacy"), {}
+    if config["algorithm"]["_target_"] is None:  # of automatic settings
+        given = {"rounds": config["rounds"], "schedule": made(config["schedule"], "schedule")}
+    print(outlook(made(node, "data"), privacy, **given, public=options.public))
     return 0
 
 

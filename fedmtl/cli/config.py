@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .._check import given, one_of, positive_int
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
-from .names import EXTRA, REMOVED, config_folder, nearest, no_setting
+from .names import EXTRA, REMOVED, TRUST, config_folder, nearest, no_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -344,6 +345,7 @@ def settings(config: Config) -> Config:
     check_metrics(config.get("metrics") or ())
     objects["metrics"] = tuple(config.get("metrics") or ())
     baselines = config["baselines"] or ()
+    _register(baselines)
     objects["baselines"] = () if baselines == "auto" else baselines
     if not automatic:
         named_baselines(objects["baselines"], objects["algorithm"])
@@ -353,6 +355,23 @@ def settings(config: Config) -> Config:
     objects["baselines"] = tuple(objects["baselines"])
     resolve_device(config["device"])
     return objects
+
+
+def _register(baselines: Any) -> None:
+    """Import the trusted modules where a baseline has a name that no method of this package has: one of theirs may
+    have it."""
+    from ..algorithms.base import BASELINES
+
+    if isinstance(baselines, str) or all(name in BASELINES for name in baselines):
+        return
+    for module in TRUST.get():
+        try:
+            import_module(module)
+        except Exception as error:  # of a module of the user's own
+            raise ConfigError(
+                f"--trust is {module!r}, which cannot be imported ({first_line(error)}); its folder must be on "
+                "PYTHONPATH."
+            ) from error
 
 
 def _check_plain(config: Config) -> None:

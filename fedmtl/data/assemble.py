@@ -135,6 +135,11 @@ def read_clients(
     Raises:
         DataError: no client, or values that are malformed or do not agree.
     """
+    if not isinstance(clients, Mapping):
+        raise DataError(
+            f"{name}: the clients are a {type(clients).__name__}; give a mapping from the id of each to its examples, "
+            "such as {'ann': (x, y), 'bob': (x, y)}."
+        )
     pairs: dict[str, Pair] = {}
     for client, value in checks.by_id(clients, name).items():
         where = f"{name}: client {client!r}"

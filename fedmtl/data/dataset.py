@@ -24,7 +24,7 @@ from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, desc
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
-_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred", "limit")  # as they are
+_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred", "limit", "target_range")  # as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,8 @@ class FederatedDataset:
         domain: public bounds that every example keeps, or None.
         limit: public bound on the absolute value of a target, at which predictions are cut off wherever they are
             scored, and in the models of a result; infinite for none.
+        target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
+            are in these units.
         idle: accept clients without training examples, such as peers that only pass on what they hear.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
@@ -81,12 +83,15 @@ class FederatedDataset:
     idle: bool = False
     inferred: tuple[str, ...] = ()
     limit: float = math.inf
+    target_range: tuple[float, float] | None = None
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         object.__setattr__(self, "notes", tuple(self.notes))
         object.__setattr__(self, "inferred", tuple(self.inferred))
+        if self.target_range is not None:
+            object.__setattr__(self, "target_range", tuple(self.target_range))
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
@@ -157,6 +162,15 @@ class FederatedDataset:
             integer=not probe.is_floating_point(),
             inputs=self.transform.inputs if isinstance(self.transform, Packed) else (),
         )
+
+    @property
+    def unit(self) -> float:
+        """Return half of the range of the target in its own units, by which it was divided; 1 without one."""
+        return 1.0 if self.target_range is None else (self.target_range[1] - self.target_range[0]) / 2
+
+    def in_units(self, y: Tensor) -> Tensor:
+        """Return targets or predictions in the target's own units."""
+        return y if self.target_range is None else self.target_range[0] + (y.double() + 1) * self.unit
 
     def gather(
         self,

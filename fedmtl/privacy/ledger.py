@@ -2,7 +2,8 @@
 
 Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
 noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
-begins, with its session number), ``charge`` (consecutive steps, with the cohort of each where participations are
+begins, with its session number; of a resumed run before its first charge, so that one that charges nothing leaves the
+file as it is), ``charge`` (consecutive steps, with the cohort of each where participations are
 charged), ``remaining`` (the run stopped early and is charged as if it had continued) and ``close`` (a clean end).
 
 A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
@@ -83,6 +84,7 @@ class Ledger:
         self._path, self._clients = path, clients or 0
         self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []  # first step, sizes of cohorts, their clients
         self._next: int | None = None  # the step after those of this session
+        self._opened = False  # whether the line of this session is written
         self._file: ChainFile | None = None
         self._closed = False
         opening = {
@@ -107,7 +109,8 @@ class Ledger:
                 self.run = self._file.chain.digests[0] if lines else self._file.head.digest
             self.session += 1
             self._next = None
-            self._append({"kind": "open", "session": self.session})
+            if not lines:
+                self._open()
         except BaseException:
             if self._file is not None:
                 self._file.close()  # a refused ledger is not kept locked
@@ -152,12 +155,14 @@ class Ledger:
             line: dict[str, Any] = {"kind": "charge", "first": new, "end": end}
             if cohorts is not None:
                 line["cohorts"] = cohorts[new - first :]
+            self._open()
             self._append(line)
             self._charge(line)
         self._next = end
 
     def charge_remaining(self, uses: int) -> None:
         """Raise the charge to ``uses`` steps for good (or to the caps, where participations are charged)."""
+        self._open()
         self._append({"kind": "remaining", "uses": uses})
         self.remaining = uses
 
@@ -171,7 +176,8 @@ class Ledger:
         """End cleanly, with all lines on the disk; idempotent."""
         if self._closed:
             return
-        self._append({"kind": "close"})
+        if self._opened:
+            self._append({"kind": "close"})
         self.sync()
         self._closed = True
         if self._file is not None:
@@ -184,6 +190,12 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _open(self) -> None:
+        """Write that this session has begun, before its first charge."""
+        if not self._opened:
+            self._append({"kind": "open", "session": self.session})
+            self._opened = True
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._closed:

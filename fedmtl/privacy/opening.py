@@ -26,7 +26,7 @@ from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .price import Prices
 from .quantile import QuantileClip
-from .release import ReleasePlan, bind_releases, step_price
+from .release import Release, ReleasePlan, bind_releases, step_price
 from .rounds import Rounds
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundFull, BoundSampler
@@ -277,6 +277,13 @@ def _terms_of_rows(
         budget=privacy.epsilon if replicates == 1 else None,
         options={"sampler": sampler, "releases": releases, "multipliers": multipliers, "rows": rows},
     )
+
+
+def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler) -> Release:
+    """Return the release of a run in which it is the only one, with its noise; nothing is opened or charged."""
+    terms = _terms_of_rows((privacy,), (plan,), sampler, plan.uses, (SeededSource(0),), {})
+    release: Release = terms.options["releases"][plan.name]
+    return release
 
 
 def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int) -> Bands | None:

@@ -171,9 +171,12 @@ class PrivateSearch:
         check_candidates(self.candidates)
         regression = self._first.data.classes is None
         if regression and self.score_bound is None:
-            raise ConfigError("PrivateSearch.score_bound is missing; scores of a regression need a public bound.")
+            raise ConfigError(
+                "score_bound is missing; scores of a regression need a public bound on the mean squared error: "
+                "--score-bound BOUND on the command line, PrivateSearch(score_bound=BOUND) in Python."
+            )
         if not regression and self.score_bound is not None:
-            raise ConfigError("PrivateSearch.score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
+            raise ConfigError("score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
 
     @property
     def _first(self) -> Trainer:

@@ -3,14 +3,16 @@ bounds, epsilon and delta.
 
 The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the noise multiplier of one Gaussian
 release at (epsilon, delta), T the number of rounds, and nu the length of the noise of the mean of one round over the
-clip norm. With full participation T releases need exactly the multiplier sigma sqrt(T); a cohort of m clients a round
-has noise larger by about the m / K that it is divided by. At the record level it is nu_r = sigma sqrt(30 p K) / N of N
-records, that of 30 rounds with noise of each client's own.
+clip norm. With full participation T releases need exactly the multiplier sigma sqrt(T); of the cohorts of about 300
+among more clients nu is nearly the same. Of a schedule that is set nu is computed from the multiplier that it needs. At
+the record level it is nu_r = sigma sqrt(T p K) / N of N records, with noise of each client's own; T is 30 there unless
+it is set.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +25,8 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
-from ..privacy import FullParticipation, PoissonSampling, Privacy, RecordPrivacy, Sampler
+from ..privacy import FullParticipation, PoissonSampling, Privacy, RecordPrivacy, ReleasePlan, Sampler
+from ..privacy.opening import calibrated_release
 
 LARGEST_COHORT = 300
 _USEFUL = {"client": 1.0, "record": 0.05}  # noise up to which sharing was useful on the tables of the study
@@ -44,29 +47,36 @@ def multiplier_of_one_release(epsilon: float, delta: float) -> float:
     return math.exp(brentq(excess, math.log(1e-3), math.log(1e6)))
 
 
-def noise_of(privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int) -> float:
+def noise_of(
+    privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int, schedule: Sampler | None = None
+) -> float:
     """Return nu at the client level, nu_r at the record level; 0 without noise.
 
     Args:
         privacy: of the run.
         data: only the number of clients is read, and at the record level the number of records, which is public there.
         dimension: p.
-        rounds: T, at the client level.
+        rounds: T.
+        schedule: who takes part in a round, at the client level; None for all clients.
     """
     if privacy is None or privacy.noiseless:
         return 0.0
-    records = int(data.train.counts.sum())
-    units = records if isinstance(privacy, RecordPrivacy) else len(data)
-    one = _multiplier(privacy, units, 30 if isinstance(privacy, RecordPrivacy) else rounds)
     if isinstance(privacy, RecordPrivacy):
-        return one * math.sqrt(30 * dimension * len(data)) / records
-    return one * math.sqrt(rounds * dimension) / len(data)
+        records = int(data.train.counts.sum())
+        return _multiplier(privacy, records, rounds) * math.sqrt(rounds * dimension * len(data)) / records
+    if schedule is None or isinstance(schedule, FullParticipation):
+        return _multiplier(privacy, len(data), rounds) * math.sqrt(rounds * dimension) / len(data)
+    plan, sampler = ReleasePlan(name="update", dimension=dimension, uses=rounds), schedule.bind(len(data))
+    release = calibrated_release(replace(privacy, clip_norm=1.0), plan, sampler)
+    return release.noise_std * math.sqrt(dimension)
 
 
-def noise_level(privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int) -> float:
+def noise_level(
+    privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int, schedule: Sampler | None = None
+) -> float:
     """Return the noise of a run, in units of that below which sharing was useful on most tables: nu, or nu_r / .05."""
     unit = "record" if isinstance(privacy, RecordPrivacy) else "client"
-    return noise_of(privacy, data, dimension, rounds) / _USEFUL[unit]
+    return noise_of(privacy, data, dimension, rounds, schedule) / _USEFUL[unit]
 
 
 def _multiplier(privacy: Privacy, units: int, rounds: int) -> float:
@@ -85,7 +95,8 @@ class Automatic:
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
         noise: nu or nu_r.
-        dimension: p.
+        level: the same in units of that below which sharing was useful on most tables.
+        clients: K.
     """
 
     algorithm: Algorithm
@@ -95,20 +106,26 @@ class Automatic:
     rounds: int
     finetune: Personalization
     noise: float
-    dimension: int
+    level: float
+    clients: int
 
     def text(self) -> str:
-        """Return one line that says what was chosen, and why."""
+        """Return what was chosen, and why."""
         clip = "no clip" if self.privacy is None else f"clip {self.privacy.initial_norm:.3g}"
         symbol = "nu_r" if isinstance(self.privacy, RecordPrivacy) else "nu"
-        return (
+        schedule = self.schedule.bind(self.clients).describe()
+        return textwrap.fill(
             f"automatic settings from public facts ({symbol} = {self.noise:.3g}): {self.algorithm.title}, "
-            f"{self.rounds} rounds, {type(self.schedule).__name__}, {clip}, the mean of the last half, "
-            f"then {self.finetune.text()}"
+            f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, then "
+            f"{self.finetune.text()}",
+            width=120,
+            subsequent_indent="  ",
         )
 
 
-def automatic(data: FederatedDataset, privacy: Privacy | None) -> Automatic:
+def automatic(
+    data: FederatedDataset, privacy: Privacy | None, *, rounds: int | None = None, schedule: Sampler | None = None
+) -> Automatic:
     """Return settings for linear models of a real target or of classes.
 
     Real targets at the client level: 20 exact proximal steps, and a clip by which the noise of a round is at most .1 in
@@ -118,6 +135,7 @@ def automatic(data: FederatedDataset, privacy: Privacy | None) -> Automatic:
     Args:
         data: with declared bounds.
         privacy: its clip norm is chosen where it is None.
+        rounds, schedule: that are set; None for those that are chosen.
 
     Raises:
         ConfigError: several targets an example.
@@ -132,22 +150,25 @@ def automatic(data: FederatedDataset, privacy: Privacy | None) -> Automatic:
     model = linear_regression() if not classes else logistic_regression() if data.classes == 2 else softmax_regression()
     outputs = spec.classes if spec.classes is not None and spec.classes > 2 else 1
     dimension = outputs * (math.prod(spec.shape) + 1)
-    rounds = (30 if clients < LARGEST_COHORT else 100) if classes else 20
-    noise = noise_of(privacy, data, dimension, rounds)
+    records, settled = isinstance(privacy, RecordPrivacy), schedule
+    if schedule is None:
+        full = clients <= LARGEST_COHORT or records
+        schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
+    usual = 30 if records or (classes and clients < LARGEST_COHORT) else 100 if classes else 20
+    terms = privacy, data, dimension, usual if rounds is None else rounds, settled
+    noise, level = noise_of(*terms), noise_level(*terms)
     algorithm: Algorithm = ProximalPoint(averaged=True)
-    if isinstance(privacy, RecordPrivacy):
-        algorithm, rounds = _by_records(data, noise, classes)
+    if records:
+        algorithm, usual = _by_records(data, noise, classes)
         clip = 1.0 if classes else 2.0  # the gradient of the squared error has no 1/2
     elif classes:
-        clip = min(1.5 if rounds == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
+        clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
         clip = min(0.3, 0.1 / max(noise, 1e-9))
     if privacy is not None and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
-    full = clients <= LARGEST_COHORT or isinstance(privacy, RecordPrivacy)
-    schedule: Sampler = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
-    finetune = Average().resolved(noise_level(privacy, data, dimension, rounds))
-    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, dimension)
+    rounds, finetune = usual if rounds is None else rounds, Average().resolved(level)
+    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, level, clients)
 
 
 def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Algorithm, int]:

@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 
 from .._rounding import rounded_up
 from ..data import FederatedDataset
-from ..privacy import ClientPrivacy, Privacy
-from .automatic import Automatic, automatic, noise_level
+from ..privacy import ClientPrivacy, Privacy, Sampler
+from .automatic import Automatic, automatic
 from .inputs import as_data
 
 _EPSILONS = 1e-3, 1e3
@@ -21,6 +21,8 @@ def check(
     data: FederatedDataset | str | Mapping[str, Any],
     privacy: Privacy | None = None,
     *,
+    rounds: int | None = None,
+    schedule: Sampler | None = None,
     public: bool = False,
 ) -> str:
     """Return what the data are, what the automatic settings would be, and whether sharing can help.
@@ -32,6 +34,7 @@ def check(
     Args:
         data: as of :class:`~fedmtl.Trainer`.
         privacy: None for ``ClientPrivacy(epsilon=4.0)``.
+        rounds, schedule: that are set; None for those that are chosen.
         public: leave out the lines that are computed from private records, which no epsilon covers.
 
     Raises:
@@ -43,7 +46,8 @@ def check(
         digits: 10 clients, 64 features, 10 classes
     """
     data, privacy = as_data(data), ClientPrivacy(epsilon=4.0) if privacy is None else privacy
-    chosen = automatic(data, privacy)
+    given = {"rounds": rounds, "schedule": schedule}
+    chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
     target = "a real target" if data.classes is None else f"{data.classes} classes"
     lines = [f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"]
     if not public:
@@ -52,12 +56,12 @@ def check(
         lines.append(f"training rows a client, private: {low:,} smallest, {middle:,} median, {high:,} largest")
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
-    return "\n".join([*lines, chosen.text(), *_outlook(data, privacy, chosen)])
+    return "\n".join([*lines, chosen.text(), *_outlook(data, privacy, chosen, given)])
 
 
-def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> list[str]:
+def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic, given: Mapping[str, Any]) -> list[str]:
     """Return what the noise level nu means, and at which epsilon or number of clients it would be 1."""
-    level = noise_level(privacy, data, chosen.dimension, chosen.rounds)
+    level = chosen.level
     if level == 0:
         return ["no noise"]
     verdict = "likely useful: nu is at most 1" if level <= 1 else "uncertain: nu is between 1 and 4"
@@ -69,7 +73,7 @@ def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic) -> lis
 
     def excess(log_epsilon: float) -> float:
         at: Privacy = kind(epsilon=math.exp(log_epsilon), delta=privacy.delta)
-        return math.log(noise_level(at, data, chosen.dimension, chosen.rounds))
+        return math.log(automatic(data, at, **given).level)
 
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan

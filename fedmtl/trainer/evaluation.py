@@ -73,7 +73,7 @@ class Metrics:
         columns = {"loss": (self.loss, tested), main_metric(problem.data.spec).name: (self.score, self.weight > 0)}
         if kind_of(problem.data.spec) == "number":
             part = problem.data.test
-            task, _ = normalized(self.score, part.y.cpu(), part.offsets)
+            task, _ = normalized(self.score, problem.data.in_units(part.y.cpu()), part.offsets)
             columns["nmse"] = task, ~task.isnan()
         columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
         return {
@@ -182,7 +182,7 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
                 if metrics:
-                    outcomes.append((outputs.detach().cpu(), y.cpu()))
+                    outcomes.append(_in_units(problem, outputs, y))
             if outcomes:
                 whole, true = (torch.cat(parts, 1)[own] for parts in zip(*outcomes, strict=True))
                 for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
@@ -221,13 +221,18 @@ def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: 
             for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                 total.index_add_(1, owner[index - begin], values.cpu())
             if metrics:
-                outcomes.append((outputs.detach().cpu(), y.cpu()))
+                outcomes.append(_in_units(problem, outputs, y))
     if outcomes:
         whole, true = (torch.cat(parts, 1).split(counts.tolist(), 1) for parts in zip(*outcomes, strict=True))
         for place, (own, labels) in enumerate(zip(whole, true, strict=True)):
             for model in range(count):
                 others[:, model, place] = _measured(metrics, own[model], labels[model])
     return _table(sums, counts, others)
+
+
+def _in_units(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets on the CPU, in the units of the target."""
+    return problem.data.in_units(outputs.detach().cpu()), problem.data.in_units(y.cpu())
 
 
 def cut_off(outputs: Tensor, limit: float) -> Tensor:
@@ -299,7 +304,8 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
         return losses, *found_labels(outputs, y)
-    return losses, example_scores(outputs, y), torch.ones_like(losses)
+    scores = example_scores(outputs, y)
+    return losses, scores * problem.data.unit**2 if y.is_floating_point() else scores, torch.ones_like(losses)
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
@@ -314,7 +320,8 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
-        tasks, pooled = normalized(torch.stack([run.score for run in each]), part.y.cpu(), part.offsets)
+        y = problem.data.in_units(part.y.cpu())
+        tasks, pooled = normalized(torch.stack([run.score for run in each]), y, part.offsets)
         columns |= {"nmse": tasks.nanmean(-1), "pooled_nmse": pooled}
     return columns
 

@@ -93,6 +93,10 @@ class RunFolder:
                 f"folder is {str(self.root)!r}, where no file can be written ({error}); choose another folder."
             ) from error
 
+    def reopen(self) -> None:
+        """Remove the mark of a finished run, before a file of it changes: until they are all written, it has not."""
+        (self.private / "result.json").unlink(missing_ok=True)
+
     def read_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the run; None before the first.
 

@@ -308,7 +308,7 @@ class Result(Scored):
             lines.append(f"  diverged, and not kept: local trainings, {counts}")
         if self.finetuned is not None:
             lines += self.finetuned.lines()
-        if "nmse" in last and REGISTRY["nmse"] not in self.shown:
+        if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in self.shown:
             lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
         worse = ", ".join(text for stage in stages if (text := self._worse_than_constant(stage)))
         lines += [f"  warning: worse than predicting a constant: {worse}"] if worse else []

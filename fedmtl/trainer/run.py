@@ -280,6 +280,8 @@ class Run:
             try:
                 for callback in self.callbacks:
                     callback.on_start(self.algorithm.name, self.source.stop, step)
+                if folder is not None:
+                    ranks.share(folder.reopen)
                 with held_interruption() as interrupted:
                     state, step, stopped = self._advance(state, step, interrupted)
                 if ranks.share(interrupted):

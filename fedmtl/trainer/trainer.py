@@ -16,6 +16,7 @@ from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
+from ..algorithms.proximal_point import ProximalPoint
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
@@ -24,7 +25,7 @@ from ..models import ModelFactory
 from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
-from ..schedules import BoundSchedule
+from ..schedules import AsynchronousSchedule, BoundSchedule
 from .automatic import automatic, noise_level
 from .callbacks import Callback
 from .engine import LocalEngine
@@ -171,11 +172,15 @@ class Trainer:
         left = [name for name in names if isinstance(value := getattr(self, name), str) and value == "auto"]
         if "algorithm" in left and isinstance(self.privacy, Privacy | None):
             object.__setattr__(self, "data", as_data(self.data))
-            chosen = automatic(self.data, self.privacy)
+            given = {name: getattr(self, name) for name in ("rounds", "schedule") if name not in left}
+            positive_int(self, **{name: value for name, value in given.items() if name == "rounds"})
+            if "schedule" in given:
+                check_schedule(ProximalPoint(), self.schedule, self.privacy)
+            chosen = automatic(self.data, self.privacy, **given)
             logger.info("%s", chosen.text())
-            if (level := noise_level(self.privacy, self.data, chosen.dimension, chosen.rounds)) > 4:
+            if chosen.level > 4:
                 text = "the noise is %.3g times that at which sharing helps: use a larger epsilon, or more clients"
-                logger.warning(text, level)
+                logger.warning(text, chosen.level)
             for name in (*left, "privacy"):
                 object.__setattr__(self, name, getattr(chosen, name))
             if not isinstance(self.baselines, str):
@@ -279,7 +284,9 @@ class Trainer:
         algorithm = self.algorithm.resolve_auto(problem, bound, self.privacies)
         finetune = self.finetune
         if finetune is not None:
-            finetune = finetune.resolved(noise_level(self.privacy, problem.data, problem.dimension, self.rounds))
+            schedule = None if isinstance(self.schedule, AsynchronousSchedule) else self.schedule
+            level = noise_level(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
+            finetune = finetune.resolved(level)
         same = algorithm is self.algorithm and finetune is self.finetune
         return self if same else replace(self, algorithm=algorithm, finetune=finetune)
 

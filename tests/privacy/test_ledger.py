@@ -107,6 +107,16 @@ def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
     assert second.report.epsilon == pytest.approx(second.epsilon_at(16))
 
 
+def test_a_session_that_charges_nothing_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = door(path)
+    advance(first, 0, 3)
+    first.close()
+    whole = path.read_bytes()
+    door(path, resume=True).close()
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.parametrize("torn", [b'{"kind":"charge","first":5,"end":6}', b'{"kind":"cha', b"\x00\x00\x00", b"{}x\n"])
 def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "ledger.jsonl"

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from fedmtl import (
     ClientPrivacy,
     FedAvg,
+    FixedCohort,
     FullParticipation,
     LocalSGD,
     PoissonSampling,
@@ -72,6 +73,30 @@ def test_choices_follow_from_public_facts() -> None:
     assert records.algorithm.weights == "examples"
     other = replace(numbers(20), train=numbers(20, seed=1).train)  # other values, the same numbers of records
     assert replace(automatic(other, RecordPrivacy(epsilon=1.0)), model=records.model) == records
+
+
+@pytest.mark.parametrize("schedule", [PoissonSampling(cohort=12), FixedCohort(cohort=12), FullParticipation()])
+def test_what_is_set_enters_the_noise(schedule) -> None:
+    privacy = ClientPrivacy(epsilon=2.0)
+    trainer = Trainer(data=numbers(30), privacy=privacy, rounds=7, schedule=schedule, progress=False)
+    report = trainer.fit().privacy
+    noise = report.noise_std * math.sqrt(3) / report.clip_norm
+    chosen = automatic(numbers(30), privacy, rounds=7, schedule=schedule)
+    assert (chosen.rounds, chosen.schedule) == (7, schedule)
+    assert chosen.noise == pytest.approx(noise, rel=5e-3)
+    assert report.clip_norm == pytest.approx(min(0.3, 0.1 / noise), rel=5e-3)
+    assert max(map(len, chosen.text().splitlines())) <= 120
+
+
+def test_scores_are_in_the_units_of_the_target() -> None:
+    data = numbers(9)
+    scaled, own = (
+        Trainer(data=part, privacy=None, metrics=("mae",), progress=False).fit()
+        for part in (data, replace(data, target_range=(10.0, 50.0)))
+    )
+    assert own.metrics["mse"] == pytest.approx(400 * scaled.metrics["mse"])
+    assert own.metrics["mae"] == pytest.approx(20 * scaled.metrics["mae"])
+    assert own.metrics["nmse"] == pytest.approx(scaled.metrics["nmse"])
 
 
 def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:

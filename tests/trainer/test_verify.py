@@ -305,6 +305,28 @@ def test_a_finished_run_that_is_resumed_has_a_new_seal(copy: Path) -> None:
     assert verify(copy).seal != before
 
 
+@pytest.mark.parametrize("when", ["on_start", "on_evaluate", "on_end"])
+def test_a_finished_run_whose_resume_is_cut_off_fits_or_is_unfinished(copy: Path, when: str) -> None:
+    """As by a closed pipe: never does it fail to fit."""
+
+    class Cut(Callback):
+        pass
+
+    def cut(*_: Any) -> None:
+        raise BrokenPipeError
+
+    setattr(Cut, when, cut)
+    with pytest.raises(BrokenPipeError):
+        run(copy, resume=True, callbacks=(Cut(),))
+    if when == "on_start":
+        assert verify(copy).fits
+    else:
+        with pytest.raises(DataError, match="is unfinished; fedmtl resume"):
+            verify(copy)
+    run(copy, resume=True)
+    assert verify(copy).fits
+
+
 @pytest.mark.parametrize("gone", [1, 2])
 def test_a_line_of_the_ledger_is_removed(copy: Path, gone: int) -> None:
     lines = ledger(copy)

@@ -199,18 +199,22 @@ class Table:
         """Return the rows of each client: by the column ``client``, in the order of its texts, or dealt by y (n,).
 
         Raises:
-            ConfigError: neither a column nor a partition, or both.
+            ConfigError: see :meth:`check_clients`.
         """
-        if (client is None) == (not partition):
-            state = "both a client column and a partition" if client else "no client column"
-            raise ConfigError(
-                f"{self.file}: {state}; give the column of each row's client, or a partition such as "
-                "Dirichlet(clients=100, alpha=0.5), on the command line data/partition=dirichlet."
-            )
+        self.check_clients(client, partition)
         if client is None:
             return cast(Partition, partition).deal(y, seed)
         ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
         return by_number(number, ids)
+
+    def check_clients(self, client: str | None, partition: Partition | None) -> None:
+        """Raise :class:`ConfigError` unless either a column or a partition says which client has a row."""
+        if (client is None) == (not partition):
+            state = "both a client column and a partition" if client else "no client column"
+            raise ConfigError(
+                f"{self.file}: {state}; give the column of each row's client, or a partition such as "
+                "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
+            )
 
     def texts(self, column: str) -> np.ndarray:
         """Return a column of texts (n,), stripped; an empty value becomes ``""``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from .columns import Table, check_texts, codes
 if TYPE_CHECKING:
     import pandas as pd
 
+logger = logging.getLogger("fedmtl")
 _WHOLE = 1 << 24  # whole numbers below it are exact in float32
 
 
@@ -59,8 +61,8 @@ def read_table(
             of their text, which a run with noise refuses, unless ``bounds`` has the column.
         bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and mapped to [-1, 1].
             Texts, the categories in order: two become -1 and +1, more one 0/1 feature each. The target of a regression
-            has a range likewise, at which predictions are cut off. Where all features have bounds, the dataset's
-            domain follows from them.
+            has a range likewise, at which predictions are cut off; scores are in its own units. Where all features have
+            bounds, the dataset's domain follows from them.
         labels: the target's values in order of their class number, as text; needed where the target is text.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
         test_fraction: share of each client's rows held out for test.
@@ -83,6 +85,7 @@ def read_table(
     file = table.file
     if features is None:
         features = [column for column in table.frame.columns if column not in names]
+    table.check_clients(client, partition)
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", features)):
         table.check_columns(columns, f"{role} ")
     for column in names:
@@ -117,6 +120,11 @@ def read_table(
         transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
+    if classes == "infer" and labels is None and (data.classes or 0) > 2:
+        logger.warning(
+            "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
+            file, target, data.classes,
+        )  # fmt: skip
     inferred = [f"categories.{column}" for column, texts in coding.items() if texts is None]
     if transform is None and not integers:
         numbers = [*features, *([target] if data.classes is None else [])]
@@ -125,8 +133,11 @@ def read_table(
     if transform is None and bounds.keys() >= set(features):
         scaled = data.classes is not None or target in ranges
         domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
-    limit = 1.0 if target in ranges else math.inf
-    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, limit=limit, verify=False)
+    inferred = [*data.inferred, *inferred]
+    if target not in ranges:
+        return replace(data, inferred=tuple(inferred), domain=domain, verify=False)
+    low, high = map(float, ranges[target])
+    return replace(data, inferred=tuple(inferred), domain=domain, limit=1.0, target_range=(low, high), verify=False)
 
 
 def _is_range(column: str, values: Sequence[Any]) -> bool:
@@ -143,6 +154,8 @@ def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndar
     """Return one column by its categories, float32: (rows, 1) of -1 and 1 for two that are given, else 0 and 1
     (rows, categories); None takes the categories of the rows."""
     values = table.written(name)
+    if any(isinstance(value, bool) for value in categories or ()):  # of true and false, however a file spells them
+        values, categories = np.char.lower(values), [str(value).lower() for value in categories or ()]
     texts = np.unique(values).tolist() if categories is None else list(map(str, categories))
     number = codes(values, texts)
     table.refuse(number < 0, name, f"the categories {', '.join(map(repr, texts))}")

@@ -32,6 +32,7 @@ from .others import replaced_data
 from .rerun import Releases
 
 RELEASED = "releases.safetensors"
+_FINETUNED = 32  # clients, at most
 
 
 def publication(trainer: Trainer, *, seed: int, rounds: int = 2) -> list[Finding]:
@@ -48,6 +49,8 @@ def publication(trainer: Trainer, *, seed: int, rounds: int = 2) -> list[Finding
     data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
     data = replace(data, notes=trainer.data.notes, verify=False)
     run = replace(trainer, rounds=min(rounds, trainer.rounds), baselines=(), callbacks=(), progress=False)
+    if run.finetune is not None:  # of as many clients as are evaluated
+        run = replace(run, evaluate_clients=min(_FINETUNED, run.evaluate_clients or _FINETUNED))
     first = _published(run, derive_key(seed, "audit/published") >> 1)
     again = _published(replace(run, data=data), derive_key(seed, "audit/coins") >> 1, replay=first.recording)
     files, others = first.files, again.files

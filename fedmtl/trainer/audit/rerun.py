@@ -18,7 +18,10 @@ from ...errors import BudgetExhausted
 from ...local import operation_threads
 from ...privacy import RecordPrivacy, SeededSource
 from ...privacy.channel import Recording, Tap
+from ..personalize import rows_at
 from ..trainer import Trainer
+
+_FINETUNED = 32  # clients whose finetuned models are compared: each is a function of its own records
 
 Releases = list[tuple[int, str, Tensor]]
 """A recording: (step, name, what was released)."""
@@ -134,10 +137,9 @@ def watched(
         models = algorithm.personalize(problem, state, everybody)
         _note(watch.messages, rounds, "the personal model", everybody, models)
         if trainer.finetune is not None:
-            tuned = trainer.finetune.train(
-                problem, trainer.finetune.origin(algorithm.shared(state), models)[1], everybody
-            )
-            _note(watch.messages, rounds, "the finetuned model", everybody, tuned)
+            some = everybody[:_FINETUNED]
+            start = rows_at(trainer.finetune.origin(algorithm.shared(state), models)[1], some)
+            _note(watch.messages, rounds, "the finetuned model", some, trainer.finetune.train(problem, start, some))
 
     hooks: dict[str, Any] = {"replay": replay} if replay is not None else {"record": watch.releases}
     hooks |= {"tap": tap, "finish": finish} if messages else {}

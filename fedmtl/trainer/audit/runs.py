@@ -114,7 +114,7 @@ def _stopped(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     with closing(problem.executor):
         if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
             return skipped("charges: early stop", "no model is common to all, so no run stops early")
-    result = replace(trainer, early_stopping=rule, eval_every=1, folder=None, privacy=setup.privacy).fit()
+    result = replace(trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy).fit()
     if result.stopped != "early":
         return skipped("charges: early stop", f"the run did not stop early: {result.stopped}")
     stated, planned = result.privacy.epsilon, planned_epsilon(setup, seed)
