@@ -172,11 +172,11 @@ class Trainer:
         left = [name for name in names if isinstance(value := getattr(self, name), str) and value == "auto"]
         if "algorithm" in left and isinstance(self.privacy, Privacy | None):
             object.__setattr__(self, "data", as_data(self.data))
-            given = {name: getattr(self, name) for name in ("rounds", "schedule") if name not in left}
-            positive_int(self, **{name: value for name, value in given.items() if name == "rounds"})
-            if "schedule" in given:
+            set_here = {name: getattr(self, name) for name in ("rounds", "schedule") if name not in left}
+            positive_int(self, **{name: value for name, value in set_here.items() if name == "rounds"})
+            if "schedule" in set_here:
                 check_schedule(ProximalPoint(), self.schedule, self.privacy)
-            chosen = automatic(self.data, self.privacy, **given)
+            chosen = automatic(self.data, self.privacy, **set_here)
             logger.info("%s", chosen.text())
             if chosen.level > 4:
                 text = "the noise is %.3g times that at which sharing helps: use a larger epsilon, or more clients"
