@@ -164,14 +164,14 @@ class Coins(Protocol):
         """Return ``count`` float64 numbers in [0, 1) with 53 random bits each."""
 
 
-def distinct_ranks(n: int, size: int, coins: Coins) -> np.ndarray:
+def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
     """Return a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size) for small sizes.
 
     Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform sampling
     without replacement; more than half of the population is drawn as a complement.
     """
     if 2 * size > n:
-        left_out = distinct_ranks(n, n - size, coins)
+        left_out = distinct_numbers(n, n - size, coins)
         return np.delete(np.arange(n, dtype=np.int64), left_out)
     drawn = np.empty(0, dtype=np.int64)
     while drawn.size < size:

@@ -64,15 +64,14 @@ class Contender:
         plans = releases_of(self.algorithm, self.problem, sampler)
         self.channel = open_channel(privacy, plans, sampler, seed=0, steps=total)
         self.state = self.algorithm.init(self.problem)
-        self.rank = torch.argsort(torch.argsort(data.keys.cpu(), stable=True))
-        self.events = round_events(self.channel.draw, torch.argsort(data.keys.cpu(), stable=True), start=0, stop=total)
+        self.events = round_events(self.channel.draw, start=0, stop=total)
         self.seconds: list[float] = []
 
     def take(self) -> None:
         self.wait()
         began = time.perf_counter()
         event = next(self.events)
-        self.channel.begin(event.first, self.rank[event.cohort])
+        self.channel.begin(event.first, event.cohort)
         self.state = self.algorithm.step(self.problem, self.state, event, self.channel)
         self.wait()
         self.seconds.append(time.perf_counter() - began)

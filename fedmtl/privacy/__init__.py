@@ -4,7 +4,7 @@ No number leaves a client except through a :class:`Release`, and no release happ
 has not already charged. :func:`open_channel` is the one door.
 """
 
-from ..random import distinct_ranks
+from ..random import distinct_numbers
 from .accounting.calibration import calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon
 from .accounting.knorm import KNormDpEvent
@@ -73,7 +73,7 @@ __all__ = [
     "calibrate_selection",
     "clip_rows",
     "clipped_sum",
-    "distinct_ranks",
+    "distinct_numbers",
     "draw_repetitions",
     "epsilon",
     "open_channel",

@@ -58,7 +58,6 @@ class GradientPlan:
         caps: (n,) whole numbers, the most uses of each client: activations, or participations in rounds (there the
             schedule sets them, and None is given).
         keys: int64 (n,), address of each client's random numbers; None: its position.
-        ranks: int64 (n,), the rank of each client in the sampler of the rounds; None: its position.
         x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they are of none.
         rate: q in (0, 1], one for all or (n,): a record takes part in a release with that probability, by secret coins
             of its own; sums are divided by q n_i.
@@ -83,7 +82,6 @@ class GradientPlan:
     dimension: int
     caps: np.ndarray | None = None
     keys: Tensor | None = None
-    ranks: Tensor | None = None
     x: Sequence[Tensor] | None = None
     rate: float | np.ndarray = 1.0
     at_cap: Literal["stop", "silent"] = "stop"
@@ -109,8 +107,6 @@ class GradientPlan:
             set_(self, "keys", torch.arange(n))
         if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
             raise ConfigError(f"keys must be {n:,} numbers, all different, one a client: they address the noise.")
-        if self.ranks is not None and not torch.equal(self.ranks.sort().values, torch.arange(n)):
-            raise ConfigError(f"ranks must be 0 to {n - 1} in any order, one for each of {n:,} clients.")
         set_(self, "rate", _rates(self.rate, n))
         set_(self, "steps", whole_numbers("steps", np.ones(n, dtype=np.int64) if self.steps is None else self.steps, n))
         if (self.local_steps % self.trainings != 0).any():
@@ -132,8 +128,7 @@ class GradientPlan:
                 raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
         else:
             what, relation = "clients that act one at a time", "replace"
-            unused = {"ranks": self.ranks, "batch_size": self.batch_size}
-            unused |= {"steps": None if (self.local_steps == 1).all() else self.steps}
+            unused = {"batch_size": self.batch_size, "steps": None if (self.local_steps == 1).all() else self.steps}
             if self.caps is None:
                 raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
         others = [name for name, value in unused.items() if value is not None]
@@ -167,11 +162,6 @@ class GradientPlan:
         """Return int64 (n,) keys of the clients."""
         assert self.keys is not None
         return self.keys
-
-    @property
-    def order(self) -> Tensor:
-        """Return int64 (n,), the client at each rank."""
-        return torch.arange(len(self.ids)) if self.ranks is None else torch.argsort(self.ranks)
 
     @property
     def expected(self) -> np.ndarray:

@@ -35,7 +35,7 @@ from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, read_first
 
-VERSION = 6
+VERSION = 7
 
 
 class Ledger:
@@ -124,7 +124,7 @@ class Ledger:
         return self._file.head if self._file is not None else None
 
     def uses(self, before: int | None = None) -> np.ndarray:
-        """Return (n,) int64 charged participations by rank, in steps below ``before``, for an account that charges
+        """Return (n,) int64 charged participations by client, in steps below ``before``, for an account that charges
         participations."""
         chosen = [np.zeros(0, dtype=np.int64)]
         for first, sizes, clients in self._cohorts:
@@ -140,7 +140,7 @@ class Ledger:
 
         Args:
             first, end: consecutive steps; in a file they follow those that this session has charged.
-            cohorts: for each step, the ranks that take part, where participations are charged.
+            cohorts: for each step, the clients that take part, where participations are charged.
 
         Raises:
             PrivacyError: in a file, a step that this session has charged already, or one after a step that was never

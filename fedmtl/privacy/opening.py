@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .._check import positive_int
@@ -103,8 +104,7 @@ def open_channel(
         replicates: R replicates, each with its own noise, released at once: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
-        order: int64 (n,), the client at each rank of the sampler, in rounds without a :class:`GradientPlan`, which has
-            it too; None: its position.
+        order: int64 (n,), the clients in the order by which the sampler of rounds numbers them; None: their positions.
 
     Raises:
         ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
@@ -122,6 +122,8 @@ def open_channel(
     sampler = schedule if isinstance(schedule, BoundSampler) else None
     if sampler is not None:
         _check_rows(rows, steps)
+        if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
+            raise ConfigError(f"order must have each of 0 to {sampler.n - 1} once, a number for each client.")
         if replicates > 1:
             _check_replicates(settings, sampler)
     if sampler is not None and not rows and gradients is None:

@@ -84,15 +84,14 @@ class Rounds(Channel):
         self._correlated: dict[str, CorrelatedNoise] = {}
         self._step: int | None = None
         self._use = 0
-        self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun, as releases name its clients
+        self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun
         self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
         self._totals: dict[str, RowTotal] = {}
-        self._order = order
+        self._order = torch.arange(sampler.n) if order is None else order
         self.draws: RecordDraws | None = None
         self.sums: RecordSums | None = None
         if gradients is not None:
-            self._order = gradients.order
             self.draws = RecordDraws(gradients, self.sources)
             self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
 
@@ -117,10 +116,11 @@ class Rounds(Channel):
         self.ranks.share(lambda: self._start(step))
 
     def _start(self, step: int) -> None:
-        self.account.start(step, lambda earlier: self._members(self._sample(earlier)))
+        self.account.start(step, self._sample)
 
     def draw(self, step: int) -> Tensor:
-        """Return the cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
+        """Return the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the same cohort until
+        the round begins.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
@@ -134,18 +134,11 @@ class Rounds(Channel):
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        uses, caps = self.account.participations[0], self.account.caps
-        if self.gradients is not None:  # accounts of clients, cohorts of ranks
-            order = self.gradients.order.numpy()
-            uses, caps = uses[order], None if caps is None else caps[order]
-        ranks = self.sampler.draw(step, self.source.coins("cohort", step), torch.from_numpy(uses))
+        uses, caps = torch.from_numpy(self.account.participations[0]), self.account.caps
+        clients = self._order[self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])]
         if self.gradients is None or caps is None:
-            return ranks
-        return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
-
-    def _members(self, ranks: Tensor) -> Tensor:
-        """Return whose accounts a cohort of ``ranks`` is charged to."""
-        return ranks if self.gradients is None else self.gradients.order[ranks]
+            return clients
+        return clients[(uses < torch.from_numpy(caps))[clients]]  # a client at its cap stays out
 
     def begin(self, step: int, members: Tensor) -> None:
         """Charge a round; on return the charge is written, in secure mode to the disk.
@@ -159,18 +152,16 @@ class Rounds(Channel):
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
-        drawn = torch.sort(members.cpu()).values
-        clients = self._members(drawn)
-        self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
-        self._step, self._released, self._totals = step, set(), {}
-        self._cohort = drawn if self._order is None else self._order[drawn]
+        clients = members.cpu()
+        self._use = self.ranks.share(lambda: self._charge(step, clients))
+        self._step, self._released, self._totals, self._cohort = step, set(), {}, clients
         for name, norm in self._norms.items():
             self.releases[name] = self.releases[name].clipped_at(norm)
         self.local = None if self.gradients is None else LocalSteps(self, step, clients)
 
-    def _charge(self, step: int, drawn: Tensor, clients: Tensor) -> int:
+    def _charge(self, step: int, clients: Tensor) -> int:
         """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
-        if step not in self._drawn or not torch.equal(self._drawn[step], drawn):
+        if step not in self._drawn or not torch.equal(self._drawn[step].sort().values, clients.sort().values):
             raise PrivacyError(
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
                 f"that cohort only. Call draw(step) first."

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
-from ..random import Coins, distinct_ranks
+from ..random import Coins, distinct_numbers
 
 Relation = Literal["add_remove", "replace", "zero_out"]
 """How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
@@ -51,10 +51,10 @@ takes part when is public."""
 
 @dataclass(frozen=True)
 class BoundSampler(ABC):
-    """A sampler bound to a population of ``n`` clients, addressed by rank in [0, n).
+    """A sampler bound to a population of ``n`` clients, which it numbers from 0 to n - 1.
 
-    The rank of a client is its position in the order of client keys, so that draws do not depend on the order
-    in which clients are listed; the caller maps ranks to clients.
+    A channel numbers clients in the order of their keys, so that draws do not depend on the order in which the data
+    list them.
 
     Attributes:
         n: the population.
@@ -109,10 +109,10 @@ class BoundSampler(ABC):
         Args:
             step: number of the step (the coins are already specific to it).
             coins: source of uniform numbers.
-            uses: (n,) int64, participations so far by rank; needed under a cap, ignored otherwise.
+            uses: (n,) int64, participations so far by number; needed under a cap, ignored otherwise.
 
         Returns:
-            Sorted int64 ranks, distinct.
+            Sorted int64 numbers of clients, distinct.
         """
 
     @abstractmethod
@@ -132,7 +132,7 @@ class BoundPoisson(BoundSampler):
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
-        return torch.from_numpy(distinct_ranks(self.n, size, coins))
+        return torch.from_numpy(distinct_numbers(self.n, size, coins))
 
     def describe(self) -> str:
         return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g})"
@@ -179,7 +179,7 @@ class BoundFixed(_BoundCohort):
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         if self.max_uses is None:
-            return torch.from_numpy(distinct_ranks(self.n, self.cohort, coins))
+            return torch.from_numpy(distinct_numbers(self.n, self.cohort, coins))
         if uses is None:
             raise ConfigError("FixedCohort with a cap on uses needs the participations so far to draw a cohort.")
         eligible = torch.nonzero(uses < self.max_uses).flatten()
@@ -188,7 +188,7 @@ class BoundFixed(_BoundCohort):
                 f"Step {step} needs {self.cohort} clients, but only {eligible.numel()} have taken part fewer "
                 f"than {self.max_uses} times (the cap on uses of one client)."
             )
-        return eligible[torch.from_numpy(distinct_ranks(eligible.numel(), self.cohort, coins))]
+        return eligible[torch.from_numpy(distinct_numbers(eligible.numel(), self.cohort, coins))]
 
     def describe(self) -> str:
         return f"fixed cohort of {self.cohort} of {self.n} clients{self._at_most}"

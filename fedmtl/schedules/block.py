@@ -59,13 +59,12 @@ class Block:
         return (self.window(at, at + 1) for at in range(len(self)))
 
 
-def rounds(draw: Callable[[int], Tensor], clients: Tensor, *, start: int, stop: int) -> Iterator[Block]:
+def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[Block]:
     """Yield rounds ``start`` to ``stop - 1``, one cohort each, at intervals of one time unit.
 
     Args:
-        draw: cohort of a round, as sorted ranks in [0, n), int64 (k,).
-        clients: int64 (n,), the client at each rank.
+        draw: cohort of a round, int64 (k,) clients.
         start, stop: first round, and one past the last.
     """
     for step in range(start, stop):
-        yield Block(step, torch.tensor([[float(step)]], dtype=torch.float64), clients[draw(step)][None, None])
+        yield Block(step, torch.tensor([[float(step)]], dtype=torch.float64), draw(step)[None, None])

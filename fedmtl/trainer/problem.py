@@ -275,7 +275,6 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
     return GradientPlan(
         ids=tuple(data.ids),
         keys=data.keys,
-        ranks=client_ranks(data)[1],
         counts=counts.numpy(),
         dimension=problem.dimension,
         rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
@@ -284,14 +283,6 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
         trainings=trainings,
         batch_size=batch,
     )
-
-
-def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
-    """The client at each rank, and the rank of each client: int64 (n,) each. Ranks are the order of the keys."""
-    order = torch.argsort(data.keys, stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
-    return order, rank
 
 
 ARITHMETIC = 10

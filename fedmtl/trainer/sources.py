@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.cohort import Cohort, Finish
@@ -26,7 +25,7 @@ from ..privacy import (
     open_channel,
 )
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
-from .problem import client_ranks, training_plan
+from .problem import training_plan
 
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
@@ -43,8 +42,6 @@ class Source:
         every: steps between evaluations.
         cuts: blocks of activations end at multiples of these, and of ``every``: where they end does not depend on where
             a run was resumed.
-        order: int64 (n,), the client at each rank.
-        ranks: int64 (n,), the rank of each client.
         seed: of the activations.
     """
 
@@ -53,14 +50,12 @@ class Source:
     stop: int
     every: int
     cuts: tuple[int, ...]
-    order: Tensor
-    ranks: Tensor
     seed: int
 
     def blocks(self, start: int) -> Iterator[Block]:
         """Yield all blocks from step ``start`` on."""
         if isinstance(self.channel, Rounds):
-            yield from rounds(self.channel.draw, self.order, start=start, stop=self.stop)
+            yield from rounds(self.channel.draw, start=start, stop=self.stop)
             return
         assert isinstance(self.schedule, BoundSchedule)
         for first, end in windows(start, self.stop, (self.every, *self.cuts)):
@@ -68,8 +63,7 @@ class Source:
 
     def begin(self, block: Block) -> None:
         """Charge a block; raises BudgetExhausted before any data are read."""
-        in_rounds = isinstance(self.channel, Rounds)
-        self.channel.begin(block.first, self.ranks[block.cohort] if in_rounds else block.client)
+        self.channel.begin(block.first, block.cohort if isinstance(self.channel, Rounds) else block.client)
 
 
 def windows(start: int, stop: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -215,14 +209,14 @@ def open_run(
     check_idle(algorithm, problem)
     options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
     bound = schedule if isinstance(schedule, BoundSampler | BoundSchedule) else bind_schedule(schedule, problem.data)
-    order, ranks = client_ranks(problem.data)
     stop = problem.rounds
     if isinstance(bound, BoundSchedule):
         stop = min(stop, bound.steps)
         plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
         channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
     else:
+        order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
         channel = open_channel(
             privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options
         )
-    return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, order, ranks, seed)
+    return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)

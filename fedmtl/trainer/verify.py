@@ -445,12 +445,13 @@ def _charges(run: _Run) -> _Answer:
 def _cohort_problems(run: _Run, header: Mapping[str, Any]) -> list[str]:
     """Return the charged cohorts that the sampler does not draw, or activations of several clients.
 
-    Local steps are charged to clients, whose places in the order of the sampler are in no file, and not to those who
-    have reached their caps.
+    In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each other at
+    least; local steps are not charged to clients that have reached their caps.
     """
     n, problems = len(run.kind_of), []
     schedule = header.get("schedule", {"class": "BoundFixed", "cohort": 1})
     kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
+    latest = np.full(n, -(1 << 40))  # turns
     for _, step, clients in run.charges.steps:
         if clients is None or len(set(clients)) < len(clients):
             problems.append(f"step {step} has no cohort of distinct clients")
@@ -459,8 +460,10 @@ def _cohort_problems(run: _Run, header: Mapping[str, Any]) -> list[str]:
         fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
         if kind == "BoundFull":
             fits = not np.delete(taken < run.caps, members).any()
-        elif kind == "BoundCyclic" and "kinds" not in header:
-            fits = bool(((members - step * cohort) % n < cohort).all())
+        elif kind == "BoundCyclic":
+            distance = np.abs(step - latest[members])
+            fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
+            latest[members] = step
         if not fits:
             problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
         taken[members] += 1

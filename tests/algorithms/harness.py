@@ -48,11 +48,10 @@ def run(
     )
     channel.record = record
     state = algorithm.init(problem)
-    rank = torch.argsort(order)
     if watch is not None:
         watch(-1, state)
-    for block in rounds(channel.draw, order, start=0, stop=problem.rounds):
-        channel.begin(block.first, rank[block.cohort])
+    for block in rounds(channel.draw, start=0, stop=problem.rounds):
+        channel.begin(block.first, block.cohort)
         state = algorithm.step(problem, state, block, channel)
         if watch is not None:
             watch(block.step, state)

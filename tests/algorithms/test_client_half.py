@@ -32,7 +32,6 @@ from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
 from fedmtl.schedules import rounds
-from fedmtl.trainer.problem import client_ranks
 from fedmtl.trainer.sources import releases_of
 from tests.algorithms.harness import problem_of
 from tests.helpers import ragged_classification
@@ -112,14 +111,14 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     plans = algorithm.plan(problem, bound)
     # of a prior so little noise that clients train again
     privacy = replace(PRIVACY, noise_multiplier=0.01) if name.startswith("prior_layers") else PRIVACY
-    order, ranks = client_ranks(problem.data)
+    order = torch.argsort(problem.data.keys, stable=True)
     stacked, alone = (open_channel(privacy, plans, bound, seed=3, steps=steps, order=order) for _ in range(2))
     stacked.record, alone.record = [], []
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
     clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]
-    for event in rounds(stacked.draw, order, start=0, stop=steps):
-        stacked.begin(event.step, ranks[event.cohort])
+    for event in rounds(stacked.draw, start=0, stop=steps):
+        stacked.begin(event.step, event.cohort)
         state = algorithm.step(problem, state, event, stacked)
         alone.begin(event.step, alone.draw(event.step))
         sent = [clients[client].send(public, event.step, alone) for client in event.cohort.tolist()]
@@ -183,14 +182,13 @@ def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(nam
     plans = releases_of(algorithm, problem, everyone)
     stacked, server = (open_channel(RECORDS, plans, everyone, seed=3, steps=ROUNDS) for _ in range(2))
     stacked.record = []
-    order, ranks = client_ranks(problem.data)
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}
     clients = [_RecordClient(algorithm, problem, client) for client in range(problem.clients)]
     for client in clients:
         client.channel.record = []
-    for block in rounds(stacked.draw, order, start=0, stop=ROUNDS):
-        stacked.begin(block.first, ranks[block.cohort])
+    for block in rounds(stacked.draw, start=0, stop=ROUNDS):
+        stacked.begin(block.first, block.cohort)
         state = algorithm.step(problem, state, block, stacked)
         server.begin(block.first, server.draw(block.first))
         sent = [clients[client].train(public, block.first) for client in block.cohort.tolist()]

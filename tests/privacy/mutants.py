@@ -991,7 +991,7 @@ def _cohort(make: Callable) -> _Patch:
 
 
 def _fixed_size(self, step, coins, uses=None):
-    return torch.from_numpy(samplers.distinct_ranks(self.n, int(self.cohort), coins))
+    return torch.from_numpy(samplers.distinct_numbers(self.n, int(self.cohort), coins))
 
 
 def _same_for_two_steps(self, step, coins, uses=None):

@@ -114,9 +114,9 @@ def test_misuse_is_refused() -> None:
 
 @pytest.mark.parametrize("privacy", [NOISED, None])
 def test_a_release_takes_rows_of_clients_that_were_drawn_and_of_no_others(privacy) -> None:
-    order = torch.arange(40).flip(0)  # of clients by rank, which is how cohorts are drawn
+    order = torch.arange(40).flip(0)  # by which the sampler numbers clients
     channel = door(privacy, order=order)
-    members = order[begin(channel)]
+    members = begin(channel)
     other = next(k for k in range(40) if k not in members.tolist())
     for clients in (torch.tensor([other]), torch.cat([members[1:], torch.tensor([other])]), torch.tensor([-1])):
         with pytest.raises(PrivacyError, match=f"of client {int(clients[-1])}, who was not drawn for step 0"):

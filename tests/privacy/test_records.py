@@ -39,7 +39,6 @@ def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimensi
         ids=ids,
         keys=torch.tensor([id_key(name) for name in ids]),
         counts=np.array(counts),
-        ranks=torch.arange(n).flip(0),  # not the order of the clients
         rate=1.0 if batch is None else np.minimum(1.0, batch / np.array(counts)),
         relation="zero_out",
         steps=np.array(steps),
@@ -54,7 +53,8 @@ def door(
     who = who or plan_of()
     plan = ReleasePlan(name="update", dimension=who.dimension, uses=rounds, from_training=True)
     bound = (sampler or FullParticipation()).bind(len(who.ids))
-    return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **options)
+    order = torch.arange(len(who.ids)).flip(0)  # not that of the clients
+    return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **({"order": order} | options))
 
 
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, delta=1e-5)
@@ -62,9 +62,9 @@ EMPTY = (torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64))
 
 
 def begin(channel, step: int = 0) -> torch.Tensor:
-    ranks = channel.draw(step)
-    channel.begin(step, ranks)
-    return ranks
+    clients = channel.draw(step)
+    channel.begin(step, clients)
+    return clients
 
 
 def test_every_client_draws_its_own_poisson_subset() -> None:
@@ -282,8 +282,7 @@ def test_the_budget_is_a_hard_cap_on_each_client() -> None:
 
 def test_only_local_steps_that_are_paid_for_are_made() -> None:
     channel = door(NOISED, sampler=FixedCohort(2))
-    ranks = begin(channel)
-    inside = [k for k in range(5) if 4 - k in ranks.tolist()]
+    inside = sorted(begin(channel).tolist())
     outside = [k for k in range(5) if k not in inside]
     everyone = torch.arange(5)
     expected = [STEPS[k] if k in inside else 0 for k in range(5)]
@@ -408,9 +407,7 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     drawn = [begin(channel, step).tolist() for step in range(2)]
     channel.close()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
-        [sorted(4 - rank for rank in d)] for d in drawn
-    ]
+    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [[sorted(d)] for d in drawn]
     assert lines[0]["account"] == "client"
     resumed = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True)
     resumed.start(2)
@@ -474,9 +471,11 @@ def test_impossible_requests_are_refused_by_name() -> None:
     ):
         with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for rounds"):
             door(NOISED, who=replace(plan_of(), **unused))
-    for wrong in ({"steps": np.ones(4, dtype=np.int64)}, {"keys": torch.ones(5)}, {"ranks": torch.ones(5).long()}):
+    for wrong in ({"steps": np.ones(4, dtype=np.int64)}, {"keys": torch.ones(5)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             replace(plan_of(), **wrong)
+    with pytest.raises(ConfigError, match="each of 0 to 4 once"):
+        door(NOISED, order=torch.ones(5, dtype=torch.int64))
     with pytest.raises(ConfigError, match="no budget for client 'client-1'"):
         door(RecordPrivacy(clip_norm=1.0, epsilon={"client-0": 1.0}))
     with pytest.raises(ConfigError, match="names 'nobody'"):

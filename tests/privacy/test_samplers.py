@@ -17,7 +17,7 @@ from fedmtl.privacy import (
     ReleasePlan,
     SecureSource,
     SeededSource,
-    distinct_ranks,
+    distinct_numbers,
     open_channel,
 )
 from fedmtl.privacy.samplers import BoundAsked, binomial_quantile
@@ -29,7 +29,7 @@ def test_subsets_are_uniform(source) -> None:
         subsets = dict.fromkeys(itertools.combinations(range(5), size), 0)
         draws = 1000
         for step in range(draws):
-            subsets[tuple(distinct_ranks(5, size, source.coins("cohort", step)))] += 1
+            subsets[tuple(distinct_numbers(5, size, source.coins("cohort", step)))] += 1
         if len(subsets) > 1:
             assert stats.chisquare(list(subsets.values())).pvalue > 1e-6
 

@@ -165,15 +165,13 @@ def run(
         **({"replicates": count} if count > 1 else {}),
     )
     state = algorithm.init(problem, count)
-    order = torch.argsort(problem.data.keys, stable=True)
-    rank = torch.argsort(order)
     noise, signal, seconds = [], [], 0.0
-    for event in round_events(channel.draw, order, start=0, stop=rounds):
+    for event in round_events(channel.draw, start=0, stop=rounds):
         rows = state.private.whole("model").transpose(0, 1)
         rows = rows * (clip / rows.norm(dim=2, keepdim=True).clamp(min=clip))
         signal.append((rows.mT @ rows).norm(dim=(1, 2)))
         began = time.perf_counter()
-        channel.begin(event.first, rank[event.cohort])
+        channel.begin(event.first, event.cohort)
         state = algorithm.step(problem, state, event, channel)
         seconds += time.perf_counter() - began
         noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)

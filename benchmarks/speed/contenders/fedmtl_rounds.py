@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from work import Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
@@ -52,7 +52,6 @@ class Run:
     problem: Problem
     algorithm: Algorithm
     channel: Channel
-    order: Tensor
     batch: int
 
     @classmethod
@@ -74,13 +73,13 @@ class Run:
             privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds, order=order
         )
         problem = replace(problem, tally=Tally())  # models that diverge are counted, as the trainer does it
-        return cls(problem, algorithm, channel, order, settings["batch"])
+        return cls(problem, algorithm, channel, settings["batch"])
 
     def work(self, settings: dict[str, Any], rounds: int) -> Work:
         """Return the work that this run will do, for all contenders."""
         data, channel = self.problem.data, self.channel
         x, y = data.gather("train", torch.arange(len(data.train)))
-        cohorts = [self.order[channel.draw(step)] for step in range(rounds)]
+        cohorts = [channel.draw(step) for step in range(rounds)]
         orders = []
         for step, cohort in enumerate(cohorts):
             for client in cohort:
@@ -102,13 +101,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         run = Run.of(settings, work.rounds, given.root, ledger, given.device)
-        problem, algorithm, channel, rank = run.problem, run.algorithm, run.channel, torch.argsort(run.order)
+        problem, algorithm, channel = run.problem, run.algorithm, run.channel
         state = algorithm.init(problem)
-        events = round_events(channel.draw, run.order, start=0, stop=work.rounds)
+        events = round_events(channel.draw, start=0, stop=work.rounds)
         for step in range(work.rounds):
             clock.start()
             event = next(events)
-            channel.begin(event.first, rank[event.cohort])
+            channel.begin(event.first, event.cohort)
             state = algorithm.step(problem, state, event, channel)
             clock.stop()
             assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)

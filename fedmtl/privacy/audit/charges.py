@@ -181,11 +181,10 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
         return
     for step in range(4 * setup.steps + 64):
         try:
-            ranks = channel.draw(step)
+            cohort = channel.draw(step)
         except BudgetExhausted:
             return
-        accounts = ranks if setup.gradients is None else setup.records.order[ranks]
-        yield step, ranks, [sorted(accounts.tolist()) if channel.account.by_client else [-1]]
+        yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
 
 
 # What must be refused

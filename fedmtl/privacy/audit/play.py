@@ -242,7 +242,7 @@ def played(
     if isinstance(channel, Activations):
         return {GRADIENTS: _activations(setup, claims, channel, start, stop, sent, who)}
     if who is not None:
-        channel = _drawing(setup, channel, who)
+        channel = _drawing(channel, who)
     if setup.gradients is not None:
         return {GRADIENTS: _local_steps(setup, claims, channel, start, stop, sent, local)}
     return _sums(setup, claims, channel, start, stop, sent)
@@ -254,10 +254,10 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
     made = {name: Sample(claims.of(name).size) for name in names}
     growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
     channel.record = noted
-    for step, ranks in rounds(setup, channel, start, stop):
-        use, drawn = channel.account.steps_charged - 1 if setup.uses_differ else 0, _marked(ranks.numpy())
+    for step, cohort in rounds(setup, channel, start, stop):
+        use, drawn = channel.account.steps_charged - 1 if setup.uses_differ else 0, _marked(cohort.numpy())
         for plan in channel.plans:
-            rows, who = sent(plan.name, step, ranks)
+            rows, who = sent(plan.name, step, cohort)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}
@@ -330,28 +330,22 @@ def _activations(
 # Rounds
 
 
-def _drawing(setup: Setup, channel: Rounds, clients: np.ndarray) -> Rounds:
+def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
     """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
-    sampler, ranks = copy(channel.sampler), torch.from_numpy(clients)
-    if setup.gradients is not None and setup.gradients.ranks is not None:
-        ranks = setup.gradients.ranks[ranks]
-    drawn = torch.sort(ranks).values
+    sampler, drawn = copy(channel.sampler), torch.from_numpy(np.sort(clients))
     object.__setattr__(sampler, "draw", lambda *address: drawn)
     channel.sampler = sampler
     return channel
 
 
 def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who
-    takes part: ranks, or where records are protected clients in their order."""
+    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with its cohort."""
     for step in range(start, setup.steps if stop is None else stop):
         try:
             clients = channel.draw(step)
             channel.begin(step, clients)
         except BudgetExhausted:
             return
-        if setup.gradients is not None and setup.gradients.ranks is not None:
-            clients = torch.sort(torch.argsort(setup.gradients.ranks)[clients]).values
         yield step, clients
 
 

@@ -85,8 +85,8 @@ class _Drawn:
         index = np.full(self.n, -1)
         index[chosen] = np.arange(len(chosen))
         included = np.zeros((len(members), len(chosen)), dtype=np.float32)
-        for step, ranks in enumerate(members):
-            which = index[ranks]
+        for step, cohort in enumerate(members):
+            which = index[cohort]
             included[step, which[which >= 0]] = 1
         pairs = np.rint(included.T @ included).astype(np.int64)
         upper = pairs[np.triu_indices(len(chosen), 1)]

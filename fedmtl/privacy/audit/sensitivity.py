@@ -157,10 +157,10 @@ def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
     claim, d = claims.of(name), setup.release(name).dimension
     width = min(setup.sampler.n, d, 64, max(1, MOST_ELEMENTS // max(d, setup.steps)))
 
-    def loud(release: str, step: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    def loud(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
         if release != name:
-            return silence(setup)(release, step, ranks)
-        who = ranks[ranks < width]
+            return silence(setup)(release, step, cohort)
+        who = cohort[cohort < width]
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
     moving, still = (played(setup, claims, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
@@ -190,8 +190,8 @@ def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generat
 def _released(setup: Setup, claims: Claims, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
     """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are drawn."""
 
-    def sent(release: str, step: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, ranks)
+    def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
+        return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, cohort)
 
     (made,) = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name].releases
     return made.value * made.claim.denominator
