@@ -18,6 +18,10 @@ from matplotlib.axes import Axes
 from scipy.stats import t as student
 from sweep import markdown
 
+from fedmtl.report.canvas import drawing, legend_above
+
+AS_PUBLISHED = "as published"
+"""How the titles of settings end where the settings of the methods are those of a paper, or fixed, and not tuned."""
 Role = Literal["local", "fedavg", "public", "baseline", "published", "new"]
 
 
@@ -146,12 +150,20 @@ def epsilons_of(scores: Iterable[Score]) -> list[float]:
     return sorted({score.epsilon for score in scores if 0 < score.epsilon < math.inf})
 
 
-def by_epsilon(scores: Sequence[Score], cell: Callable[[Sequence[Score], float], str]) -> str:
+def columns_of(scores: Sequence[Score], noiseless: bool) -> list[float]:
+    """Return the columns of a table: the epsilons, and infinity where there are scores without noise to print."""
+    return [*epsilons_of(scores), *([math.inf] if noiseless and any(s.epsilon == math.inf for s in scores) else [])]
+
+
+def by_epsilon(
+    scores: Sequence[Score], cell: Callable[[Sequence[Score], float], str], *, noiseless: bool = False
+) -> str:
     """Return a table of a setting: a line a method, a column an epsilon, in each what ``cell`` writes of its scores.
 
-    What does not depend on epsilon (training alone, public rows alone) has its score in every column.
+    What does not depend on epsilon (training alone, public rows alone) has its score in every column. With
+    ``noiseless`` the last column has the runs without noise.
     """
-    epsilons = epsilons_of(scores)
+    epsilons = columns_of(scores, noiseless)
     lines = []
     for method in methods_of(scores):
         own = [score for score in scores if score.method == method]
@@ -159,7 +171,8 @@ def by_epsilon(scores: Sequence[Score], cell: Callable[[Sequence[Score], float],
         if any(found):
             cells = zip(found, epsilons, strict=True)
             lines.append([method, *(cell(some, epsilon) if some else "" for some, epsilon in cells)])
-    return markdown(["method", *(f"epsilon {epsilon:g}:" for epsilon in epsilons)], lines)
+    titles = ["no noise:" if epsilon == math.inf else f"epsilon {epsilon:g}:" for epsilon in epsilons]
+    return markdown(["method", *titles], lines)
 
 
 def table(
@@ -169,6 +182,7 @@ def table(
     digits: int = 3,
     text: Callable[[float], str] | None = None,
     against: Sequence[str] = (),
+    noiseless: bool = False,
 ) -> str:
     """Return a table of a setting: means with half their 95% intervals, the best of an epsilon in bold, and marks of
     the paired differences.
@@ -179,6 +193,7 @@ def table(
         digits: after the point, where there is no ``text``, which writes a number.
         against: methods that the others are marked against, with a dot where the interval leaves 0 in; none for
             training alone, without dots.
+        noiseless: a last column has the runs without noise.
     """
     own = [score for score in scores if score.setting == setting]
     write = text or (lambda value: f"{value:.{digits}f}")
@@ -191,7 +206,7 @@ def table(
 
     highest = {
         epsilon: max(sign * mean(s.score for s in some) for m in methods_of(own) if (some := at(m, epsilon)))
-        for epsilon in epsilons_of(own)
+        for epsilon in columns_of(own, noiseless)
     }
 
     def cell(found: Sequence[Score], epsilon: float) -> str:
@@ -203,7 +218,7 @@ def table(
         marks = [mark(found, at(other, epsilon)) or dot for other in others if other not in (None, method)]
         return f"{shown} {''.join(marks)}".strip()
 
-    return by_epsilon(own, cell)
+    return by_epsilon(own, cell, noiseless=noiseless)
 
 
 def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: float = 1.0, **style: Any) -> None:
@@ -224,6 +239,41 @@ def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: fl
         means, halves = zip(*points, strict=True)
         y, bars = ([scale * value for value in values] for values in (means, halves))
         axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
+
+
+def plot(
+    path: Path,
+    scores: Sequence[Score],
+    styles: Mapping[str, Mapping[str, Any]],
+    *,
+    note: str = "",
+    unit: str = "a client",
+    bottom: float | None = None,
+    top: float | None = None,
+) -> None:
+    """Draw the means of methods by epsilon with 95% intervals, a panel a setting.
+
+    Args:
+        path: of the figure.
+        scores: of one metric.
+        styles: of the line of each method.
+        note: below the figure.
+        unit: what epsilon protects.
+        bottom, top: of the scores' axis.
+    """
+    settings = list(dict.fromkeys(score.setting for score in scores))
+    with drawing(path, max(6.0, 4.0 * len(settings)), 4.6, note) as figure:
+        for axes, setting in zip(
+            figure.subplots(1, len(settings), sharey=True, squeeze=False)[0], settings, strict=True
+        ):
+            own = [score for score in scores if score.setting == setting]
+            for method, style in styles.items():
+                plot_line(axes, [s for s in own if s.method == method], label=method, **style)
+            epsilon_axis(axes, epsilons_of(own))
+            axes.set(xlabel=f"epsilon of {unit}", title=setting)
+            axes.set_ylim(bottom, top)
+        figure.axes[0].set_ylabel(scores[0].metric)
+        legend_above(figure)
 
 
 def epsilon_axis(axes: Axes, epsilons: Sequence[float]) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from scores import Score, difference, epsilon_axis, epsilons_of, mark, plot_line, read_scores, table  # noqa: E402
+from scores import AS_PUBLISHED, Score, difference, epsilon_axis, epsilons_of, mark, plot_line, read_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
 from fedmtl.report.canvas import drawing  # noqa: E402
@@ -80,8 +80,9 @@ SOURCES = (
 
 
 def named_by_metric(scores: Sequence[Score]) -> list[Score]:
-    """The scores with the metric in the name of the setting, since a setting may be measured in several ways."""
-    return [replace(score, setting=f"{score.setting}; {score.metric}") for score in scores]
+    """The scores of tuned methods, with the metric in the title of the setting: one may be measured in several ways."""
+    tuned = [score for score in scores if not score.setting.endswith(AS_PUBLISHED)]
+    return [replace(score, setting=f"{score.setting}; {score.metric}") for score in tuned]
 
 
 def settings_of(scores: Sequence[Score]) -> list[str]:

@@ -8,19 +8,18 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-from scores import interval
+from scores import AS_PUBLISHED, Role, Score, difference, plot, renew_scores, table
 from sweep import markdown, replace_section, write_csv
 
 from fedmtl.report.canvas import drawing, plain_ticks
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",
-           "standard_error", "pooled", "difference", "difference_error", "difference_low", "difference_high",
-           "pooled_difference", "pooled_low", "pooled_high", "note")  # fmt: skip
+COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse",
+           "standard_error", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
+POOLED = "pooled nMSE"
 ALONE = "STL"
-PRIVATE = ("DP-AGGR record_group", "DP-AGGR task", "DP-MTRL record_group", "DP-MTRL task", "DP-MTRL own task")
 NAMES = {
     "MP-MTL-LR 1.5": "MP-MTL-LR",
     "MP-MTL-LR 0.25": "MP-MTL-LR, ρ .25",
@@ -32,28 +31,40 @@ NAMES = {
     "DP-MTRL task": "DP-MTRL, noise for a task",
     "DP-MTRL own task": "DP-MTRL, own models",
 }
+SHARED = ("MP-MTL-LR", "MP-MTL-GS", "MP-MTL-LR, ρ .25", "MP-MTL-GS, ρ .25")
+STYLES: dict[str, dict[str, Any]] = {
+    **{name: {"color": COLOURS[place // 2], "marker": "so"[place % 2], "linestyle": ("--", "-")[place % 2]}
+       for place, name in enumerate(("MP-MTL-LR, ρ .25", "MP-MTL-LR", "MP-MTL-GS, ρ .25", "MP-MTL-GS"))},
+    **{name: {"color": COLOURS[2 + place], "marker": "^", "linestyle": ":"}
+       for place, name in enumerate(("DP-AGGR", "DP-AGGR, noise for a task", "DP-MTRL"))},
+    **{name: {"color": "#4d5158", "linewidth": 1.2, "linestyle": style}
+       for name, style in ((ALONE, "-"), ("MTL-LR", "--"), ("MTL-GS", ":"))},
+}  # fmt: skip
 
 
 def write(parts: dict[str, list[Row]], here: Path) -> None:
     """Every table and plot of the parts that are there."""
     readme, rows = here / "README.md", []
-    known = {name: parts[name] for name in PROBLEMS if name in parts}
-    for name, given in known.items():
-        rows += [{**r, "part": name} for r in summary(given)]
-        replace_section(readme, name, tradeoff_table(summary(given)))
-    if known:
-        replace_section(readme, "claims", claims_table({n: summary(g) for n, g in known.items()}))
-        plot_tradeoff({n: summary(g) for n, g in known.items()}, here / "tradeoff.png")
+    scores: dict[str, list[Score]] = {
+        name: scores_of(parts[name], f"{PROBLEMS[name]}, {AS_PUBLISHED}") for name in PROBLEMS if name in parts
+    }
+    if scores:
+        replace_section(readme, "claims", claims_table(scores))
+        nmse = [score for own in scores.values() for score in own if score.metric == "nMSE"]
+        plot(here / "tradeoff.png", nmse, STYLES, note="Means over deals; STL shares nothing, MTL has no privacy.",
+             unit="a task", top=1.15)  # fmt: skip
+    if "labels" in parts:
+        scores["labels"] = labels_of(parts["labels"])
+    for name, own in scores.items():
+        main = [score for score in own if score.metric != POOLED]
+        replace_section(readme, name, table(main, main[0].setting, noiseless=True))
+        renew_scores(here / "scores.csv", own)
     grids = {name: parts[f"grid_{name}"] for name in PROBLEMS if f"grid_{name}" in parts}
     for name, given in grids.items():
         rows += [{**r, "part": f"grid_{name}"} for r in given]
     if grids:
         replace_section(readme, "grid", grid_table(grids))
         replace_section(readme, "variants", variants_table(grids))
-    if "labels" in parts:
-        means = averaged(parts["labels"], ("method", "epsilon"), "auc")
-        rows += [{**r, "part": "labels"} for r in means]
-        replace_section(readme, "labels", labels_table(means))
     if "allocation" in parts:
         means = averaged(parts["allocation"], ("rho", "momentum", "epsilon", "alpha", "q"))
         rows += [{**r, "part": "allocation", "method": "MP-MTL-LR"} for r in means]
@@ -87,101 +98,81 @@ def error_of(values: list[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def bounds(values: list[float]) -> tuple[float, float]:
-    """The 95% interval of the mean of paired differences, one a deal."""
-    middle, half = interval(values)
-    return middle - half, middle + half
-
-
-def summary(rows: list[Row]) -> list[Row]:
-    """Means over deals with standard errors, and the paired differences to STL on the same deals with 95% intervals."""
-    alone = next(r for r in rows if r["method"] == ALONE)
+def scores_of(rows: list[Row], setting: str) -> list[Score]:
+    """The score of every deal; of MP-MTL and of STL the pooled one, too."""
     found = []
     for r in rows:
-        own = r["deals"]
-        paired = [a - b for a, b in zip(own, alone["deals"], strict=False)]
-        pooled = [a - b for a, b in zip(r["pooled_deals"], alone["pooled_deals"], strict=False)]
-        found.append(
-            {
-                **r,
-                "nmse": mean(own),
-                "standard_error": error_of(own),
-                "difference": mean(paired),
-                "difference_error": error_of(paired),
-                "difference_low": bounds(paired)[0],
-                "difference_high": bounds(paired)[1],
-                "pooled": mean(r["pooled_deals"]),
-                "pooled_difference": mean(pooled),
-                "pooled_low": bounds(pooled)[0],
-                "pooled_high": bounds(pooled)[1],
-                "deals": len(own),
-            }
-        )
+        name, values = NAMES.get(r["method"], r["method"]), {"nMSE": r["deals"]}
+        if name in (ALONE, *SHARED):
+            values[POOLED] = r["pooled_deals"]
+        found += [
+            Score(setting, metric, False, role_of(name), name, 0.0 if role_of(name) == "local" else r["epsilon"], deal,
+                  value, chosen=r["note"])
+            for metric, deals in values.items()
+            for deal, value in enumerate(deals)
+        ]  # fmt: skip
     return found
 
 
-def averaged(rows: list[Row], keys: tuple[str, ...], value: str = "nmse") -> list[Row]:
+def labels_of(rows: list[Row]) -> list[Score]:
+    """The mean area under the curve of every deal of tasks with two classes."""
+    found = []
+    for r in sorted(rows, key=lambda r: list(dict.fromkeys(row["method"] for row in rows)).index(r["method"])):
+        name = NAMES.get(r["method"], r["method"])
+        epsilon = 0.0 if role_of(name) == "local" else r["epsilon"]
+        setting = f"two classes, {AS_PUBLISHED}"
+        found.append(Score(setting, "aAUC", True, role_of(name), name, epsilon, r["deal"], r["auc"]))
+    return found
+
+
+def role_of(name: str) -> Role:
+    return "local" if name.startswith(ALONE) else "published" if name in SHARED else "baseline"
+
+
+def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
     """Means over deals of rows that agree in ``keys``."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for r in rows:
-        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r[value])
+        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r["nmse"])
     return [
-        {**dict(zip(keys, key, strict=True)), value: mean(values), "standard_error": error_of(values),
+        {**dict(zip(keys, key, strict=True)), "nmse": mean(values), "standard_error": error_of(values),
          "deals": len(values)}
         for key, values in groups.items()
     ]  # fmt: skip
 
 
-def epsilons_of(rows: list[Row]) -> list[float]:
-    return sorted({r["epsilon"] for r in rows if "MP-MTL" in r["method"]})
-
-
-def tradeoff_table(rows: list[Row]) -> str:
-    epsilons = epsilons_of(rows)
-    lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = {r["epsilon"]: r for r in rows if r["method"] == method}
-        if list(own) == [math.inf]:
-            cells = [f"{text(own[math.inf]['nmse'])}"] * len(epsilons)
-            cells = ["", *[""] * (len(epsilons) - 2), cells[0]]
-        else:
-            cells = [_cell(own[e]) if e in own else "" for e in epsilons]
-        lines.append([NAMES.get(method, method), *cells])
-    return markdown(["nMSE", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)], lines)
-
-
-def _cell(row: Row) -> str:
-    value = text(row["nmse"])
-    return f"**{value}**" if row["difference_high"] < 0 else f"{value} ✗" if row["difference_low"] > 0 else value
-
-
-def claims_table(problems: dict[str, list[Row]]) -> str:
+def claims_table(problems: dict[str, list[Score]]) -> str:
     """Where MP-MTL is better and where it is worse than STL, both by the 95% interval of the paired difference."""
     lines = []
-    for name, rows in problems.items():
-        for method in ("MP-MTL-LR 1.5", "MP-MTL-GS 1.5", "MP-MTL-LR 0.25", "MP-MTL-GS 0.25"):
-            own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
-            best = min(own, key=lambda r: r["difference"])
+    for name, scores in problems.items():
+        for method in SHARED:
+            own, pooled = (differences(scores, method, metric) for metric in ("nMSE", POOLED))
+            best, worst = min(own, key=lambda e: own[e][0]), max(own, key=lambda e: own[e][0])
+            alone = mean(s.score for s in scores if (s.method, s.metric) == (ALONE, "nMSE"))
             lines.append(
-                [PROBLEMS[name], NAMES[method], _where(own, "difference", -1), _where(own, "difference", 1),
-                 _difference(max(own, key=lambda r: r["difference"])), _difference(best),
-                 f"{best['difference'] / (best['nmse'] - best['difference']):+.0%}",
-                 _where(own, "pooled", -1), _where(own, "pooled", 1)]
+                [PROBLEMS[name], method, _where(own, -1), _where(own, 1), _difference(worst, *own[worst]),
+                 _difference(best, *own[best]), f"{own[best][0] / alone:+.0%}", _where(pooled, -1), _where(pooled, 1)]
             )  # fmt: skip
     titles = ["problem", "method", "better at ε", "worse at ε", "largest difference:", "best difference:", "of STL:",
               "pooled: better at ε", "worse at ε"]  # fmt: skip
     return markdown(titles, lines)
 
 
-def _where(rows: list[Row], key: str, sign: int) -> str:
+def differences(scores: list[Score], method: str, metric: str) -> dict[float, tuple[float, float]]:
+    """The paired difference of a method to STL with half its 95% interval, by epsilon."""
+    alone = [s for s in scores if (s.method, s.metric) == (ALONE, metric)]
+    own = [s for s in scores if (s.method, s.metric) == (method, metric) and math.isfinite(s.epsilon)]
+    return {e: difference([s for s in own if s.epsilon == e], alone) for e in dict.fromkeys(s.epsilon for s in own)}
+
+
+def _where(found: dict[float, tuple[float, float]], sign: int) -> str:
     """The budgets at which the interval of a difference lies below (-1) or above 0 (1)."""
-    found = [r["epsilon"] for r in rows if (r[f"{key}_high"] < 0 if sign < 0 else r[f"{key}_low"] > 0)]
-    return "all" if len(found) == len(rows) else ", ".join(f"{e:g}" for e in found) or "none"
+    clear = [epsilon for epsilon, (value, half) in found.items() if sign * value > half]
+    return "all" if len(clear) == len(found) else ", ".join(f"{e:g}" for e in clear) or "none"
 
 
-def _difference(row: Row) -> str:
-    low, high = row["difference_low"], row["difference_high"]
-    return f"{row['difference']:+.4f} [{low:+.4f}, {high:+.4f}] (ε {row['epsilon']:g})"
+def _difference(epsilon: float, value: float, half: float) -> str:
+    return f"{value:+.4f} [{value - half:+.4f}, {value + half:+.4f}] (ε {epsilon:g})"
 
 
 def grid_table(grids: dict[str, list[Row]]) -> str:
@@ -233,16 +224,6 @@ def allocation_table(rows: list[Row]) -> str:
     return markdown(titles, lines)
 
 
-def labels_table(rows: list[Row]) -> str:
-    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if "MP-MTL" in r["method"]))
-    lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = {r["epsilon"]: r for r in rows if r["method"] == method}
-        cells = [f"{text(own[e]['auc'])} ± {text(own[e]['standard_error'])}" if e in own else "" for e in epsilons]
-        lines.append([NAMES.get(method, method), *cells])
-    return markdown(["aAUC", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)], lines)
-
-
 def noise_table(rows: list[Row]) -> str:
     epsilons = list(dict.fromkeys(r["epsilon"] for r in rows))
     lines = []
@@ -261,36 +242,6 @@ def tasks_table(rows: list[Row]) -> str:
         cells = [f"{text(r['nmse'])} ± {text(r['standard_error'])}" for r in own]
         lines.append([NAMES.get(method, method), "" if method == ALONE else name_of(epsilon), *cells])
     return markdown(["nMSE of the first 20 tasks", "ε:", *(f"{c} tasks:" for c in counts)], lines)
-
-
-def plot_tradeoff(problems: dict[str, list[Row]], path: Path) -> None:
-    """Figures 6 and 9: a panel a problem."""
-    with drawing(
-        path,
-        4.2 * len(problems) + 1.8,
-        4.0,
-        "Mean over deals of the data; bars are standard errors. STL shares nothing, MTL has no privacy.",
-    ) as figure:
-        panels = np.atleast_1d(figure.subplots(1, len(problems)))
-        for axes, (name, rows) in zip(panels, problems.items(), strict=True):
-            axes.set(xlabel="epsilon of a task", title=PROBLEMS[name])
-            axes.set_xscale("log")
-            for place, method in enumerate(("MP-MTL-LR 1.5", "MP-MTL-LR 0.25", "MP-MTL-GS 1.5", "MP-MTL-GS 0.25")):
-                own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
-                style = "o-" if "1.5" in method else "s--"
-                axes.errorbar([r["epsilon"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
-                              fmt=style, markersize=3.5, color=COLOURS[place // 2], label=NAMES[method])  # fmt: skip
-            for place, method in enumerate(("DP-AGGR record_group", "DP-AGGR task", "DP-MTRL record_group")):
-                own = [r for r in rows if r["method"] == method]
-                axes.plot([r["epsilon"] for r in own], [r["nmse"] for r in own], "^:", markersize=3.5,
-                          color=COLOURS[2 + place], label=NAMES[method])  # fmt: skip
-            for method, style in ((ALONE, "-"), ("MTL-LR", "--"), ("MTL-GS", ":")):
-                value = next(r["nmse"] for r in rows if r["method"] == method)
-                axes.axhline(value, color="#4d5158", linewidth=1.2, linestyle=style, label=method)
-            low = min(r["nmse"] for r in rows)
-            axes.set_ylim(low * 0.95, 1.15)
-        panels[0].set_ylabel("nMSE")
-        panels[-1].legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def plot_allocation(rows: list[Row], path: Path) -> None:
