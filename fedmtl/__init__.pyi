@@ -45,6 +45,7 @@ from .schedules import Synchronous as Synchronous
 from .search import PrivateSearch as PrivateSearch
 from .trainer import Callback as Callback
 from .trainer import EarlyStopping as EarlyStopping
+from .trainer import Interval as Interval
 from .trainer import Result as Result
 from .trainer import Trainer as Trainer
 from .trainer import personalize as personalize

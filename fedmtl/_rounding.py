@@ -1,5 +1,5 @@
-"""How numbers are written: an epsilon or a delta that is shown is never below the one that was spent, and a score has
-the same digits wherever it is shown."""
+"""How numbers are written: an epsilon or a delta in print is never below the one that was spent, nor a lower bound
+above the one that was measured, and a score has the same digits everywhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def rounded_up(value: float, digits: int = 4) -> str:
         return f"{value:g}"
     up = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
     return f"{float(up):.{digits}g}"
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """Return a lower bound with at most ``digits`` significant digits, rounded down; see :func:`rounded_up`."""
+    return f"{0.0 - float(rounded_up(-value, digits)):.{digits}g}"
 
 
 def grouped(text: str) -> str:

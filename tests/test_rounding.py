@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 import fedmtl
 from fedmtl import ClientPrivacy
-from fedmtl._rounding import grouped, rounded_up
+from fedmtl._rounding import grouped, rounded_down, rounded_up
 from fedmtl.errors import BudgetExhausted
 from fedmtl.privacy.audit import table
 from fedmtl.privacy.audit.findings import too_large
@@ -170,3 +170,11 @@ def test_no_text_of_the_package_rounds_a_figure_of_privacy_in_another_way() -> N
 
 
 PRIVACY = re.compile(r"epsilon|(?<![a-z])delta|budget")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.2999, "2.29"), (0.0, "0"), (3.0, "3"), (1e-7, "1e-07"), (12.349, "12.3"), (0.1 + 0.2, "0.3")]
+)
+def test_a_lower_bound_is_rounded_down(value: float, text: str) -> None:
+    assert rounded_down(value) == text
+    assert float(rounded_down(value)) <= value

@@ -316,7 +316,7 @@ def settings(config: Config) -> Config:
 
     from .. import models
     from ..local import Execution
-    from ..trainer import EarlyStopping
+    from ..trainer import EarlyStopping, Interval
     from ..trainer.inputs import check_replicates, named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.problem import resolve_device
@@ -342,6 +342,9 @@ def settings(config: Config) -> Config:
     if config["early_stopping"] is not None:
         stopping = _arguments(config["early_stopping"], EarlyStopping, "early_stopping")
         objects["early_stopping"] = EarlyStopping(**stopping)
+    audit = config.get("audit") or {"canaries": None}  # folders of earlier versions have none
+    asked = _arguments(audit, Interval, "audit")
+    objects["audit"] = None if asked.get("canaries") is None else Interval(**asked)
     check_metrics(config.get("metrics") or ())
     objects["metrics"] = tuple(config.get("metrics") or ())
     baselines = config["baselines"] or ()

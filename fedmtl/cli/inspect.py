@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..report import report as make_report
-from .config import build
+from .config import Config, build
 from .options import command_parser, say, short_run_options
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
@@ -18,6 +20,7 @@ examples
   fedmtl audit                                        the main job
   fedmtl audit algorithm=fedavg schedule=fixed        any other configuration, written as for training
   fedmtl audit privacy.source=secure                  with the coins of the operating system
+  fedmtl audit --interval rounds=100                  a lower bound on epsilon, measured in a run with 500 canaries
 
 No check proves privacy: a verdict is that the claim could not be refuted at a level, or that it was.
 """
@@ -37,7 +40,13 @@ def audit(words: list[str]) -> int:
     description = "Check the noise, the clipping, the cohorts and the charges of a configuration by experiment."
     parser = command_parser("audit", description, _AUDIT)
     parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
+    parser.add_argument(
+        "--interval", action="store_true", help="train once with canaries, and print epsilon's interval"
+    )
+    parser.add_argument("--canaries", type=int, default=500, help="of --interval (default 500)")
     options, config = short_run_options(parser, words, rounds=10, what="rounds of the transcript check")
+    if options.interval:
+        return _interval(options, config)
 
     from ..privacy.audit import any_refuted, table
     from ..trainer.audit.suite import audit_trainer
@@ -50,6 +59,20 @@ def audit(words: list[str]) -> int:
     seconds = time.monotonic() - began
     print(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
     return REFUTED if any_refuted(findings) else 0
+
+
+def _interval(options: argparse.Namespace, config: Config) -> int:
+    """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is empty."""
+    audit = (config["audit"] or {}) | {"canaries": options.canaries}
+    settings: Config = {"baselines": [], "logger": None, "audit": audit}
+    with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        trainer, began = build(config | settings, Path(folder)), time.monotonic()
+        result = replace(trainer, folder=None, finetune=None).fit()
+    print(
+        f"{result.privacy.text()}\n\nOne run with {options.canaries:,} canaries, in {time.monotonic() - began:.0f} s."
+    )
+    interval = result.privacy.interval
+    return REFUTED if interval is None or interval["measured"] > interval["claimed"] else 0
 
 
 def verify(words: list[str]) -> int:

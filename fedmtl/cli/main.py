@@ -61,7 +61,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
-       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
+       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims; --interval: measure epsilon
        fedmtl check data=... [KEY=VALUE] say before training whether sharing can help
        fedmtl verify FOLDER              what the files of a finished run confirm
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
@@ -77,7 +77,7 @@ examples
 
 common settings
   rounds, seed, replicates, epsilons, baselines, metrics, device, execution, scale
-  privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort
+  privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort, audit.canaries
   algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
 
 options

@@ -120,6 +120,8 @@ def check(trainer: Trainer) -> None:
                 "RecordPrivacy needs delta in a Flower app: its default is made of the number of all records, which "
                 "neither the server nor a node knows."
             )
+    if trainer.audit is not None:
+        raise ConfigError("audit needs all clients in one process; leave it out of the trainer of a Flower app.")
     if trainer.runs > 1:
         raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
     if trainer.baselines:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from .._rounding import grouped, rounded_up
+from .._rounding import grouped, rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -61,6 +61,8 @@ class PrivacyReport:
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
         remaining_charged: whether the run stopped early and is charged for all its planned steps.
+        interval: what an attack on canaries in this run has measured, see
+            :func:`fedmtl.trainer.interval.certificate`; None where there were none.
         elsewhere: who keeps the accounts, where this is the report of a server that keeps none; None elsewhere.
         outside: what the epsilon does not cover.
     """
@@ -93,6 +95,7 @@ class PrivacyReport:
     ledger_lines: int | None = None
     ledger_head: str | None = None
     remaining_charged: bool = False
+    interval: dict[str, Any] | None = None
     elsewhere: str | None = None
     outside: tuple[str, ...]
 
@@ -100,8 +103,9 @@ class PrivacyReport:
         """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
         del values["private"]  # the headline says it better
-        if self.elsewhere is None:
-            del values["elsewhere"]
+        for name in ("elsewhere", "interval"):
+            if values[name] is None:
+                del values[name]
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
@@ -181,6 +185,8 @@ class PrivacyReport:
             return []
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
+        if self.interval is not None:
+            rows += measured_rows(self.interval)
         if self.by_client is not None:
             low, middle, high = map(rounded_up, self.by_client)
             rows.append(("by client", f"smallest {low}, median {middle}, largest {high}"))
@@ -216,6 +222,22 @@ class PrivacyReport:
         for label, text in self.rows():
             lines += wrap(text, _WIDTH, initial_indent=f"  {label:<13}", subsequent_indent=15 * " ")
         return "\n".join(lines)
+
+
+def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of a report on a certificate of :func:`fedmtl.trainer.interval.certificate`."""
+    share = f"{100 * interval['confidence']:.4g}%"
+    claimed, least = rounded_up(interval["claimed"]), rounded_down(interval["measured"])
+    rows = [("measured", f"epsilon {claimed} claimed, at least {least} measured ({share})")]
+    for one in interval["observers"]:
+        bounds = []
+        for bound in one["bounds"]:
+            kind = "independent" if bound["independent"] else "any"
+            guesses = f"{bound['right']:,} of {bound['made']:,} guesses right"
+            bounds.append(f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})")
+        rows.append((one["observer"], f"{', '.join(bounds)}; {one['attack']}"))
+    count = f"{interval['canaries']:,} canary {interval['unit']}s took part, with rows at the clip norm"
+    return [*rows, ("canaries", f"{count}, each in or out by a coin")]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,8 +39,14 @@ from .settings import ClientPrivacy, Privacy
 from .sums import RecordDraws, RecordSums
 from .totals import RowTotal
 
+if TYPE_CHECKING:
+    from .audit.canaries import Canaries
+
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added to."""
+
+
+_CANARIES = "canaries."
 
 
 class Rounds(Channel):
@@ -56,6 +62,7 @@ class Rounds(Channel):
         local: the local steps of the round that has begun, where the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
+        canaries: set it where an audit has added members to the population that are no clients; None elsewhere.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class Rounds(Channel):
         self.sampler, self.gradients = sampler, gradients
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
         self.rows_are_noised = False
+        self.canaries: Canaries | None = None
         self.local: LocalSteps | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._adaptive = settings[0].clip_norm if settings else None
@@ -125,7 +133,8 @@ class Rounds(Channel):
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        return self.ranks.share(lambda: self._draw(step))
+        drawn = self.ranks.share(lambda: self._draw(step))
+        return drawn if self.canaries is None else drawn[drawn < self.canaries.first]
 
     def _draw(self, step: int) -> Tensor:
         self._start(step)
@@ -153,6 +162,9 @@ class Rounds(Channel):
             ResumeError: charges of earlier steps are missing.
         """
         clients = members.cpu()
+        if self.canaries is not None:
+            everybody = self._draw(step)
+            clients = torch.cat([clients, everybody[everybody >= self.canaries.first]])
         self._use = self.ranks.share(lambda: self._charge(step, clients))
         self._step, self._released, self._totals, self._cohort = step, set(), {}, clients
         for name, norm in self._norms.items():
@@ -202,12 +214,32 @@ class Rounds(Channel):
             if name in self.rows and isinstance(rows, Tensor):
                 rows = self._hidden(self.rows[name], rows, clients, step)
                 self._note(step, f"{name}/rows", rows)
+            rest = None if self.canaries is None else self._sum(name, rows, clients)
+            if self.canaries is not None:
+                rows, clients = self._with_canaries(self.canaries, name, rows, clients, step)
             total = self._sum(name, rows, clients)
             value = self.ranks.share(lambda: self._noised_sum(name, total, step))
+            if self.canaries is not None and rest is not None:
+                rest = smat(rest) if self._plans[name].form == "symmetric" else rest
+                self.canaries.observe(self._current(name)[0], step, self._cohort, value * self.denominator - rest)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
             self._adapt(name, rows, step, self._adaptive)
         return value
+
+    def _with_canaries(
+        self, canaries: Canaries, name: str, rows: Message, clients: Tensor, step: int
+    ) -> tuple[Message, Tensor]:
+        """Return the rows of clients and of the canaries that are in, and their positions."""
+        sent, release = canaries.sending(self._cohort), self.releases[name]
+        added = (canaries.row(release, step, canary) for canary in sent.tolist())
+        positions = sent + canaries.first
+        if isinstance(rows, RowTotal):
+            for position, row in zip(positions.split(1), added, strict=True):
+                rows.add(position, row)
+        else:
+            rows = torch.cat([rows, *(row.to(rows) for row in added)])
+        return rows, torch.cat([clients.cpu(), positions])
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
@@ -455,10 +487,15 @@ class Rounds(Channel):
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep of the channel: the clip norms of the last round and of the next one (2,),
-        where they adapt, and the charges of replicates, which no file holds."""
-        return self.norms() or super().state()
+        where they adapt, the charges of replicates, which no file holds, and what an audit has seen of canaries."""
+        canaries = {} if self.canaries is None else self.canaries.state()
+        return (self.norms() or super().state()) | {f"{_CANARIES}{name}": value for name, value in canaries.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
+        if self.canaries is not None:
+            planted = {name for name in state if name.startswith(_CANARIES)}
+            self.canaries.restore({name.removeprefix(_CANARIES): state[name] for name in planted})
+            state = {name: value for name, value in state.items() if name not in planted}
         if isinstance(self._adaptive, QuantileClip):
             self.set_norms(state)
         else:

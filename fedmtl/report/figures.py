@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from .._rounding import number_text, rounded_up
+from .._rounding import number_text, rounded_down, rounded_up
 from ..errors import ConfigError, DataError
 from ._names import UNITS, title_of
 from .canvas import INK, MUTED, drawing, legend_above, plain_ticks, styles_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 COVERED = "An epsilon covers one run, not the runs behind a band."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."
+MEASURED = "The lower bound is of canaries, the rest of the training plan alone: no client data enters this figure."
 COLUMN = 5.0
 """Inches: in a narrower figure the panels stand one below the other."""
 _STEPS = 1000  # of a line by client: more clients than that are drawn by as many quantiles
@@ -45,6 +46,7 @@ def plot_history(
     metric: str = "accuracy",
     step: str = "round",
     finetuned: Mapping[str, float] | None = None,
+    measured: float | None = None,
     paper: float | None = None,
 ) -> Path:
     """Draw ``metric`` by round, with each baseline's, above the epsilon spent by round.
@@ -60,6 +62,7 @@ def plot_history(
         step: what a round is called.
         finetuned: the values of models that were finetuned after the last round, by their names in the summary; each
             is a diamond at the end.
+        measured: the lower bound on epsilon of a run with canaries; None for a run without.
         paper: its width in inches.
 
     Raises:
@@ -90,7 +93,7 @@ def plot_history(
             text = f"{title_of(label)} {number_text(value)}"
             upper.plot([last_round], [value], "D", color=styles[label][0], label=text, clip_on=False, zorder=4)
         upper.set_xlim(0, last_round)
-        _epsilon_line(lower, history, step)
+        _epsilon_line(lower, history, step, measured)
         legend_above(figure)
     return path
 
@@ -146,17 +149,20 @@ def plot_clients(
     return path
 
 
-def plot_epsilon(history: History, path: Path, *, step: str = "round", paper: float | None = None) -> Path:
+def plot_epsilon(
+    history: History, path: Path, *, step: str = "round", measured: float | None = None, paper: float | None = None
+) -> Path:
     """Draw the epsilon spent by round; from public quantities only.
 
     Args:
         history: one mapping with ``round`` and ``epsilon`` (inf where nothing is protected) per evaluated round.
         path: of the figure.
         step: what a round is called.
+        measured: the lower bound on epsilon of a run with canaries; None for a run without.
         paper: its width in inches.
     """
-    with drawing(path, 6.8, 3.6, PUBLIC, paper=paper) as figure:
-        _epsilon_line(figure.subplots(), history, step)
+    with drawing(path, 6.8, 3.6, PUBLIC if measured is None else MEASURED, paper=paper) as figure:
+        _epsilon_line(figure.subplots(), history, step, measured)
     return path
 
 
@@ -257,8 +263,9 @@ def plot_frontier(groups: pd.DataFrame, path: Path, *, metric: str = "accuracy",
     return path
 
 
-def _epsilon_line(axes: Axes, history: History, step: str) -> None:
-    """Draw epsilon by round with its last value beside it, or write that there is none."""
+def _epsilon_line(axes: Axes, history: History, step: str, measured: float | None) -> None:
+    """Draw epsilon by round with its last value beside it, and a bar down to what was ``measured``; or write that there
+    is none."""
     axes.set(xlabel=step, ylabel="epsilon")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     rounds, epsilons = _column(history, "epsilon")
@@ -272,6 +279,10 @@ def _epsilon_line(axes: Axes, history: History, step: str) -> None:
     axes.fill_between(rounds, epsilons, color=INK, alpha=0.08, linewidth=0, step="pre")
     axes.set(xlim=(0, max(rounds)), ylim=(0, 1.18 * max(epsilons) or 1))
     axes.text(1.02 * rounds[-1], epsilons[-1], rounded_up(epsilons[-1], 3), color=INK, va="center")
+    if measured is not None:
+        axes.set_ylim(0, 1.18 * max(measured, *epsilons) or 1)
+        axes.vlines(rounds[-1], measured, epsilons[-1], color=MUTED, linewidth=4, zorder=4).set_clip_on(False)
+        axes.text(1.02 * rounds[-1], measured, f"at least\n{rounded_down(measured)}", color=MUTED, va="top")
 
 
 def _share_bars(axes: Axes, shares: Mapping[str, tuple[float, float, float]], name: str) -> None:

@@ -99,6 +99,8 @@ def _objections(trainer: Trainer) -> Iterator[str]:
         yield f"privacy.mechanism is {privacy.mechanism!r}, which protects nothing."
     if trainer.early_stopping is not None:
         yield "early_stopping ends a run by private numbers, which the accounting does not cover; leave it out."
+    if trainer.audit is not None:
+        yield "audit adds canaries to one run; leave it out, and audit the run of the chosen settings."
     if trainer.evaluate_clients is not None:
         yield "evaluate_clients is set, but a search scores all clients; leave it out."
     if trainer.runs > 1:

@@ -2,6 +2,7 @@
 
 from .callbacks import Callback, ProgressBar
 from .evaluation import evaluate_each
+from .interval import Interval
 from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
@@ -13,6 +14,7 @@ from .trainer import Trainer
 __all__ = [
     "Callback",
     "EarlyStopping",
+    "Interval",
     "NewClients",
     "ProgressBar",
     "Result",

@@ -29,12 +29,14 @@ def plot_result(
         The files.
     """
     metric, step, name = result.metric, result.step, result.algorithm
+    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
     if result.replicates is not None:
         path = private / f"bands.{format}"
         return [figures.plot_bands(result.history, path, name=name, metric=metric, step=step, paper=width)]
     files = []
     if 0 < result.epsilon < math.inf:
-        files += [figures.plot_epsilon(result.history, public / f"epsilon.{format}", step=step, paper=width)]
+        path = public / f"epsilon.{format}"
+        files += [figures.plot_epsilon(result.history, path, step=step, measured=measured, paper=width)]
     if not any(math.isfinite(row[metric]) for row in result.history):
         return files
     runs = {name: result, **result.baselines}
@@ -43,7 +45,15 @@ def plot_result(
     path = private / f"accuracy.{format}"
     files += [
         figures.plot_history(
-            result.history, histories, path, name=name, metric=metric, step=step, finetuned=finetuned, paper=width
+            result.history,
+            histories,
+            path,
+            name=name,
+            metric=metric,
+            step=step,
+            finetuned=finetuned,
+            measured=measured,
+            paper=width,
         )
     ]
     stages = [*result.stages(name)[::-1]]  # the final models first

@@ -326,6 +326,8 @@ def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None =
         parts["replicates"] = describe((settings.replicates, settings.epsilons))
     if coins is not None:
         parts["coins"] = describe(coins)
+    if settings.audit is not None:
+        parts["audit"] = describe(settings.audit)
     if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):
         parts["ranks"] = problem.ranks.size  # numbers agree up to rounding
     return fingerprint_of(parts)

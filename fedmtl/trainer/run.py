@@ -32,6 +32,7 @@ from .engine import Engine, LocalEngine, Measured
 from .evaluation import Panel, constant_loss, numbers_of, try_metrics
 from .folder import RunFolder
 from .inputs import named_baselines
+from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
 from .personalize import Terms, finetuned, held_out, not_covered
 from .problem import describe, fingerprint, share_beyond
@@ -97,11 +98,13 @@ def check_ranks(settings: Trainer, ranks: Ranks) -> None:
     """Refuse what needs a single process.
 
     Raises:
-        ConfigError: a run whose clients act one at a time, or one with several replicates.
+        ConfigError: a run whose clients act one at a time, or one with several replicates, or with canaries.
     """
     if ranks.size == 1:
         return
     single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
+    if settings.audit is not None:
+        raise ConfigError(f"A run with audit=Interval(...) {single}.")
     if settings.runs > 1:
         raise ConfigError(f"A run with {settings.runs} replicates {single}.")
     if settings.algorithm.one_at_a_time:
@@ -114,7 +117,7 @@ def check_ranks(settings: Trainer, ranks: Ranks) -> None:
 def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
     """Return the settings of a baseline. Of one that releases nothing no model decides on an early stop; and where each
     client fits its data once, there are no schedule, privacy and budgets."""
-    changes: dict[str, Any] = {"algorithm": algorithm, "baselines": (), "callbacks": ()}
+    changes: dict[str, Any] = {"algorithm": algorithm, "baselines": (), "callbacks": (), "audit": None}
     if isinstance(algorithm, Local | LocalFit | LocalAverage):
         changes |= {"early_stopping": None, "finetune": None}
     if isinstance(algorithm, LocalFit | LocalAverage):
@@ -440,6 +443,11 @@ class Run:
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.settings.runs), *report.outside))
+        if self.settings.audit is not None:
+            model = self.algorithm.shared(state)
+            change = None if model is None else model - problem.initial
+            interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
+            report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
         metric = main_metric(problem.data.spec).name
         nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
         return Result(
@@ -513,7 +521,8 @@ def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any
     values: dict[str, Any] = {"seed": settings.seed, "planned_rounds": settings.rounds, "data": settings.data.name}
     values |= {"data_fingerprint": settings.data.fingerprint()}
     names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype", "early_stopping")
-    configuration = {name: describe(getattr(settings, name)) for name in names}
+    audited = ("audit",) if settings.audit is not None else ()
+    configuration = {name: describe(getattr(settings, name)) for name in (*names, *audited)}
     assert module is not None  # which only results that were loaded can lack
     size = sum(parameter.numel() for parameter in module.parameters())
     configuration["model"] = {"class": type(module).__name__, "parameters": size, "layers": repr(module)}

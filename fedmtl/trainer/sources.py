@@ -158,12 +158,12 @@ def sampler_of(algorithm: Algorithm, schedule: Schedule, clients: int) -> BoundS
     return schedule.bind(clients)
 
 
-def bind_schedule(schedule: Schedule, data: FederatedDataset) -> BoundSampler | BoundSchedule:
-    """Return the schedule of the clients of ``data``, by their number, or by their names and keys where they act one at
-    a time."""
+def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0) -> BoundSampler | BoundSchedule:
+    """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their number, or by the names
+    and keys of the clients where they act one at a time."""
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
-    return schedule.bind(len(data))
+    return schedule.bind(len(data) + canaries)
 
 
 def releases_of(
@@ -216,6 +216,7 @@ def open_run(
         channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
     else:
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
+        order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
         channel = open_channel(
             privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options
         )

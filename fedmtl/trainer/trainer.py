@@ -30,6 +30,7 @@ from .automatic import automatic, noise_level
 from .callbacks import Callback
 from .engine import LocalEngine
 from .inputs import as_data, as_folder, as_model, check_declared, check_kinds, check_replicates, named_baselines
+from .interval import Interval, check_interval, plant
 from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
 from .problem import build_problem, coded_for, resolve_device
 from .result import Result
@@ -87,6 +88,8 @@ class Trainer:
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
         early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
             charged as all the planned rounds.
+        audit: :class:`~fedmtl.Interval` for a lower bound on epsilon that is measured in this run, by canaries that
+            join its clients, in :attr:`Result.privacy <fedmtl.Result>`; ``None`` measures none.
         replicates: R repetitions, each with its own schedule and noise, computed as one batched program by algorithms
             that can; the history then has means and percentiles, and everything else is of the first repetition. The
             data and their split are the same in all. An epsilon is that of one run.
@@ -139,6 +142,7 @@ class Trainer:
     evaluate_clients: int | None = None
     checkpoint_every: int | None = None
     early_stopping: EarlyStopping | None = None
+    audit: Interval | None = None
     replicates: int = 1
     epsilons: Sequence[float] | None = None
     metrics: Sequence[str | MetricFunction] = ()
@@ -158,6 +162,7 @@ class Trainer:
         one_of(self, ("float32", "float64"), dtype=self.dtype)
         counts = ("eval_every", "evaluate_clients", "checkpoint_every")
         positive_int(self, **given(**{name: getattr(self, name) for name in counts}))
+        check_interval(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
         check_replicates(self)
@@ -195,8 +200,8 @@ class Trainer:
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
-        """The schedule of the clients of the data."""
-        return bind_schedule(self.schedule, self.data)
+        """The schedule of the clients of the data, and of canaries behind them."""
+        return bind_schedule(self.schedule, self.data, 0 if self.audit is None else self.audit.canaries)
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
@@ -291,8 +296,9 @@ class Trainer:
         return self if same else replace(self, algorithm=algorithm, finetune=finetune)
 
     def first_run(self) -> Trainer:
-        """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
-        return replace(self, replicates=1, epsilons=None, privacy=self.privacies[0], baselines=(), folder=None)
+        """The first repetition at the first epsilon, as a run of its own, without baselines, canaries and folder."""
+        single = replace(self, replicates=1, epsilons=None, privacy=self.privacies[0], audit=None)
+        return replace(single, baselines=(), folder=None)
 
     def open(
         self,
@@ -304,7 +310,7 @@ class Trainer:
         coins: NoiseSource | None = None,
     ) -> tuple[Any, Source]:
         """Return the channel and the blocks of a run; see :func:`~fedmtl.privacy.open_channel`."""
-        return open_run(
+        channel, source = open_run(
             self.algorithm,
             problem,
             self.bound,
@@ -319,6 +325,8 @@ class Trainer:
             resume=resume,
             replay=replay,
         )
+        plant(self, channel)
+        return channel, source
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import __version__
 from .._files import read_json
-from .._rounding import rounded_up
+from .._rounding import rounded_down, rounded_up
 from ..errors import DataError
 from ..privacy.accounting.library import TOLERANCE, library_epsilon
 from ..privacy.audit import Claim, Claims, Setup
@@ -45,6 +45,7 @@ from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, B
 from ..privacy.settings import ClientPrivacy
 from .checkpoint import read_tensors
 from .folder import MANIFEST, OUTCOME, RunFolder, sha256
+from .interval import with_bounds
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
@@ -388,6 +389,7 @@ def _population(run: _Run) -> list[str]:
     with open(path, newline="", encoding="utf-8") as file:
         counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
     n = header["schedule"]["n"] if "schedule" in header else header["clients"]
+    n -= (run.report.get("interval") or {"canaries": 0})["canaries"]
     if len(counts) != n:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
     if "kinds" not in header or "schedule" not in header:
@@ -534,6 +536,27 @@ def _budget(run: _Run) -> _Answer:
     return [text] if claim > budget * (1 + _SLACK) else [], text
 
 
+def _interval(run: _Run) -> _Answer:
+    """Compute the lower bounds again from the guesses in the report, and the price and the uses in the ledger."""
+    interval, header = run.report.get("interval"), run.header
+    if interval is None:
+        return None
+    if header is None:
+        raise _NotCovered("the price and the uses that bounds are made of are in the ledger, which is not here")
+    uses = {"uses": int(run.uses.max()), "delta": header["delta"], "claimed": run.report.get("epsilon")}
+    wrong = differences(interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report")
+    again = with_bounds(interval | uses, Price.from_dict(header["price"]))
+    pairs = [(interval["measured"], again["measured"])]
+    for stated, made in zip(interval["observers"], again["observers"], strict=True):
+        bounds = zip(stated["bounds"], made["bounds"], strict=True)
+        pairs += [(bound["epsilon"], other["epsilon"]) for bound, other in bounds]
+    if not all(math.isclose(stated, made, rel_tol=_SLACK) for stated, made in pairs):
+        wrong.append("the bounds are not those of the guesses")
+    least = rounded_down(interval["measured"])
+    text = f"epsilon is at least {least} by the guesses on {interval['canaries']:,} canaries"
+    return wrong, f"{text}, at {100 * interval['confidence']:.4g}%"
+
+
 def _row_noise(run: _Run) -> _Answer:
     names = [key.removeprefix(_ROWS) for key in run.header or () if key.startswith(_ROWS)]
     if names:
@@ -639,6 +662,7 @@ _CHECKS: tuple[tuple[str, str, Callable[[_Run], _Answer]], ...] = (
     ("charges", _LEDGER, _charges),
     ("epsilon", _LEDGER, _epsilon),
     ("budget", "the report", _budget),
+    ("interval", _LEDGER, _interval),
     ("row noise", "the ledger", _row_noise),
     ("headline", "the report", _headline),
     ("report", "the report", _report),

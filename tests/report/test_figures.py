@@ -243,3 +243,14 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
     written = {text.get_text() for text in axes.get_yticklabels()}
     assert {"0.01", "0.1", "1", "10"} <= written
     assert not any("$" in text for text in written)
+
+
+def test_what_canaries_measured_is_drawn_below_what_was_spent(tmp_path: Path, drawn: list[Figure]) -> None:
+    figures.plot_epsilon(EPSILONS, tmp_path / "a.png", measured=0.1299)
+    figures.plot_history(history(), {}, tmp_path / "b.png", measured=0.1299)
+    for figure in drawn:
+        axes = figure.axes[-1]
+        ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
+        assert bar[:, 1].tolist() == pytest.approx([0.1299, axes.lines[0].get_ydata()[-1]])
+        assert "at least\n0.129" in [text.get_text() for text in axes.texts]
+    assert drawn[0].get_supxlabel() == figures.MEASURED

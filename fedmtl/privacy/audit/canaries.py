@@ -1,0 +1,208 @@
+"""Canaries: members of the population that an audit adds to a run, each in or out by a fair coin, and an attack.
+
+A canary is drawn by the sampler like every client, charged like every client, and where it takes part its row is
+clipped, added up and noised with all others. The run does not know the coins, which have a stream of their own. The
+attacker has every release, and knows what the worst-case adversary of differential privacy knows: the rows of all other
+clients, whose sum it subtracts. Where nothing is amplified it knows who takes part, too. What is left is noise and
+canaries, and the score of a canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman
+and Pearson where canaries do not overlap.
+
+Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is a lower bound on
+that of the run as it was made, so of its clip, sum, noise, sampling and charges together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...errors import PrivacyError
+from ...random import derive_key
+from ..noise.laws import NoiseLaw
+from ..release import Release
+from ..samplers import BoundSampler
+
+_LOUD = 8.0
+"""A canary's row over the clip norm, so that a clip that fails shows."""
+
+
+class Canaries:
+    """The canaries of one run in rounds whose unit is a client.
+
+    Args:
+        count: m, how many.
+        first: number of clients, and the position of the first canary behind them.
+        sampler: who takes part, of clients and canaries together.
+        seed: of the coins and the directions.
+
+    Attributes:
+        coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
+        scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
+        uses: float64 (m,), how often each took part; of sampled ones the expected number.
+        moved: float64 (m,), how far all releases together have moved in the direction of a canary that is in, by the
+            clip norms, where nothing answers to it; of sampled ones the expected value.
+    """
+
+    def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
+        self.first, self.sampler, self._seed = first, sampler, seed
+        generator = torch.Generator().manual_seed(derive_key(seed, "canaries/coins") >> 1)
+        self.coins = torch.rand(count, generator=generator) < 0.5
+        self.scores = torch.zeros(count, dtype=torch.float64)
+        self.uses = torch.zeros(count, dtype=torch.float64)
+        self.moved = torch.zeros(count, dtype=torch.float64)
+        self._step = -1
+        self._latest: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}  # directions by release
+        self._evidence = torch.zeros(count, dtype=torch.float64)  # of the releases of one step, which share coins
+
+    def __len__(self) -> int:
+        return len(self.coins)
+
+    @property
+    def paired(self) -> bool:
+        """Return whether the coin chooses between a row and its negative."""
+        return self.sampler.relation == "replace"
+
+    def check(self, releases: Mapping[str, Release]) -> None:
+        """Refuse releases that the attack does not cover.
+
+        Raises:
+            PrivacyError: no noise, or a matrix whose rows have no negative.
+        """
+        for release in releases.values():
+            if release.noise is None or release.noise.refuted is not None:
+                raise PrivacyError(
+                    f"Canaries measure a claimed epsilon, and release {release.name!r} has no noise that has one; "
+                    f"give ClientPrivacy(epsilon=...)."
+                )
+            if release.form != "vector" and self.paired:
+                raise PrivacyError(
+                    f"Canaries of a {release.form} release need add-or-remove neighbours, and those of "
+                    f"{self.sampler.describe()} replace a client; use PoissonSampling, CyclicCohorts or "
+                    f"FullParticipation."
+                )
+
+    def independent(self, releases: Mapping[str, Release]) -> bool:
+        """Return whether the canaries touch no common coordinate of any release and the noise of coordinates is
+        independent, so that the score of a canary does not depend on the coins of others."""
+        return all(
+            release.noise is not None and release.noise.name != "l2_laplace" and len(self) <= release.dimension
+            for release in releases.values()
+        )
+
+    def directions(self, release: Release, step: int) -> tuple[Tensor, Tensor]:
+        """Return the direction of every canary, of length 1 in the norm of the clip: the coordinates int64 (m, w) that
+        are not zero, and their values float64 (m, w).
+
+        They are blocks of coordinates with random signs, the same in all steps, of one coordinate where the L1 norm is
+        bounded or the squares of a row are released. Of more canaries than coordinates they are random signs on all
+        coordinates, or a random coordinate, anew in every step.
+        """
+        count, size = len(self), release.dimension
+        fits = count <= size
+        purpose = f"canaries/{release.name}/{0 if fits else step}"
+        if self._latest.get(release.name, ("",))[0] == purpose:
+            return self._latest[release.name][1]
+        generator = torch.Generator().manual_seed(derive_key(self._seed, purpose) >> 1)
+        single = release.clip.norm == "l1" or release.form == "diagonal"
+        if single or fits:
+            width = 1 if single else size // count
+            order = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])
+            places = order[: count * width].view(count, width)
+        else:
+            places = torch.arange(size).expand(count, size)
+        signs = torch.randint(0, 2, places.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        self._latest[release.name] = purpose, (places, signs / math.sqrt(places.shape[1]))
+        return self._latest[release.name][1]
+
+    def sending(self, members: Tensor) -> Tensor:
+        """Return the canaries, int64 (k,), among the positions ``members`` of all who take part that add a row to a
+        release: those that are in; under replace-one all."""
+        drawn = members[members >= self.first] - self.first
+        return drawn if self.paired else drawn[self.coins[drawn]]
+
+    def row(self, release: Release, step: int, canary: int) -> Tensor:
+        """Return the row (1, D) float64 that a canary sends, longer than the clip norm."""
+        places, values = self.directions(release, step)
+        sign = -1.0 if self.paired and not self.coins[canary] else 1.0
+        row = torch.zeros(1, release.dimension, dtype=torch.float64)
+        row[0, places[canary]] = _LOUD * release.clip.bound * sign * values[canary]
+        return row
+
+    def observe(self, release: Release, step: int, members: Tensor, rest: Tensor) -> None:
+        """Take in the evidence of a release.
+
+        Args:
+            release: with the clip norm and the noise of this step.
+            step: its number.
+            members: int64, the positions of all who take part.
+            rest: the released sum without the rows of all clients: noise and canaries.
+        """
+        if step != self._step:
+            self.settle()
+        drawn = torch.zeros(len(self), dtype=torch.float64)
+        drawn[members[members >= self.first] - self.first] = 1.0
+        known = torch.full_like(drawn, self.sampler.probability) if self.sampler.amplified else drawn
+        self.uses += known * (step != self._step)
+        self._step = step
+        places, values = self.directions(release, step)
+        size, law, std = release.clip.bound, release.noise, release.noise_std * release.denominator
+        assert law is not None
+        if release.form == "symmetric":
+            rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(1, places, size * values)
+            evidence = _gaussian((rows @ rest * rows).sum(1), size**4, std)
+        elif release.form == "diagonal":
+            evidence = _evidence(law, rest, places, torch.full_like(values, size**2), std)
+        else:
+            evidence = _evidence(law, rest, places, size * values, std)
+            if self.paired:
+                evidence -= _evidence(law, rest, places, -size * values, std)
+            self.moved += known * size / release.denominator
+        self._evidence += evidence if self.sampler.amplified else drawn * evidence
+
+    def settle(self) -> None:
+        """Add the evidence of the last step to the scores: of a sampled canary, which the attacker does not see drawn,
+        that of a mixture."""
+        if self._step < 0:
+            return
+        if self.sampler.amplified:
+            q = torch.tensor(self.sampler.probability, dtype=torch.float64)
+            self._evidence = torch.logaddexp(torch.log1p(-q), torch.log(q) + self._evidence)
+        self.scores += self._evidence
+        self._evidence, self._step = torch.zeros_like(self.scores), -1
+
+    def final_scores(self, release: Release, change: Tensor) -> Tensor:
+        """Return scores (m,) of an attacker who has nothing but the change of the shared model, (D,): its part in the
+        direction of a canary, against half of what a canary that is in has moved it; positive means in."""
+        places, values = self.directions(release, 0)
+        part = (change.double().cpu()[places] * values).sum(1)
+        return part if self.paired else part - self.moved / 2
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must keep."""
+        self.settle()
+        return {"scores": self.scores, "uses": self.uses, "moved": self.moved}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        self.scores, self.uses, self.moved = (state[name].clone() for name in ("scores", "uses", "moved"))
+        self._evidence, self._step = torch.zeros_like(self.scores), -1
+
+
+def _gaussian(part: Tensor, squared: Tensor | float, std: float) -> Tensor:
+    return (part - squared / 2) / std**2
+
+
+def _evidence(law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float) -> Tensor:
+    """Return (m,), the log likelihood ratios of noise plus a canary's contribution against noise only, for sparse
+    contributions (m, w)."""
+    seen = rest[places]
+    if law.name == "laplace":
+        return (seen.abs() - (seen - values).abs()).sum(1) * (math.sqrt(2.0) / std)
+    part, squared = (seen * values).sum(1), values.square().sum(1)
+    if law.name == "gaussian":
+        return _gaussian(part, squared, std)
+    length = rest.square().sum()  # the density of L2-Laplace noise is a function of it
+    return (length.sqrt() - (length - 2 * part + squared).clamp(min=0).sqrt()) * (math.sqrt(rest.numel() + 1.0) / std)

@@ -1,0 +1,194 @@
+"""Runs with canaries: the certificate, broken noise, resumed and secure runs, and what is refused."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import fedmtl.privacy.rounds
+from fedmtl import (
+    FedAvg,
+    FixedCohort,
+    FullParticipation,
+    Interval,
+    Local,
+    PoissonSampling,
+    QuantileClip,
+    RecordPrivacy,
+    Result,
+    Scaffold,
+    models,
+)
+from fedmtl._rounding import rounded_down
+from fedmtl.cli import main
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import ClientPrivacy
+from fedmtl.privacy.noise.grid import release_noise
+from fedmtl.trainer.interval import MODEL, RELEASES
+from fedmtl.trainer.run import check_ranks
+from fedmtl.trainer.verify import verify
+
+from .settings import CLIENTS, DELTA, SOLVER, trainer
+
+CANARIES = 200
+AUDITED = {
+    "algorithm": FedAvg(local=SOLVER),
+    "model": models.mlp(hidden=60),  # of 563 parameters
+    "schedule": FullParticipation(),
+    "privacy": ClientPrivacy(clip_norm=0.7, epsilon=4.0, delta=DELTA),
+    "audit": Interval(canaries=CANARIES),
+}
+
+
+def interval(**settings):
+    """The certificate of a run, and the run."""
+    result = trainer(**AUDITED | settings).fit()
+    return result.privacy.interval, result
+
+
+def observer(certificate, name):
+    (found,) = [one for one in certificate["observers"] if one["observer"] == name]
+    return found
+
+
+def test_a_sound_run_measures_less_than_it_claims():
+    certificate, result = interval()
+    assert certificate["claimed"] == result.epsilon <= 4.0
+    assert 0.5 < certificate["measured"] < certificate["claimed"]
+    assert certificate["delta"] == DELTA
+    assert (certificate["canaries"], certificate["confidence"], certificate["uses"]) == (CANARIES, 0.95, 6)
+    for name in (RELEASES, MODEL):
+        for bound in observer(certificate, name)["bounds"]:
+            assert bound["canaries"] == CANARIES
+            assert bound["made"] == (CANARIES if bound["independent"] else CANARIES // 10)
+    assert len(result.ids) == len(result.personal_accuracy) == CLIENTS, "canaries have no models and no scores"
+
+
+def test_halved_noise_is_measured_above_the_claim(monkeypatch):
+    def halved(*args, **options):
+        noise, width = release_noise(*args, **options)
+        return noise / 2, width
+
+    monkeypatch.setattr(fedmtl.privacy.rounds, "release_noise", halved)
+    certificate, _ = interval()
+    assert certificate["measured"] > certificate["claimed"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "canaries", "independent"),
+    [(PoissonSampling(cohort=120), 200, True), (FixedCohort(cohort=150), 200, True), (FullParticipation(), 800, False)],
+)
+def test_every_schedule_has_its_bounds(schedule, canaries, independent):
+    certificate, result = interval(schedule=schedule, audit=Interval(canaries=canaries))
+    first = certificate["observers"][0]
+    assert first["observer"] == RELEASES
+    assert first["bounds"][0]["independent"] == independent
+    assert 0 <= certificate["measured"] < certificate["claimed"] == result.epsilon
+    assert (MODEL in [one["observer"] for one in certificate["observers"]]) == independent
+
+
+def test_an_adaptive_clip_makes_canaries_dependent():
+    privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.7), epsilon=4.0, delta=DELTA)
+    certificate, _ = interval(privacy=privacy)
+    assert not any(bound["independent"] for one in certificate["observers"] for bound in one["bounds"])
+
+
+def test_a_method_of_two_releases_is_measured():
+    certificate, _ = interval(algorithm=Scaffold(local=SOLVER))
+    assert 0 < certificate["measured"] < certificate["claimed"]
+
+
+def test_a_resumed_run_has_the_same_certificate(tmp_path):
+    from .test_interruption import Interrupting
+
+    folder = tmp_path / "run"
+    whole, _ = interval()
+    part = trainer(**AUDITED, folder=folder)
+    with pytest.raises(KeyboardInterrupt):
+        replace(part, callbacks=(Interrupting(3),)).fit()
+    assert part.fit(resume=True).privacy.interval == whole
+    with pytest.raises(Exception, match="audit"):
+        trainer(**AUDITED | {"audit": Interval(canaries=CANARIES - 1)}, folder=folder).fit(resume=True)
+
+
+def test_a_secure_run_is_saved_verified_and_read_again(tmp_path, capsys):
+    folder = tmp_path / "run"
+    privacy = replace(AUDITED["privacy"], source="secure")
+    certificate, result = interval(privacy=privacy, folder=folder)
+    stored = json.loads((folder / "public" / "privacy.json").read_text())["interval"]
+    assert stored == certificate
+    assert Result.load(folder).privacy.interval == certificate
+    line = f"epsilon 4 claimed, at least {rounded_down(certificate['measured'])} measured (95%)"
+    assert line in result.summary()
+    checks = {check.name: check for check in verify(folder).checks}
+    assert {name for name, check in checks.items() if check.verdict == "FAILED"} == set()
+    assert checks["interval"].verdict == "confirmed"
+    assert main(["report", str(folder), "--html"]) == 0
+    capsys.readouterr()
+    assert line in (folder / "private" / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda one: one.update(measured=one["measured"] * 1.5), "not those of the guesses"),
+        (lambda one: one["observers"][0]["bounds"][0].update(right=CANARIES), "not those of the guesses"),
+        (lambda one: one.update(uses=7), "uses of the interval is 7"),
+    ],
+)
+def test_an_altered_certificate_is_not_confirmed(tmp_path, change, match):
+    folder = tmp_path / "run"
+    interval(folder=folder)
+    path = folder / "public" / "privacy.json"
+    report = json.loads(path.read_text())
+    change(report["interval"])
+    path.write_text(json.dumps(report))
+    (check,) = [check for check in verify(folder).checks if check.name == "interval"]
+    assert check.verdict == "FAILED"
+    assert match in check.detail
+
+
+def test_a_baseline_has_no_canaries():
+    _, result = interval(baselines=("local",))
+    assert result.baselines["local"].privacy.interval is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"privacy": None}, "audit measures a claimed epsilon with canary clients, and privacy is None; give"),
+        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=4.0)}, "with canary clients, and privacy is RecordPrivacy"),
+        ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
+        ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),
+        ({"replicates": 2}, "audit measures one run; leave replicates and epsilons out"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        trainer(**AUDITED | settings)
+
+
+def test_a_run_that_releases_nothing_is_refused():
+    with pytest.raises(ConfigError, match="audit measures what is released, and local releases nothing"):
+        interval(algorithm=Local(local=SOLVER))
+
+
+def test_several_processes_are_refused():
+    with pytest.raises(ConfigError, match=r"audit=Interval\(...\) needs one process, and 2 were started"):
+        check_ranks(trainer(**AUDITED), SimpleNamespace(size=2))
+
+
+@pytest.mark.parametrize("values", [{"canaries": 0}, {"canaries": 1.5}, {"confidence": 1.0}])
+def test_impossible_settings_are_refused(values):
+    with pytest.raises(ConfigError, match=f"Interval.{next(iter(values))}"):
+        Interval(**values)
+
+
+def test_the_command_takes_canaries(tmp_path, capsys):
+    words = ["data.clients=40", "rounds=3", "schedule.cohort=20", "baselines=[]", "finetune=none"]
+    assert main([*words, "audit.canaries=60", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert "measured (95%)" in capsys.readouterr().out
+    assert main(["audit", "--interval", "--canaries", "50", *words, "audit.confidence=0.9"]) == 0
+    assert "measured (90%)" in capsys.readouterr().out
