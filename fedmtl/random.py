@@ -23,7 +23,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_BLOCK = 1 << 14  # draws, of which a dozen arrays are in the cache together
+_BLOCK = 1 << 14  # draws, of which the cache holds a dozen arrays
 
 
 @lru_cache(maxsize=1 << 12, typed=True)

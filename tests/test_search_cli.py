@@ -57,7 +57,7 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
     assert "not private: choosing" not in capsys.readouterr().out
 
     assert main(["search", *TINY, "algorithm=pmtl", "algorithm.lam=0.1,1", *QUICK, "--folder", str(folder)]) == 2
-    assert "already holds a run; go on with fedmtl resume" in capsys.readouterr().err
+    assert "already holds a run; continue it with fedmtl resume" in capsys.readouterr().err
 
 
 def test_an_interrupted_search_resumes(

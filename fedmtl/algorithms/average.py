@@ -34,7 +34,7 @@ w_0 = 0 (``alone``) or the shared model (``ridge``), beside that model as it is 
 
     w_m  ~  prior_m * exp(hits + .1 * log likelihood)
 
-of the records of each fold by the fit without them. Few records of a class make the likelihood alone choose badly.
+of the records of each fold by the fit without them. With few records of a class the likelihood by itself chooses badly.
 
 Every number is a function of the client's own records and of what it starts from.
 """

@@ -105,7 +105,7 @@ class ClientStore:
     def whole(self, name: str) -> Tensor:
         """Return the rows of all clients, (n, *shape), which must not be changed."""
         if len(self.members) < self.clients:
-            raise NotImplementedError("A rank has the tensors of its own clients alone; gather them first.")
+            raise NotImplementedError("A rank has only the tensors of its own clients; gather them first.")
         return self.gather_all(self.members)[name]
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:

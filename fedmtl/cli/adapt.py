@@ -87,7 +87,7 @@ def _config(options: argparse.Namespace) -> Config:
     if "search" in config:
         raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
     if not (folder / "private" / "result.json").is_file():
-        raise ConfigError(f"{folder} has not finished; go on with fedmtl resume {folder}.")
+        raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
     config = {"metrics": []} | config
     for text in options.overrides:
         if not any(_given([text], key) for key in _KEYS):

@@ -298,7 +298,7 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: R
         if _writes(ranks) and RunFolder(folder).started:
             shown = _short(folder)
             raise ResumeError(
-                f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder."
+                f"{shown} already holds a run; continue it with fedmtl resume {shown}, or choose another folder."
             )
     with marked(folder) if _writes(ranks) and job is not None else nullcontext():
         with _agreed(ranks):
@@ -320,8 +320,8 @@ def _go_on(config: Config, folder: Path, job: Job | None, ranks: Ranks | None) -
 
 
 def _resume_sweep(sweep: Path, overrides: Sequence[str], debug: bool, ranks: Ranks | None) -> int:
-    """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others go on or begin,
-    also those that failed."""
+    """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others continue or
+    start, also those that failed."""
     codes = [0]
     with _agreed(ranks):
         every = list(left(sweep))

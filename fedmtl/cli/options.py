@@ -46,7 +46,7 @@ def short_run_options(
     """Read and check the words of a command that makes a short run of a configuration.
 
     Args:
-        parser: with the options of this command alone.
+        parser: with the options of only this command.
         words: of the command line.
         rounds: the default of ``--rounds``.
         what: the help text of ``--rounds``.
@@ -93,7 +93,7 @@ def make_paths_absolute(config: Config, start: str = "") -> None:
 
 @contextmanager
 def told_to_end(folder: Path) -> Iterator[None]:
-    """Say how to go on where torchrun ends this process, since another rank has ended.
+    """Say how to continue where torchrun ends this process, since another rank has ended.
 
     Raises:
         SystemExit: SIGTERM came.
@@ -112,11 +112,11 @@ def told_to_end(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def resumable(folder: Path, log_level: int) -> Iterator[None]:
-    """Print the log from ``log_level`` on while the block runs, and how to go on where it is interrupted.
+    """Print the log from ``log_level`` on while the block runs, and how to continue where it is interrupted.
 
     Raises:
         SystemExit: an interruption.
-        TrainingError: a file that could not be written or read, such as on a full disk; it says how to go on.
+        TrainingError: a file that could not be written or read, such as on a full disk; it says how to continue.
     """
     try:
         with printed_log(log_level):

@@ -41,7 +41,9 @@ def search(words: list[str]) -> int:
     }
     folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     if (folder / "private" / "config.yaml").exists():
-        raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
+        raise ConfigError(
+            f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
+        )
     private_search = _build(configs, arguments, folder)
     private_search.plan()  # what cannot be accounted is refused before anything is written
     for config in configs.values():

@@ -47,7 +47,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class Ring:
-    """Weight 1 between clients at most ``reach`` places apart on a circle, in the order of the data."""
+    """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order of the data."""
 
     reach: Count = 1
     from_data = False

@@ -8,7 +8,7 @@ charged), ``remaining`` (the run stopped early and is charged as if it had conti
 
 A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
 and it begins at most at the end of what was charged before. The releases of an account share every step, so lines hold
-steps alone. In seeded mode a replayed step is the same release and is charged once; the fingerprint guarantees that it
+only steps. In seeded mode a replayed step is the same release and is charged once; the fingerprint guarantees that it
 is the same. In secure mode every session draws fresh noise, so a replayed step is a new charge. A torn last line was
 never flushed, so its noise was never drawn: it is dropped.
 

@@ -179,7 +179,7 @@ def plot_bands(
 
     Args:
         history: one mapping for each evaluated round and budget with ``round``, ``budget`` and, for a number X,
-            ``X_p5``, ``X_p25``, ``X_p50``, ``X_p75`` and ``X_p95``, or ``X`` alone (one run a budget: a line).
+            ``X_p5``, ``X_p25``, ``X_p50``, ``X_p75`` and ``X_p95``, or only ``X`` (one run a budget: a line).
         path: of the figure.
         name: the algorithm.
         metric: the number drawn in the first panel.

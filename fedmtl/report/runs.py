@@ -81,7 +81,7 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
 
     Returns:
         The columns of ``FIXED`` (``epsilon`` is 0 where nothing is released and inf where nothing is protected; rows
-        of one ``experiment`` differ in their epsilons and seeds alone, and ``label`` is its short name), the metrics
+        of one ``experiment`` differ only in their epsilons and seeds, and ``label`` is its short name), the metrics
         that the runs have, and all settings but seeds as text, in columns such as ``config.algorithm.lam``.
 
     Raises:

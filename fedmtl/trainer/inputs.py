@@ -99,7 +99,7 @@ def check_kinds(settings: Trainer) -> None:
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
     if algorithm.loss is not None and settings.finetune is not None:
         raise ConfigError(
-            f"finetune goes on with the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
+            f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
         )
     if not isinstance(settings.callbacks, Iterable):
         raise ConfigError(f"callbacks is {settings.callbacks!r}; give a list of callbacks.")

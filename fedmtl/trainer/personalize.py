@@ -51,7 +51,7 @@ def held_out(
 ) -> tuple[FederatedDataset, FederatedDataset | None]:
     """The data of the run, and those with the clients' validation records as test side, where they choose.
 
-    The split of a client depends on its own id and number of records alone; one with a single record trains on it.
+    The split of a client depends only on its own id and number of records; one with a single record trains on it.
     """
     if finetune is None or not finetune.validation:
         return data, None

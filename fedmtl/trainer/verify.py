@@ -52,7 +52,7 @@ _SLACK = 1e-6  # relative, of figures that were computed in two ways
 _SEAL = """\
 If this seal was published when the run ended, no listed file has changed since: it is the hash of public/manifest.json,
 which has the hashes of the public files and of private/manifest.json, and that has those of the private files and of
-the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
+the ledger. Without a published seal, who can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
 files that no list has (baselines, files of clients), and a second copy of the run that was continued."""
 _UNLIMITED = 1 << 62
@@ -440,7 +440,7 @@ def _charges(run: _Run) -> _Answer:
         what = "activations" if schedule is None else "participations"
         text += f"; at most {int(run.uses.max(initial=0))} {what} of one client"
     if header.get("bands"):
-        text += f", {len(header['bands'])} rounds apart at least, over which noise is correlated"
+        text += f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
     return wrong, text + (", the rest after an early stop included" if charges.remaining is not None else "")
 
 

@@ -520,7 +520,7 @@ def test_bands_of_noise_and_the_turns_that_they_need(tmp_path: Path) -> None:
     run(folder, schedule=CyclicCohorts(COHORT), privacy=privacy)
     assert failed(folder) == {}
     charges = next(check.detail for check in verify(folder).checks if check.name == "charges")
-    assert "3 rounds apart at least, over which noise is correlated" in charges
+    assert "3 rounds between them at least, over which noise is correlated" in charges
     shutil.copytree(folder, tmp_path / "longer")
     shutil.copytree(folder, tmp_path / "without")
     rewrite(tmp_path / "longer", lambda lines: [lines[0] | {"bands": [0.8, 0.5, 0.4]}, *lines[1:]])

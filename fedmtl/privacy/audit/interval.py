@@ -18,7 +18,7 @@ Two theorems turn F_z into a test. They differ in what they assume of the run be
 first one is larger.
 
 **Independent canaries.** Let guess i depend on an observation whose law, given the coins and observations of all other
-canaries, depends on coin i alone and obeys F_z. Then it is right with a probability of at most ``(1 + TV_z) / 2``,
+canaries, depends only on coin i and obeys F_z. Then it is right with a probability of at most ``(1 + TV_z) / 2``,
 where ``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess "out") is
 ``1/2 + (P(in) - Q(in)) / 2``. That holds given which of the earlier guesses are right, so the number of right guesses
 among m is dominated by a binomial number, and the test is exact (Clopper and Pearson). The assumption is what the claim
