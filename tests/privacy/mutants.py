@@ -1669,10 +1669,19 @@ def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 NO_OP = [
     Mutant("no-op, patched", _scaled(1.0), (), ("poisson", "clocks, gaussian")),
     Mutant("no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)),
-    Mutant("no-op", _nothing, (), (*CLOCKED, *MATRICES)),
+    Mutant("no-op", _nothing, (), tuple(MATRICES)),
+    Mutant(
+        "no-op",
+        _nothing,
+        (),
+        tuple(name for name in CLOCKED if name != "clocks, gaussian"),
+        ("async_learner", "pp_dmtl"),  # one for each kind of schedule; other settings of p2p: test_p2p_audit
+    ),
+    Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
-    *(Mutant("no-op", _nothing, (), ("clocks, l2_laplace", "clocks, secure"), (name,)) for name in FURTHER),
+    Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(FURTHER)),
+    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled", "subsampled learner")),
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)

@@ -17,7 +17,7 @@ from fedmtl.trainer.audit.suite import audit_trainer, setup_of
 
 from .mutants import CLOCKED, CLOCKED_EFFORT, FEATURES, audit, trainer_of
 
-SEEDS = 75  # of each configuration
+SEEDS = 40  # of each configuration
 
 
 @pytest.mark.parametrize("configuration", ["clocks, laplace", "clocks, l2_laplace"])
