@@ -58,7 +58,7 @@ def process(
     [
         (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
         (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
-        (["lr=0.1"], "lr is no setting; did you mean finetune.local.lr or algorithm.local.lr?"),
+        (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted: clip_norm, epsilon,"),
         (["algorithm=pmtl", "algorithm.mu=1"], "algorithm.mu is no setting; accepted: local, lam, delta"),
         (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: lam, local, "),
@@ -229,7 +229,7 @@ def test_the_default_is_the_main_job() -> None:
     ways = fedmtl.Finetune(kind="kl", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10))
     assert made["finetune"] == ways
     assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
-    assert made["schedule"] == fedmtl.PoissonSampling(cohort=100)
+    assert made["schedule"] == fedmtl.PoissonSampling()
     assert made["execution"] == fedmtl.Execution()
     assert (made["rounds"], made["baselines"], made["seed"]) == (100, ("local", "pmtl"), 0)
 

@@ -52,7 +52,7 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column."""
     import pandas as pd
 
-    from ..data.readers.columns import Table
+    from ..data.readers.columns import Table, looks_like_id
 
     frame = Table.of(node["path"]).frame
     bounds, lines = dict(node.get("bounds") or {}), []
@@ -66,8 +66,10 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
         label = name == node["target"] and node.get("classes") is not None
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{kinds:,} categories'}"
         text += f", {missing:,} missing" if missing else ""
-        if not number and kinds > _MOST:
+        if looks_like_id(column) or (not number and kinds > _MOST):
             text += "; it looks like an id: leave it out of data.features"
+        elif name == node["target"] and not (number or node.get("labels")):
+            node["labels"] = sorted(map(str, column.dropna().unique()))
         elif name not in bounds and not (label or (name == node["target"] and not number)):
             bounds[name] = sorted(map(str, column.dropna().unique()))
             if number:

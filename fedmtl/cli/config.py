@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .._check import given, one_of, positive_int
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
-from .names import EXTRA, REMOVED, TRUST, config_folder, nearest, no_setting
+from .names import EXTRA, GUESSED, REMOVED, TRUST, config_folder, nearest, no_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -220,8 +220,9 @@ def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
                     return no_setting(key, ())
                 return ConfigError(f"{key} cannot be set alone: {place} is {node}; write '{place}={{{word}: VALUE}}'.")
             if word not in node and not key.startswith("hydra"):
+                leaves = list(_leaves(config))
                 near = [f"{place}.{name}" for name in difflib.get_close_matches(word, list(node))]
-                return no_setting(key, node, near if place else nearest(key, list(_leaves(config))))
+                return no_setting(key, node, nearest(key, leaves) if not place or word in GUESSED else near)
             node, place = node.get(word), f"{place}.{word}".lstrip(".")
     return None
 

@@ -60,6 +60,7 @@ for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending
 
 
 GUESSED = {  # what other programs call a setting
+    "lr": "algorithm.local.lr",
     "eps": "privacy.epsilon",
     "label": "data.target",
     "fraction": "schedule.cohort",
@@ -95,8 +96,8 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
     last = key.rsplit(".", 1)[-1]
-    if GUESSED.get(key) in accepted:
-        return [GUESSED[key]]
+    if last in GUESSED:
+        return [GUESSED[last]] * (GUESSED[last] in accepted)
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
     by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}

@@ -40,10 +40,11 @@ import torch
 from scipy.special import betaincc, ndtri
 from torch import Tensor
 
-from .._check import positive, positive_int
+from .._check import given, positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from ..random import Coins, distinct_numbers
 
+USUAL_COHORT = 100
 Relation = Literal["add_remove", "replace", "zero_out"]
 """How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
 takes part when is public."""
@@ -268,7 +269,8 @@ class PoissonSampling:
     """Every client takes part independently with probability ``cohort / n``; the size of a cohort varies.
 
     Args:
-        cohort: expected number of clients a step, above 0 and at most the population; the public denominator.
+        cohort: expected number of clients a step, above 0 and at most the population; the public denominator. None for
+            100, or all clients in every step where there are fewer.
 
     Example:
         >>> from fedmtl import PoissonSampling
@@ -276,15 +278,17 @@ class PoissonSampling:
         'Poisson, expected cohort 100 of 1000 clients (q = 0.1)'
     """
 
-    cohort: float = 100
+    cohort: float | None = None
 
     def __post_init__(self) -> None:
-        positive(self, cohort=self.cohort)
+        positive(self, **given(cohort=self.cohort))
 
-    def bind(self, n: int) -> BoundPoisson:
+    def bind(self, n: int) -> BoundPoisson | BoundFull:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
-        _fits(self, self.cohort, n)
-        return BoundPoisson(n, self.cohort)
+        _fits(self, self.cohort or 0, n)
+        if self.cohort is None and n < USUAL_COHORT:
+            return BoundFull(n)
+        return BoundPoisson(n, USUAL_COHORT if self.cohort is None else self.cohort)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,9 @@ class Result(Scored):
             what = "the loss of every client's own model is not finite"
         else:
             return ""
-        return f"{self.algorithm}: training diverged: {what}; a smaller learning rate, or scaled features, may help."
+        return (
+            f"{self.algorithm}: training diverged: {what}; a smaller algorithm.local.lr, or scaled features, may help."
+        )
 
     def adapt(
         self,
@@ -311,7 +313,7 @@ class Result(Scored):
         if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in self.shown:
             lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
         worse = ", ".join(text for stage in stages if (text := self._worse_than_constant(stage)))
-        lines += [f"  warning: worse than predicting a constant: {worse}"] if worse else []
+        lines += [f"  warning: worse than predicting a constant: {worse}{self._remedy}"] if worse else []
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
@@ -319,6 +321,13 @@ class Result(Scored):
         if self.baselines:
             lines.append(f"  best mean{self._best()}")
         return lines
+
+    @property
+    def _remedy(self) -> str:
+        """Return which settings may make a bad model better."""
+        names = ["a larger privacy.epsilon"] * (0 < self.epsilon < math.inf)
+        names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms.local is not None)
+        return f"; try {' or '.join(names)}" if names else ""
 
     def _worse_than_constant(self, stage: Stage) -> str:
         """Return the nMSE, or without one the loss, of models for which it is worse than that of the best constant;

@@ -24,7 +24,8 @@ from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
-from ..privacy import BoundSampler, FullParticipation
+from ..privacy import BoundSampler, FullParticipation, PoissonSampling
+from ..privacy.samplers import USUAL_COHORT
 from ..ranks import ALONE, Ranks
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
@@ -65,6 +66,10 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     if not isinstance(ranks, Ranks):
         raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
     folder = None if settings.folder is None else RunFolder(Path(settings.folder))
+    schedule, clients = settings.schedule, len(settings.data)
+    if schedule == PoissonSampling() and clients < USUAL_COHORT:
+        text = "all %d clients take part in every round: cohorts have %d clients unless schedule.cohort is set"
+        logger.info(text, clients, USUAL_COHORT)
     with ranks.agree():
         check_ranks(settings, ranks)
         if folder is None and resume:
@@ -384,7 +389,7 @@ class Run:
         if tally.diverged > self.warned and self.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
-                "sent, and are not kept; a smaller learning rate may help",
+                "sent, and are not kept; a smaller algorithm.local.lr may help",
                 self.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
         self.warned = tally.diverged

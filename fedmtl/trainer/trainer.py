@@ -184,7 +184,9 @@ class Trainer:
             chosen = automatic(self.data, self.privacy, **set_here)
             logger.info("%s", chosen.text())
             if chosen.level > 4:
-                text = "the noise is %.3g times that at which sharing helps: use a larger epsilon, or more clients"
+                text = (
+                    "the noise is %.3g times that at which sharing helps: use a larger privacy.epsilon, or more clients"
+                )
                 logger.warning(text, chosen.level)
             for name in (*left, "privacy"):
                 object.__setattr__(self, name, getattr(chosen, name))

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent
@@ -25,7 +26,7 @@ from fedmtl import (
 from fedmtl.algorithms import LocalAverage, cohort
 from fedmtl.cli.config import with_automatic
 from fedmtl.cli.sweep import unlike
-from fedmtl.data import Domain, FederatedDataset
+from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.automatic import automatic, multiplier_of_one_release, noise_of
 from tests.algorithms.harness import problem_of, run
@@ -213,6 +214,29 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     assert "proximal_point + finetuning" in capsys.readouterr().out
     assert main(["check", *words]) == 2
     assert "180 categories; it looks like an id: leave it out of data.features" in capsys.readouterr().out
+
+
+def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
+    frame = pd.DataFrame(
+        {"ward": [f"w{i % 4}" for i in range(40)], "row": range(40), "dose": [i % 9 for i in range(40)]}
+    )
+    frame["stay"] = [i % 7 for i in range(40)]
+    read_table(frame, client="ward", target="stay", bounds={"dose": [0, 5], "stay": [1, 6]})
+    doubts = [record.getMessage() for record in caplog.records]
+    assert [text for text in doubts if "examples are left out" not in text] == [
+        "table: the column 'row' looks like an id of rows; leave it out of data.features",
+        "table: cut off at data.bounds (rows of 40, private: covered by no epsilon): dose 12, stay 6",
+    ]
+    caplog.clear()
+    read_table(frame, client="ward", target="stay", features=["dose"])
+    assert "'stay' are taken as 7 classes; data.classes=null makes them a regression" in caplog.text
+
+
+def test_the_usual_cohort_is_at_most_everybody() -> None:
+    assert PoissonSampling().bind(99) == FullParticipation().bind(99)
+    assert PoissonSampling().bind(100) == PoissonSampling(cohort=100).bind(100)
+    with pytest.raises(ConfigError, match="cohort is 100, but there are only 99"):
+        PoissonSampling(cohort=100).bind(99)
 
 
 TABLE = ("data=table", "data.path=x.csv")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MISSING = ("NA", "NaN", "nan", "")
 """Texts that stand for a value that is not there."""
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
+_FEWEST = 20  # distinct values of a column of ids, at least
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -235,6 +236,19 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
     match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
     return np.where(match.any(axis=1), match.argmax(axis=1), -1)
+
+
+def looks_like_id(values: pd.Series) -> bool:
+    """Return whether most texts of a column (n,) occur once, or whole numbers count its rows."""
+    import pandas as pd
+
+    kinds, count = values.nunique(), values.count()
+    if kinds <= _FEWEST:
+        return False
+    if not pd.api.types.is_numeric_dtype(values.dtype):
+        return bool(kinds > count / 2)
+    whole = pd.api.types.is_integer_dtype(values.dtype)
+    return bool(whole and kinds == count and values.max() - values.min() < 2 * count)
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

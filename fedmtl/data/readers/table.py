@@ -17,7 +17,7 @@ from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
-from .columns import Table, check_texts, codes
+from .columns import Table, check_texts, codes, looks_like_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +125,7 @@ def read_table(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
             file, target, data.classes,
         )  # fmt: skip
+    _warn(table, features, target, ranges)
     inferred = [f"categories.{column}" for column, texts in coding.items() if texts is None]
     if transform is None and not integers:
         numbers = [*features, *([target] if data.classes is None else [])]
@@ -138,6 +139,22 @@ def read_table(
         return replace(data, inferred=tuple(inferred), domain=domain, verify=False)
     low, high = map(float, ranges[target])
     return replace(data, inferred=tuple(inferred), domain=domain, limit=1.0, target_range=(low, high), verify=False)
+
+
+def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[str, Sequence[float]]) -> None:
+    """Warn of columns that look like ids, and of values outside of their ranges."""
+    frame, outside = table.frame, dict[str, int]()
+    for column in (*features, target):
+        if frame[column].map(np.isscalar).all() and looks_like_id(frame[column]):
+            change = "leave it out of data.features" if column != target else "choose another data.target"
+            logger.warning("%s: the column %r looks like an id of rows; %s", table.file, column, change)
+        if column in ranges:
+            values, (low, high) = table.numbers(column), ranges[column]
+            outside[column] = int(((values < low) | (values > high)).sum())
+    counts = ", ".join(f"{column} {count:,}" for column, count in outside.items() if count)
+    if counts:
+        text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s"
+        logger.warning(text, table.file, f"{len(frame):,}", counts)
 
 
 def _is_range(column: str, values: Sequence[Any]) -> bool:
