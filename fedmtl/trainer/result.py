@@ -176,9 +176,7 @@ class Result(Scored):
             what = "the loss of every client's own model is not finite"
         else:
             return ""
-        return (
-            f"{self.algorithm}: training diverged: {what}; a smaller algorithm.local.lr, or scaled features, may help."
-        )
+        return f"{self.algorithm}: training diverged: {what}; a smaller learning rate (algorithm.local.lr), or scaled features, may help."
 
     def adapt(
         self,

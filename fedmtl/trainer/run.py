@@ -389,7 +389,7 @@ class Run:
         if tally.diverged > self.warned and self.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
-                "sent, and are not kept; a smaller algorithm.local.lr may help",
+                "sent, and are not kept; a smaller learning rate (algorithm.local.lr) may help",
                 self.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
         self.warned = tally.diverged
