@@ -105,7 +105,8 @@ def finetuned(
     lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
     diverged = tuple(client for client in ids if client in lost)
     if diverged and problem.ranks.first:
-        text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; a smaller learning rate (finetune.local.lr) may help"
+        text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; "
+        text += "a smaller learning rate (finetune.local.lr) may help"
         logger.warning(text, name, len(diverged), len(ids), origin)
     before = Stage(origin, scores[origin], diverged=trained.untrained if origin == "personal" else ())
     after = Stage("finetuned", by_client, diverged=diverged)

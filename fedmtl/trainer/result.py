@@ -176,7 +176,8 @@ class Result(Scored):
             what = "the loss of every client's own model is not finite"
         else:
             return ""
-        return f"{self.algorithm}: training diverged: {what}; a smaller learning rate (algorithm.local.lr), or scaled features, may help."
+        what += "; a smaller learning rate (algorithm.local.lr), or scaled features, may help."
+        return f"{self.algorithm}: training diverged: {what}"
 
     def adapt(
         self,
