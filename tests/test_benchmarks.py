@@ -1,5 +1,6 @@
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,3 +52,10 @@ def test_the_study_with_all_images_refuses_a_file_without_them(tmp_path, words, 
             del sys.modules[name]
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_study_of_automatic_settings_asks_for_its_data():
+    driver = BENCHMARKS / "reproduce/own_data/run.py"
+    done = subprocess.run([sys.executable, driver], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--data is needed, except with --quick and --collect" in done.stderr.splitlines()[-1]
