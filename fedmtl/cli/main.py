@@ -71,7 +71,7 @@ examples
   fedmtl privacy.epsilon=2 rounds=200
   fedmtl algorithm=pmtl                            personal models pulled to a private mean instead
   fedmtl privacy=none                              no clipping, no noise
-  fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8 baselines=null
+  fedmtl -m algorithm=pmtl,fedavg finetune=kl privacy.epsilon=1,2,4,8 baselines=[local]
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
   fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
 
