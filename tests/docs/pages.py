@@ -129,7 +129,12 @@ def fedmtl(words: list[str], small: list[str]) -> int:
 
 
 def launched(words: list[str], small: list[str]) -> int:
-    """Run a documented command of torchrun, at small sizes; returns the exit code."""
+    """Run a documented command of torchrun, at small sizes; returns the exit code.
+
+    A sweep runs in this process: ``tests/trainer/test_ranks.py`` has one over several.
+    """
+    if words[1:4] == ["-m", "fedmtl", "-m"]:
+        return fedmtl(words[3:], small)
     if words[1:3] == ["-m", "fedmtl"] and words[3:] and words[3] != "resume":
         words = [*words[:3], *small_settings([*words[3:], *small], None), f"hydra.run.dir={_fresh(FOLDER)}"]
     single = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}

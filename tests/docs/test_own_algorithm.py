@@ -64,8 +64,8 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
 
 def test_it_reaches_the_pooled_optimum(mine: Path) -> None:
     data = regression(examples=60, spread=2.0)
-    algorithm = feddyn(alpha=ALPHA, local=LocalSGD(lr=0.1, steps=60, batch_size=None))
-    reached = run(algorithm, problem_of(data, rounds=300)).public["global"].numpy()
+    algorithm = feddyn(alpha=ALPHA, local=LocalSGD(lr=0.2, steps=20, batch_size=None))
+    reached = run(algorithm, problem_of(data, rounds=100)).public["global"].numpy()
     assert np.abs(reached - pooled(data)).max() < 1e-6
 
 

@@ -17,7 +17,6 @@ from .killed import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS
 from .ledgers import charges, participations, read_lines
 
 KILLS = 5
-MANY = {"pmtl-global": 15, "pmtl-records": 15}
 NO_LEDGER = ("pmtl-plain", "local")
 BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
 
@@ -121,12 +120,12 @@ class Watch:
 def test_random_times(case, reference, tmp_path):
     expected, seconds = reference(case)
     clock = random.Random(f"times of {case}")
-    kills, chains, most = 0, 0, MANY.get(case, KILLS)
-    while kills < most:
+    kills, chains = 0, 0
+    while kills < KILLS:
         folder = tmp_path / str(chains)
         watch, killed = Watch(case, folder), True
         while killed:
-            delay = clock.uniform(0, 0.4 * seconds) if kills < most else None
+            delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
             killed, _ = run(case, folder, resume=True, delay=delay)
             kills += killed
             watch.look()
