@@ -128,16 +128,6 @@ def positive_or(settings: object, *words: str, **values: Any) -> None:
     bounded(settings, others, Range(_POSITIVE.holds, _POSITIVE.text + also))
 
 
-def finite(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a finite number."""
-    bounded(settings, values, _FINITE)
-
-
-def share(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a number from 0 to 1."""
-    bounded(settings, values, _SHARE)
-
-
 def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
     bounded(settings, values, _NON_NEGATIVE)
@@ -146,11 +136,6 @@ def non_negative(settings: object, **values: Any) -> None:
 def positive_int(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
     bounded(settings, values, _COUNT)
-
-
-def whole(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a whole number of at least 0."""
-    bounded(settings, values, _WHOLE)
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -163,13 +148,6 @@ def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
     for name, value in values.items():
         if value not in accepted:
             raise _refused(settings, name, value, accepted)
-
-
-def boolean(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is True or False."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be true or false.")
 
 
 def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:

@@ -36,8 +36,8 @@ from fedmtl.privacy import SeededSource
 from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 
 TOLERANCE = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -22,8 +22,8 @@ from fedmtl.algorithms import Algorithm
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
+from fedmtl.trainer.engine import releases_of
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import releases_of
 
 NETWORK = models.mlp(hidden=512, layers=2)  # 784-512-512-62
 CONTENDERS = {

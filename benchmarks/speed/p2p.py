@@ -30,8 +30,8 @@ from fedmtl.data.examples import Examples
 from fedmtl.data.synthetic.agents import make_synthetic_agents
 from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 

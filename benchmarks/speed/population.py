@@ -39,9 +39,9 @@ from fedmtl import (
 )
 from fedmtl.data.examples import Examples
 from fedmtl.data.transforms import Affine
+from fedmtl.trainer.engine import Source
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.run import Run
-from fedmtl.trainer.sources import Source
 
 TRAIN, TEST, WIDTH, CLASSES = 5, 2, 16, 4
 COHORT = 100

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, StackedModule, plan_batches
-from ..local.batches import batch_widths, plannable
+from ..local.batches import LANES, batch_widths, grain_of, places, plannable
 from ..local.losses import Loss
-from ..local.optimizers import Strength, rows_of
 from ..local.per_example import piece_width
-from ..local.places import LANES, grain_of, places
+from ..local.solver import Strength, rows_of
 from ..privacy import LocalSteps
 from ..privacy.clip import not_finite
 from ..privacy.totals import RowTotal
@@ -60,7 +59,7 @@ class Cohort:
             sent.
         local: the local steps that the round has charged, where single records are protected; else None.
         members: int64 (m,), all who take part in the round; the position of a client among them determines its lane in
-            a stack (:mod:`fedmtl.local.places`), and no number. None: all clients of the data.
+            a stack (:mod:`fedmtl.local.batches`), and no number. None: all clients of the data.
         weights: (k,), of the rows that :meth:`change` adds up as they are made; None: 1 each.
         total: name -> where rows of that release are added up as they are made; None where the channel needs the rows.
     """

@@ -67,7 +67,7 @@ def adapt(words: list[str]) -> int:
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
     given = objects["finetune"] if _given(options.overrides, "finetune") else None
-    terms = run.terms and replace(run.terms, metrics=objects["metrics"], seed=config["seed"])
+    terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     found = replace(run, terms=terms).adapt(data, finetune=given, device=config["device"])
     RunFolder(out).write_new_clients(found, data)
     files = "clients.csv, summary.txt, adapted.json, models.safetensors"

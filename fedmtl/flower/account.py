@@ -21,12 +21,11 @@ from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.row_noise import row_key
-from ..privacy.samplers import BoundAsked
+from ..privacy.samplers import BoundAsked, BoundSampler
 from ..trainer import Trainer
-from ..trainer.checkpoint import write_json
-from ..trainer.folder import RunFolder, plain
+from ..trainer.engine import releases_of
+from ..trainer.folder import RunFolder, plain, write_json
 from ..trainer.problem import fingerprint
-from ..trainer.sources import releases_of, sampler_of
 from .messages import logger
 
 
@@ -48,7 +47,8 @@ class NodeAccount:
 
     def __init__(self, trainer: Trainer, population: Problem, problem: Problem, folder: RunFolder) -> None:
         self.trainer, self.problem, self.folder = trainer, problem, folder
-        self.sampler = sampler_of(trainer.algorithm, trainer.schedule, population.clients)
+        assert isinstance(trainer.bound, BoundSampler)
+        self.sampler = trainer.bound
         privacy = trainer.privacy
         self.records = privacy if isinstance(privacy, RecordPrivacy) and problem.protects_records else None
         if self.records is not None:
@@ -143,7 +143,7 @@ class NodeAccount:
             asked,
             seed=trainer.seed,
             steps=problem.rounds,
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint(problem, trainer),
             ledger_path=None if folder is None else folder.ledger,
             resume=folder is not None,
             notes=problem.notes,
@@ -169,7 +169,7 @@ class NodeAccount:
         return Ledger(
             self.folder.ledger,
             about,
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint(self.problem, self.trainer),
             replays_free=self.channel.source.name == "seeded",
             clients=1,
             resume=True,
@@ -182,9 +182,6 @@ class NodeAccount:
         if not isinstance(self.records.epsilon, (int, float)):
             return f"as many as one client has in {self.trainer.rounds:,} rounds"
         return f"the noise is calibrated to them, for a budget of epsilon {rounded_up(self.records.epsilon, 6)}"
-
-    def _fingerprint(self) -> str:
-        return fingerprint(self.problem, self.trainer)
 
     def _reach(self, ledger: Ledger, step: int, most: int) -> None:
         """Note that rounds before ``step`` that are not charged were not this node's.

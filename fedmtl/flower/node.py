@@ -28,9 +28,8 @@ from ..privacy.clip import clip_rows
 from ..privacy.quantile import QuantileClip
 from ..privacy.rounds import Message
 from ..trainer import Trainer
-from ..trainer.checkpoint import read_tensors, write_json, write_tensors
 from ..trainer.evaluation import evaluate_each
-from ..trainer.folder import RunFolder, model_state
+from ..trainer.folder import RunFolder, model_state, read_tensors, write_json, write_tensors
 from ..trainer.metrics import main_metric
 from ..trainer.personalize import finetuned, held_out
 from ..trainer.problem import coded_for, fingerprint

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,15 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import FixedCohort, PrivacyReport, RecordPrivacy
+from ..privacy import FixedCohort, RecordPrivacy
 from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
-from ..trainer.checkpoint import write_json
-from ..trainer.engine import Measured
-from ..trainer.folder import RunFolder
+from ..trainer.engine import Engine, Measured, Source
+from ..trainer.folder import RunFolder, write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
 from ..trainer.run import Run, fitted
-from ..trainer.sources import Source
 from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
 from .population import OWN_ACCOUNTS, TRUST
 
@@ -96,7 +94,7 @@ def serve(
         metrics=(),
     )
     started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
-    return fitted(settings, started, Ranks.of_launch(), NodeEngine(nodes))
+    return fitted(settings, started, Ranks.of_launch(), NodeEngine(nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:
@@ -216,17 +214,15 @@ class Nodes:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
 
 
-class NodeEngine:
+@dataclass(kw_only=True)
+class NodeEngine(Engine):
     """The engine of a run whose clients are nodes: messages in place of the clients' part of a step.
 
     Args:
         nodes: that are connected.
     """
 
-    coins = None
-
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
+    nodes: Nodes
 
     def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         settings, problem = run.settings, run.problem
@@ -235,6 +231,7 @@ class NodeEngine:
             if isinstance(schedule, FixedCohort):  # as under noise, which caps how often a client is drawn
                 schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(settings.rounds).cap)
             settings = replace(settings, privacy=silent, schedule=schedule)
+            self.facts = {"records": "drawn by each node of its own", "releases": 0, "elsewhere": _ELSEWHERE}
         channel, source = settings.open(problem, run.fingerprint, run.ledger, resume)
         channel.rows_are_noised = True
         return channel, source
@@ -243,20 +240,15 @@ class NodeEngine:
         """Return the public part of the state, and how many rounds were done when a client's rows last counted; what
         clients keep is with them."""
         self.sizes = {plan.name: plan.dimension for plan in run.channel.plans}
-        self.run = self._identity(run.folder)
+        path = None if run.folder is None else run.folder.private / "nodes.json"
+        if path is not None and path.exists():
+            self.run = str(read_json(path)["run"])
+        else:  # nodes know the run by it, also after a resume
+            self.run = secrets.token_hex(8)
+            if path is not None:
+                write_json(path, {"run": self.run})
         counted = ClientStore(run.problem.clients, {COUNTED: ((), torch.int64)})
         return State(run.algorithm.init(run.problem).public, counted)
-
-    @staticmethod
-    def _identity(folder: RunFolder | None) -> str:
-        """Return what tells nodes this run from others: the same after a resume."""
-        path = None if folder is None else folder.private / "nodes.json"
-        if path is not None and path.exists():
-            return str(read_json(path)["run"])
-        run = secrets.token_hex(8)
-        if path is not None:
-            write_json(path, {"run": run})
-        return run
 
     def contents(self, run: Run, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
         """Return what is sent to each of ``clients``."""
@@ -309,9 +301,3 @@ class NodeEngine:
         logger.info("%d of %d clients have the final state", len(replies), clients)
         shared = run.algorithm.shared(state)
         return (run.problem.initial if shared is None else shared).expand(clients, -1), {}
-
-    def report(self, run: Run, report: PrivacyReport) -> PrivacyReport:
-        privacy = run.settings.privacy
-        if not isinstance(privacy, RecordPrivacy) or privacy.noiseless:
-            return report
-        return replace(report, records="drawn by each node of its own", releases=0, elsewhere=_ELSEWHERE)

@@ -2,19 +2,20 @@
 how client work is executed."""
 
 from .batches import BatchPlan, plan_batches
-from .checks import check_stackable, prepare_module
 from .executor import Execution, Executor, operation_threads
 from .losses import resolve_loss
-from .mixture import Mixture
-from .module import Layout, StackedModule, named_by, place_module, set_trainable
-from .optimizers import StackedOptimizer
+from .module import (
+    Layout,
+    StackedModule,
+    check_stackable,
+    named_by,
+    prepare_module,
+)
 from .per_example import example_gradients
-from .proximal import PENALTIES, Penalty, prox_nuclear
 from .solver import LocalOptimizer, LocalSGD, LocalSolver
-from .train import LocalTraining
+from .train import LocalTraining, Mixture
 
 __all__ = [
-    "PENALTIES",
     "BatchPlan",
     "Execution",
     "Executor",
@@ -24,17 +25,12 @@ __all__ = [
     "LocalSolver",
     "LocalTraining",
     "Mixture",
-    "Penalty",
     "StackedModule",
-    "StackedOptimizer",
     "check_stackable",
     "example_gradients",
     "named_by",
     "operation_threads",
-    "place_module",
     "plan_batches",
     "prepare_module",
-    "prox_nuclear",
     "resolve_loss",
-    "set_trainable",
 ]

@@ -1,7 +1,21 @@
-"""Which examples each client uses at each local step: dense batches from ragged clients.
+"""Which examples each client uses at each local step: dense batches from ragged clients, and where clients stand in a
+stack, so that the arithmetic of one does not show how many examples another has.
 
-How wide a client's batches are is decided by its own number of examples (:func:`batch_widths`), never by those of the
-clients beside it: numbers of examples are private, and the rounding of a matrix product depends on its shape.
+Numbers of examples are private where the protected unit is a client; who takes part is no client's data. Clients are
+nevertheless stacked by their numbers of local steps, because those that have finished then need not be computed. In
+exact arithmetic the grouping has no effect. In floating point a client's numbers could differ in their last bits by
+
+- how wide its batches are padded: its own number of examples decides (:func:`batch_widths`), and
+  clients of one width make one stack;
+- its place: matrix products round differently at different alignments in memory. Its lane, the place modulo
+  :data:`LANES`, is its position among those who take part, whatever the numbers of examples;
+- how many stand beside it: a batched product treats each of two or more alike, a single one otherwise, so stacks are
+  made of one client always, or never; and elements that do not fill a vector register are left to other code, so stacks
+  have a multiple of 32 examples where a chunk is long enough.
+
+That makes every client's numbers the same to the last bit on a CPU whose operations use one thread, which
+``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose its code by the number of
+clients of a stack, and numbers agree only to rounding.
 """
 
 from __future__ import annotations
@@ -31,14 +45,12 @@ class Batch:
 
     Attributes:
         index: int64 (A, B), rows of the flat data; padding repeats an example of the same client.
-        mask: bool (A, B), which entries are no padding.
-        active: A, how many leading clients take part.
+        weight: (A, B), of the examples in their batch's mean; 0 of padding.
         done: places of the clients whose last step it is, int64.
     """
 
     index: Tensor
-    mask: Tensor
-    active: int
+    weight: Tensor
     done: Tensor
 
 
@@ -52,7 +64,6 @@ class BatchPlan:
             among the leading ones.
         index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one of the same client.
         lengths: int64 (S, k), how many of them are no padding.
-        mask: bool (S, k, B), which of them.
         grain: the leading clients of a step are a multiple of this many, as far as there are clients.
     """
 
@@ -60,32 +71,25 @@ class BatchPlan:
     steps: Tensor
     index: Tensor
     lengths: Tensor
-    mask: Tensor
     grain: int = 1
-
-    @property
-    def max_steps(self) -> int:
-        """Local steps of the client that makes most."""
-        return int(self.steps.numpy().max(initial=0))
-
-    def weights(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights of the examples in their batch's mean, (S, k, B); 0 of padding."""
-        return self.mask[: self.max_steps].to(dtype).div_(self.lengths[: self.max_steps, :, None])
 
     def part(self, clients: slice) -> BatchPlan:
         """Return the plan of some of the clients, sharing this one's memory."""
-        steps = (self.index[:, clients], self.lengths[:, clients], self.mask[:, clients])
-        return BatchPlan(self.keys[clients], self.steps[clients], *steps, self.grain)
+        index, lengths = self.index[:, clients], self.lengths[:, clients]
+        return BatchPlan(self.keys[clients], self.steps[clients], index, lengths, self.grain)
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local steps 0 to ``max_steps - 1``, of a client by itself without padding."""
+    def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
+        """Yield the batches of the local steps, of a client by itself without padding; the weights are of ``dtype``."""
         steps, (count, columns) = self.steps.numpy(), self.index.shape[1:]
-        for number in range(self.max_steps):
+        most = int(steps.max(initial=0))
+        lengths = self.lengths[:most, :, None]
+        weights = (torch.arange(columns) < lengths).to(dtype).div_(lengths)
+        for number in range(most):
             last = int(np.flatnonzero(steps > number)[-1]) + 1
             active = min(count, -(-last // self.grain) * self.grain)
             width = columns if count > 1 else int(self.lengths[number])
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
-            yield Batch(self.index[number, :active, :width], self.mask[number, :active, :width], active, done)
+            yield Batch(self.index[number, :active, :width], weights[number, :active, :width], done)
 
 
 def plan_batches(
@@ -139,7 +143,7 @@ def plan_batches(
             order = torch.argsort((segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True)
             orders.append(rows[order])
     index = torch.cat(orders)[(epoch * len(rows) + start)[..., None] + within]
-    return BatchPlan(keys, steps, index, lengths, column < lengths[..., None], grain)
+    return BatchPlan(keys, steps, index, lengths, grain)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
@@ -171,3 +175,40 @@ def plannable(steps: int, width: int, grain: int) -> int:
     """Clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, a multiple of ``grain``."""
     most = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
     return max(1, most // grain) * grain
+
+
+LANES = 4
+"""Rows of 4-byte numbers after which an alignment to 16 bytes repeats, whatever their length."""
+
+
+def grain_of(width: int, chunk: int) -> int:
+    """Clients with batches of ``width`` examples are stacked in multiples of this, in stacks of at most ``chunk``."""
+    if chunk < LANES:
+        return 1
+    whole = max(LANES, 32 // math.gcd(32, width))
+    return whole if whole <= chunk else LANES
+
+
+def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
+    """Places of clients in a stack: each in its lane, those with most steps first.
+
+    A place that no client needs is filled with one whose result there is not used.
+
+    Args:
+        steps: int64 (k,), local steps; k at least 1.
+        lanes: int64 (k,), each in [0, LANES).
+        grain: the number of places is a multiple of it; 1, of clients that are computed one by one, needs no lanes.
+
+    Returns:
+        members int64 (P,), positions in ``steps``, and bool (P,), which of them are not fillers: each client once.
+    """
+    order = torch.argsort(steps, descending=True, stable=True)
+    if grain == 1:
+        return order, torch.ones(len(order), dtype=torch.bool)
+    order = order[torch.argsort(lanes[order], stable=True)]
+    lane, sizes = lanes[order], torch.bincount(lanes, minlength=LANES)
+    place = (torch.arange(len(order)) - (torch.cumsum(sizes, 0) - sizes)[lane]) * LANES + lane
+    total = -(-(int(place.max()) + 1) // grain) * grain
+    members, real = torch.full((total,), int(order[0])), torch.zeros(total, dtype=torch.bool)
+    members[place], real[place] = order, True
+    return members, real

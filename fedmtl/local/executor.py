@@ -23,9 +23,8 @@ from torch import nn
 
 from .._check import Count, Whole, check_fields
 from .._threads import Threads
-from .batches import max_clients
+from .batches import LANES, max_clients
 from .module import Layout, StackedModule, place_module
-from .places import LANES
 from .products import Perceptron
 
 _SMALL = 1 << 20
@@ -99,7 +98,7 @@ class Executor:
     def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
 
-        With a ``grain`` of :func:`~fedmtl.local.places.grain_of` all but the last slice are a multiple of it long,
+        With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.
         """
         size = self.chunk

@@ -49,7 +49,7 @@ def example_gradients(
 
     Without a ``width`` copies are computed one by one. With one a batch is cut into pieces of ``width`` examples, and a
     piece is computed with its copy's parameters beside others like it: in float32 each begins at a multiple of 64
-    bytes, and they are always so many that their examples are a multiple of 32 (see :mod:`fedmtl.local.places`). Where
+    bytes, and they are always so many that their examples are a multiple of 32 (see :mod:`fedmtl.local.batches`). Where
     a chunk cannot hold them, copies are computed one by one.
 
     Args:

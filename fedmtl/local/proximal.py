@@ -8,7 +8,6 @@ leading axes (a threshold for every replicate). float64 is meant; gradients are 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,7 +48,7 @@ def nuclear_norm(x: Tensor) -> Tensor:
 def prox_l1(x: Tensor, t: Threshold) -> Tensor:
     """Soft threshold: sign(x) max(|x| - t, 0)."""
     level = threshold_of(t, x)
-    return x - x.clamp(-level, level) if isinstance(level, float) else x - torch.clamp(x, -level, level)
+    return x - torch.clamp(x, -level, level)
 
 
 def prox_rows(x: Tensor, t: Threshold) -> Tensor:
@@ -91,14 +90,14 @@ def prox_nuclear(x: Tensor, t: Threshold) -> Tensor:
     """
     size = threshold_of(t, x)
     norm = torch.linalg.matrix_norm(x)
-    level = size if isinstance(size, float) else size[..., 0, 0]
+    level = size[..., 0, 0]
     fine = norm * coarseness(x.shape, x.dtype) < level * (2 * _TOLERANCE)  # false where the norm is not finite
     if bool(fine.all()) and x.numel():
         return _by_gram(x, size)
     check_finite(norm)
     if x.numel() == 0 or not bool(fine.any()):
         return _by_svd(x, size)
-    flat = torch.as_tensor(level, dtype=x.dtype, device=x.device).expand(x.shape[:-2])
+    flat = level.expand(x.shape[:-2])
     out = torch.empty_like(x)
     for chosen, prox in ((fine, _by_gram), (~fine, _by_svd)):
         out[chosen] = prox(x[chosen], flat[chosen][..., None, None])
@@ -111,16 +110,15 @@ def coarseness(shape: torch.Size, dtype: torch.dtype) -> float:
     return (max(shape[-2:]) + 10 * min(shape[-2:])) * torch.finfo(dtype).eps
 
 
-def _by_svd(x: Tensor, t: Threshold) -> Tensor:
+def _by_svd(x: Tensor, t: Tensor) -> Tensor:
     u, s, v = torch.linalg.svd(x, full_matrices=False)
-    level = t if isinstance(t, float) else t[..., 0]
-    return (u * (s - level).clamp_min(0.0)[..., None, :]) @ v
+    return (u * (s - t[..., 0]).clamp_min(0.0)[..., None, :]) @ v
 
 
-def _by_gram(x: Tensor, t: Threshold) -> Tensor:
+def _by_gram(x: Tensor, t: Tensor) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    factors = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
+    factors = shrinkage(w.clamp_min(0.0).sqrt(), t[..., 0])
     side = w.shape[-1]
     if side > 64 and 2 * (rank := int((factors > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
         v, factors = v[..., side - rank :], factors[..., side - rank :]
@@ -134,25 +132,21 @@ def shrinkage(norm: Tensor, t: Threshold) -> Tensor:
     return torch.where(norm > t, 1.0 - t / norm, 0.0)
 
 
-def threshold_of(t: Threshold, x: Tensor) -> Threshold:
-    """Return ``t`` as a float, or as a tensor (..., 1, 1) that broadcasts against x.
+def threshold_of(t: Threshold, x: Tensor) -> Tensor:
+    """Return ``t`` as a tensor (..., 1, 1) that broadcasts against x.
 
     Raises:
         ConfigError: x is not a float matrix, or t is negative, not finite or of another shape.
     """
     if x.dim() < 2 or not x.is_floating_point():
         raise ConfigError(f"x has shape {tuple(x.shape)} and type {x.dtype}; it must be a float tensor (..., d, T).")
-    if isinstance(t, numbers.Real):
-        if not 0 <= t < math.inf:
-            raise ConfigError(f"the threshold is {t!r}; it must be a finite number of at least 0.")
-        return float(t)
     level = torch.as_tensor(t, dtype=x.dtype, device=x.device)
     if level.dim() > x.dim() - 2 or any(
         size not in (1, other) for size, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
     ):
         raise ConfigError(f"the threshold has shape {tuple(level.shape)}; x has leading axes {tuple(x.shape[:-2])}.")
     if not bool(((level >= 0) & (level < math.inf)).all()):
-        raise ConfigError("a threshold is negative or not finite; all must be finite and at least 0.")
+        raise ConfigError(f"the threshold is {t!r}; it must be finite and at least 0.")
     return level[..., None, None]
 
 

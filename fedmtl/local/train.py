@@ -19,16 +19,79 @@ from torch.nn.functional import pad
 
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
-from .mixture import Mixture, MixtureSteps
-from .optimizers import Gradient, Strength, rows_of
 from .per_example import example_gradients
 from .products import descend, output_gradient
-from .solver import LocalSolver
+from .solver import Gradient, LocalSolver, Strength, rows_of
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
     from ..privacy import LocalSteps
     from .module import StackedModule
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What clients mix into the models w of a local run: v, and its weight alpha. Training changes both in place.
+
+    v follows the gradients at the mixtures of the two (Deng, Kamani, Mahdavi: "Adaptive Personalized Federated
+    Learning", 2020, Algorithm 1).
+
+    Attributes:
+        models: (n, D), v.
+        weights: (n,), alpha in [0, 1].
+        adaptive: whether alpha makes a step, too: one in a local run, by the first batch.
+    """
+
+    models: Tensor
+    weights: Tensor
+    adaptive: bool
+
+
+class MixtureSteps:
+    """The steps of v and alpha in the local run of a stack of clients.
+
+    Args:
+        mixture: of n clients.
+        solver: of both models; its step size is that of alpha as well.
+        round: addresses the step size.
+        rows: (k, D), the models w, which the run moves.
+        place: int64 (k,), on the host, the clients' rows of ``mixture``.
+    """
+
+    def __init__(self, mixture: Mixture, solver: LocalSolver, round: int, rows: Tensor, place: Tensor) -> None:
+        self._all, self._rows, self._place = mixture, rows, place
+        self._models, self._weights = mixture.models[place], mixture.weights[place]
+        self._optimizer = solver.optimizer(self._models, round=round)
+        self._lr, self._first = solver.lr_at(round), True
+
+    @torch.no_grad()
+    def __call__(self, active: int, gradient: Gradient) -> None:
+        """Move v of the first A clients, before their w is moved.
+
+        v <- v - lr alpha g and, in the first step, alpha <- alpha - lr <v - w, g>, within [0, 1], with the gradient g
+        at alpha v + (1 - alpha) w; of another optimizer its step by the gradient alpha g.
+
+        Args:
+            active: A.
+            gradient: at what stands in the rows then.
+        """
+        rows, v, weights = self._rows[:active], self._models[:active], self._weights[:active]
+        w, g = rows.clone(), torch.empty_like(v)
+        rows.lerp_(v, weights[:, None])
+        gradient(g, 0.0, -1.0)
+        rows.copy_(w)
+        slopes = torch.linalg.vecdot(v - w, g) if self._all.adaptive and self._first else None
+        g.mul_(weights[:, None])
+        self._optimizer.step(active, lambda target, keep, rate: descend(target, g, keep=keep, rate=rate))
+        if slopes is not None:
+            weights.sub_(slopes.nan_to_num(0.0), alpha=self._lr).clamp_(0.0, 1.0)
+        self._first = False
+
+    def write(self, done: Tensor) -> None:
+        """Write v and alpha of the clients ``done``, int64 numbers in the stack, to the mixture."""
+        place = self._place[done]
+        self._all.models[place], self._all.weights[place] = self._models[done], self._weights[done]
+
 
 GradientChunks = Iterator[tuple[Tensor, Tensor]]
 """Gradients of examples (N, D) and the numbers of their copies, int64 (N,), a chunk at a time."""
@@ -64,7 +127,7 @@ class PlainStep:
 
     @torch.no_grad()
     def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descend by the gradients, see :data:`~fedmtl.local.optimizers.Gradient`: by batched products where the
+        """Descend by the gradients, see :data:`~fedmtl.local.solver.Gradient`: by batched products where the
         network has them, else by :func:`torch.func.vmap`."""
         stack, rows = self.stack, self.stack.rows[: self.active]
         values = None if stack.network is None else stack.network.forward(rows, self.x)
@@ -128,7 +191,7 @@ class LocalTraining:
             for training by DP-SGD.
         moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
             clipped without them. None trains all.
-        mixture: personal models of the n clients that are trained beside, see :mod:`.mixture`; they follow the
+        mixture: personal models of the n clients that are trained beside, see :class:`Mixture`; they follow the
             gradients of the examples as they are, and nothing of them is released. None without.
         correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for none.
     """
@@ -207,13 +270,11 @@ class LocalTraining:
         like, towards = stack.rows, None
         if self.divergence is not None and self.anchor is not None:
             towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
-        weights = plan.weights(like.dtype).to(like.device)
-        for number, batch in enumerate(plan.batches()):
-            active, width = batch.index.shape
+        for number, batch in enumerate(plan.batches(like.dtype)):
+            active, weight = len(batch.index), batch.weight.to(like.device)
             x, y = self.data.gather("train", batch.index, dtype=like.dtype, device=like.device)
             address = address_of(plan.keys[:active], self.round, number) if stack.has_dropout else None
             pull = None if towards is None else self._pull(stack, towards[:active], x)
-            weight = weights[number, :active, :width]
             yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
 
     def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:

@@ -3,13 +3,19 @@
 A factory takes the shape of the data and returns a module, so that a model can be named before the data are read.
 """
 
-from .factory import ModelFactory
 from .fix import fix
 from .images import celeba_cnn, fedrep_cnn, femnist_cnn, torchvision_model, with_group_norm
 from .inputs import BoundedInputs, BoundedOutputs, NamedInputs
 from .low_rank import lora, merge_lora
-from .simple import linear_regression, logistic_regression, mlp, softmax_regression
-from .tokens import MeanEmbedding, mean_embedding
+from .networks import (
+    MeanEmbedding,
+    ModelFactory,
+    linear_regression,
+    logistic_regression,
+    mean_embedding,
+    mlp,
+    softmax_regression,
+)
 
 __all__ = [
     "BoundedInputs",

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from .factory import Model, transformed
 from .images import with_group_norm
+from .networks import Model, transformed
 
 
 def fix(model: Model) -> Model:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .._check import Count, check_arguments
 from ..data.examples import DataSpec
 from ..errors import ConfigError, ModelError
-from .factory import factory
+from .networks import factory
 
 
 def _known_network(owner: str, *, name: str) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .._check import Count, Positive, check_arguments
 from ..errors import ConfigError
 from ..local import named_by
-from .factory import Model, transformed
+from .networks import Model, transformed
 
 
 class _LowRank(nn.Module):

@@ -11,7 +11,7 @@ import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -180,6 +180,8 @@ class Latencies(AsynchronousSchedule):
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
+    waits: ClassVar[bool] = False  # for the slowest client of a round
+
     def __post_init__(self) -> None:
         if not isinstance(self.latency, RandomLatency | TraceLatency):
             positive(self, latency=self.latency)
@@ -187,15 +189,12 @@ class Latencies(AsynchronousSchedule):
         positive(self, **_each("scale", self.scale))
 
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        return self._bound(clients, names, keys, waits=False)
-
-    def _bound(self, clients: int, names: Sequence[str] | None, keys: Tensor | None, *, waits: bool) -> BoundSchedule:
         named, key = _names_and_keys(clients, names, keys)
         if self.dropouts is not None:
             self.dropouts.check(named)
         caps = _per_client(self, "activations", self.activations, clients, np.int64)
         scale = _per_client(self, "scale", self.scale, clients, np.float64)
-        server = "the server waits for the slowest" if waits else "the server never waits"
+        server = "the server waits for the slowest" if self.waits else "the server never waits"
         if isinstance(self.latency, RandomLatency):
             kind, law = f"{self.latency.law} latencies", self.latency.bind(named)
         elif isinstance(self.latency, TraceLatency):
@@ -203,7 +202,7 @@ class Latencies(AsynchronousSchedule):
         else:
             kind, scale = "equal latencies", scale * self.latency
             law = lambda uniform, client, index: np.ones(index.shape)  # noqa: E731
-        who = Clients(named, key, law, scale, caps, "latency", waits, self.dropouts)
+        who = Clients(named, key, law, scale, caps, "latency", self.waits, self.dropouts)
         return BoundSchedule(who, f"{kind} between activations, {server}", self.events)
 
 
@@ -221,8 +220,7 @@ class Synchronous(Latencies):
         [[0, 1, 2, 0, 1, 2]]
     """
 
-    def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        return self._bound(clients, names, keys, waits=True)
+    waits = True
 
 
 _ENDLESS = 1 << 31

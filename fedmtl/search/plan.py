@@ -35,7 +35,6 @@ from ..privacy.noise.discrete import slack
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_price
 from ..trainer.problem import describe, fingerprint
-from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
 
 SCORE_BOUND = 0.5
@@ -154,10 +153,10 @@ def plan_search(
         PrivacyError: a combination that Renyi accounting does not cover.
     """
     first_name, first = next(iter(candidates.items()))
-    privacy, n = _client_privacy(first), len(first.data)
-    sampler: BoundSampler = sampler_of(first.algorithm, first.schedule, n)
+    privacy, n, sampler = _client_privacy(first), len(first.data), first.bound
     delta = privacy.resolved_delta(n)
     assert privacy.epsilon is not None
+    assert isinstance(sampler, BoundSampler)
     with ExitStack() as stack:
         problems, plans = {}, {}
         for name, trainer in candidates.items():
@@ -252,7 +251,8 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
 def _opened(name: str, trainer: Trainer, problem: Problem, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport]:
     """Return the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
     line a repetition would tell how many there are. Refuses what the run would refuse."""
-    sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
+    sampler = trainer.bound
+    assert isinstance(sampler, BoundSampler)
     with operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
     channel = open_channel(

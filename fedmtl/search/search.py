@@ -50,9 +50,8 @@ from ..privacy import (
 )
 from ..privacy.accounting.selection import halting_probability
 from ..privacy.ledger import read_header
-from ..trainer.checkpoint import write_json
-from ..trainer.engine import LocalEngine
-from ..trainer.folder import RunFolder
+from ..trainer.engine import Engine
+from ..trainer.folder import RunFolder, write_json
 from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
@@ -334,7 +333,7 @@ class _Search:
         trainer = self.plan.trainers[name]
         if place is not None:
             trainer = replace(trainer, folder=place.root)
-        engine = LocalEngine(self._coins(index))
+        engine = Engine(coins=self._coins(index))
         result = single_run(trainer, place, place is not None and place.started, engine=engine)
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(

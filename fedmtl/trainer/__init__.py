@@ -1,13 +1,13 @@
 """The one loop: events in, a result and a run folder out."""
 
 from .callbacks import Callback, ProgressBar
+from .engine import bind_schedule, open_run
 from .evaluation import evaluate_each
 from .interval import Interval
 from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
 from .scored import Scored
-from .sources import bind_schedule, open_run
 from .stopping import EarlyStopping
 from .trainer import Trainer
 

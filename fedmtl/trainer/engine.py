@@ -1,21 +1,38 @@
-"""Where the clients of a run compute: in this process and its ranks."""
+"""How the releases and the blocks of a run are opened, and where its clients compute: in this process and its ranks.
+
+Blocks are cohorts drawn round by round, or activations of a public schedule.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, State
-from ..privacy import NoiseSource, PrivacyReport
-from ..schedules import Block
+from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.cohort import Cohort, Finish
+from ..data import FederatedDataset
+from ..errors import ConfigError, PrivacyError
+from ..local import LocalTraining
+from ..privacy import (
+    Activations,
+    BoundSampler,
+    GradientPlan,
+    NoiseSource,
+    Privacy,
+    ReleasePlan,
+    Rounds,
+    Sampler,
+    open_channel,
+)
+from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
 from .evaluation import (
     Metrics,
     bands,
-    columns_of,
     each_run,
     evaluate_each,
     evaluate_models,
@@ -23,10 +40,196 @@ from .evaluation import (
     numbers_of,
     summarize,
 )
-from .sources import Source
 
 if TYPE_CHECKING:
     from .run import Run
+
+Schedule = Sampler | AsynchronousSchedule
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Source:
+    """The blocks of a run: one cohort a round, drawn with the privacy coins, or activations of a public schedule.
+
+    Args:
+        channel: draws cohorts, and charges blocks.
+        schedule: of the clients.
+        stop: number of steps of the whole run.
+        every: steps between evaluations.
+        cuts: blocks of activations end at multiples of these, and of ``every``: where they end does not depend on where
+            a run was resumed.
+        seed: of the activations.
+    """
+
+    channel: Rounds | Activations
+    schedule: BoundSampler | BoundSchedule
+    stop: int
+    every: int
+    cuts: tuple[int, ...]
+    seed: int
+
+    def blocks(self, start: int) -> Iterator[Block]:
+        """Yield all blocks from step ``start`` on."""
+        if isinstance(self.channel, Rounds):
+            yield from rounds(self.channel.draw, start=start, stop=self.stop)
+            return
+        assert isinstance(self.schedule, BoundSchedule)
+        for first, end in windows(start, self.stop, (self.every, *self.cuts)):
+            yield self.schedule.events(self.seed, first, end, replicates=self.channel.replicates)
+
+    def begin(self, block: Block) -> None:
+        """Charge a block; raises BudgetExhausted before any data are read."""
+        self.channel.begin(block.first, block.cohort if isinstance(self.channel, Rounds) else block.client)
+
+
+def windows(start: int, stop: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and end step of every block of activations: none reaches over a multiple of one of ``cuts``."""
+    while start < stop:
+        end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
+        yield start, end
+        start = end
+
+
+@dataclass(frozen=True)
+class _Rehearsal(Cohort):
+    """A cohort that counts local trainings and makes none.
+
+    Attributes:
+        trainings: number of clients of every training so far.
+    """
+
+    trainings: list[int] = field(default_factory=list)
+
+    def _train(self, run: LocalTraining, receive: Finish) -> None:
+        self.trainings.append(len(self.ids))
+
+
+def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[ReleasePlan]) -> None:
+    """Refuse an algorithm whose clients train more often in a participation than its plan says.
+
+    The clients' part of a round is rehearsed with no client in it: no data are read, and nothing is charged.
+
+    Raises:
+        PrivacyError: named.
+    """
+    declared = max((plan.trainings for plan in plans), default=1)
+    empty = torch.zeros(0, dtype=torch.int64)
+    state = algorithm.init(problem)
+    rehearsal = _Rehearsal(problem, empty, state.public, state.private.gather_all(empty), round=0)
+    algorithm.client(rehearsal)
+    if len(rehearsal.trainings) > declared:
+        raise PrivacyError(
+            f"{algorithm.name}: a client trains {len(rehearsal.trainings)} times in a participation, but the "
+            f"algorithm's plan declares {declared}, so the others would not be charged. Set "
+            f"ReleasePlan(trainings={len(rehearsal.trainings)})."
+        )
+
+
+def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0) -> BoundSampler | BoundSchedule:
+    """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their number, or by the names
+    and keys of the clients where they act one at a time."""
+    if isinstance(schedule, AsynchronousSchedule):
+        return schedule.bind(len(data), names=data.ids, keys=data.keys)
+    return schedule.bind(len(data) + canaries)
+
+
+def releases_of(
+    algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
+) -> tuple[ReleasePlan | GradientPlan, ...]:
+    """Every release of a run: the algorithm's own, and the gradients of local training where records are protected.
+
+    Raises:
+        ConfigError: records are protected, and the algorithm does not train locally.
+        PrivacyError: clients train more often in a participation than the algorithm declares.
+    """
+    plans = tuple(algorithm.plan(problem, schedule))
+    if not problem.protects_records:
+        return plans
+    rows = [plan for plan in plans if isinstance(plan, ReleasePlan)]
+    if type(algorithm).step is Algorithm.step:
+        check_trainings(algorithm, problem, rows)
+    return (*plans, training_plan(problem, algorithm, rows))
+
+
+def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[ReleasePlan]) -> GradientPlan:
+    """The gradients that local training releases where single records are protected.
+
+    Args:
+        problem: the data and the model.
+        algorithm: its local solver says how many local steps a participation has, and on how many records each.
+        plans: the algorithm's releases; they say how many local trainings a participation has.
+
+    Raises:
+        ConfigError: an algorithm that does not train locally.
+    """
+    solver = algorithm.local
+    if solver is None:
+        raise ConfigError(
+            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
+            f"use pmtl, ditto, fedavg or fedprox."
+        )
+    data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
+    counts = data.train.counts
+    batch = solver.batch_size
+    return GradientPlan(
+        ids=tuple(data.ids),
+        keys=data.keys,
+        counts=counts.numpy(),
+        dimension=problem.dimension,
+        rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
+        relation="zero_out",
+        steps=(solver.step_counts(counts) * trainings).numpy(),
+        trainings=trainings,
+        batch_size=batch,
+    )
+
+
+def open_run(
+    algorithm: Algorithm,
+    problem: Problem,
+    schedule: Schedule | BoundSampler | BoundSchedule,
+    privacy: Privacy | Sequence[Privacy] | None,
+    *,
+    seed: int,
+    every: int | None = None,
+    cuts: tuple[int, ...] = (),
+    replicates: int = 1,
+    **options: Any,
+) -> tuple[Any, Source]:
+    """The channel and the blocks of a run.
+
+    Args:
+        algorithm, problem, schedule, privacy: of the run; the schedule may be bound already.
+        seed: of the schedule, and of seeded noise.
+        every: steps between evaluations; None for a twentieth of the run.
+        cuts: blocks of activations end at multiples of these.
+        replicates: number of repetitions computed as one program.
+        options: for :func:`~fedmtl.privacy.open_channel`.
+
+    Raises:
+        ConfigError: clients without training examples where the algorithm has no use for them.
+    """
+    empty = (problem.data.train.counts == 0).nonzero()[:, 0]
+    if len(empty) and not algorithm.accepts_empty_clients:
+        name = problem.data.ids[int(empty[0])]
+        raise ConfigError(
+            f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} needs them of everyone."
+        )
+    options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
+    bound = schedule if isinstance(schedule, BoundSampler | BoundSchedule) else bind_schedule(schedule, problem.data)
+    stop = problem.rounds
+    if isinstance(bound, BoundSchedule):
+        stop = min(stop, bound.steps)
+        plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
+        channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
+    else:
+        order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
+        order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
+        channel = open_channel(
+            privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options
+        )
+    return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)
 
 
 @dataclass(frozen=True)
@@ -45,95 +248,73 @@ class Measured:
     runs: list[dict[str, Any]] | None = None
 
 
-class Engine(Protocol):
-    """Where the clients of a run compute: in this process and its ranks, or on the nodes of Flower.
+@dataclass(kw_only=True)
+class Engine:
+    """Where the clients of a run compute: in this process, or each in one of its ranks.
 
-    Attributes:
+    Args:
         coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
             seed, and nothing is logged, nor are local trainings counted.
+        facts: what the run's report has in place of the facts of its channel.
     """
 
-    @property
-    def coins(self) -> NoiseSource | None: ...
+    coins: NoiseSource | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
         """Return the channel and the blocks of the run."""
+        return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
 
     def init(self, run: Run) -> State:
         """Return the state before the first step."""
+        return run.algorithm.init(run.problem, run.settings.runs)
 
     def step(self, run: Run, state: State, block: Block) -> State:
         """Return the state after a block that is charged."""
+        return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> Measured:
         """Evaluate the clients' models."""
+        if run.settings.runs > 1:
+            return _measured_replicates(run, state)
+        problem, algorithm, evaluated = run.problem, run.algorithm, run.evaluated
+        metrics, model = run.settings.further_metrics, algorithm.shared(state)
+        shared = None if model is None else evaluate_shared(evaluated, model, metrics)
+        personal = shared if _is_everyones(run, model, state) else None
+        personal = personal or evaluate_each(
+            problem, lambda own: algorithm.personalize(problem, state, own), run.clients, metrics
+        )
+        if type(algorithm).objective is not Algorithm.objective:
+            state = State(state.public, problem.gathered(state.private))
+        row = problem.ranks.share(
+            lambda: {
+                "epsilon": run.channel.epsilon,
+                **numbers_of(evaluated, personal),
+                **({} if (value := algorithm.objective(problem, state)) is None else {"objective": float(value)}),
+                **({} if shared is None else summarize(evaluated, shared, "global_")),
+            }
+        )
+        return Measured([row], personal, shared)
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the personal models (n, D) after the last step, and their parts by name; only the models (k, D) of
         clients that were drawn for evaluation."""
-
-    def report(self, run: Run, report: PrivacyReport) -> PrivacyReport:
-        """Return what the run reports of its privacy, given the report of its channel."""
-
-
-@dataclass(frozen=True)
-class LocalEngine:
-    """The engine of a run whose clients are computed by this process, or each by one of its ranks."""
-
-    coins: NoiseSource | None = None
-
-    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
-        return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
-
-    def init(self, run: Run) -> State:
-        return run.algorithm.init(run.problem, run.settings.runs)
-
-    def step(self, run: Run, state: State, block: Block) -> State:
-        return run.algorithm.step(run.problem, state, block, run.channel)
-
-    def measure(self, run: Run, state: State) -> Measured:
-        if run.settings.runs > 1:
-            return _measured_replicates(run, state)
-        problem, algorithm, panel = run.problem, run.algorithm, run.panel
-        metrics, model = run.settings.further_metrics, algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(panel.problem, model, metrics)
-        personal = shared if _is_everyones(run, model, state) else None
-        personal = personal or evaluate_each(
-            problem, lambda own: algorithm.personalize(problem, state, own), panel.clients, metrics
-        )
-        if type(algorithm).objective is not Algorithm.objective:
-            state = State(state.public, problem.gathered(state.private))
-
-        def row() -> dict[str, Any]:
-            values: dict[str, Any] = {"epsilon": run.channel.epsilon} | numbers_of(panel.problem, personal)
-            objective = algorithm.objective(problem, state)
-            values |= {} if objective is None else {"objective": float(objective)}
-            if shared is not None:
-                values |= summarize(panel.problem, shared, "global_")
-            return values
-
-        return Measured([problem.ranks.share(row)], personal, shared)
-
-    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        problem, algorithm, clients = run.problem, run.algorithm, run.panel.clients
+        problem, algorithm, clients = run.problem, run.algorithm, run.clients
         if _is_everyones(run, algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, clients)
         else:
             personal = problem.spread(lambda own: algorithm.personalize(problem, state, own), clients)
-        if run.panel.drawn or type(algorithm).parts is Algorithm.parts:
+        if len(clients) < problem.clients or type(algorithm).parts is Algorithm.parts:
             return personal, {}
         whole = State(state.public, problem.gathered(state.private))
         return personal, algorithm.parts(problem, whole, personal)
-
-    def report(self, run: Run, report: PrivacyReport) -> PrivacyReport:
-        return report
 
 
 def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
     """Return whether the personal models are the shared one, as a view of it, so that it is scored once."""
     if model is None or state.private.fields:
         return False
-    rows = run.algorithm.personalize(run.problem, state, run.panel.clients[:2])
+    rows = run.algorithm.personalize(run.problem, state, run.clients[:2])
     return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))
 
 
@@ -143,7 +324,9 @@ def _measured_replicates(run: Run, state: State) -> Measured:
     groups = settings.budgets
     each = evaluate_models(problem, algorithm.models(problem, state), settings.further_metrics)
     objective = algorithm.objective(problem, state)
-    columns = columns_of(problem, each) | ({} if objective is None else {"objective": objective})
+    numbers = [numbers_of(problem, metrics) for metrics in each]
+    columns = {name: torch.tensor([row[name] for row in numbers], dtype=torch.float64) for name in numbers[0]}
+    columns |= {} if objective is None else {"objective": objective}
     spent = np.broadcast_to(run.channel.epsilons, settings.runs)  # of each run, the largest of its owners
     rows = [
         {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row

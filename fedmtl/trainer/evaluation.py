@@ -20,9 +20,8 @@ from torch import Tensor
 from ..algorithms.base import Problem
 from ..data.rows import take
 from ..local import StackedModule
-from ..local.batches import batch_widths, max_clients
+from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
 from ..local.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
-from ..local.places import LANES, grain_of, places
 from ..random import derive_key, keyed_bits
 from .metrics import (
     RECALL_AT,
@@ -85,37 +84,21 @@ class Metrics:
         }
 
 
-@dataclass(frozen=True)
-class Panel:
-    """The clients that are evaluated.
+def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Problem]:
+    """Return the clients that are evaluated, int64 (k,), ascending, and the problem with the data of these only.
 
-    Attributes:
-        clients: int64 (k,), their positions, ascending.
-        problem: with the data of these clients only.
-        population: how many clients they stand for: those that have test examples.
-        drawn: whether they were drawn, and are not all clients.
+    They are ``count`` clients that have test examples, drawn without replacement by the run's seed and the clients'
+    ids; all clients where it is None or not below the number of those.
     """
-
-    clients: Tensor
-    problem: Problem
-    population: int
-    drawn: bool = True
-
-    @classmethod
-    def draw(cls, problem: Problem, count: int | None) -> Panel:
-        """Return ``count`` clients that have test examples, drawn without replacement by the run's seed and the
-        clients' ids; all clients where it is None or not below their number."""
-        tested = problem.data.test.counts > 0
-        population = int(tested.sum())
-        if count is None or count >= population:
-            return cls(torch.arange(problem.clients), problem, population, drawn=False)
-        key = derive_key(problem.seed, "evaluated clients")
-        bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
-        bits[~tested] = torch.iinfo(bits.dtype).max
-        clients = bits.topk(count, largest=False).indices.sort().values
-        owner = None if problem.owner is None else problem.owner[clients]
-        part = replace(problem, data=problem.data.take_clients(clients), owner=owner)
-        return cls(clients, part, population)
+    tested = problem.data.test.counts > 0
+    if count is None or count >= int(tested.sum()):
+        return torch.arange(problem.clients), problem
+    key = derive_key(problem.seed, "evaluated clients")
+    bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
+    bits[~tested] = torch.iinfo(bits.dtype).max
+    clients = bits.topk(count, largest=False).indices.sort().values
+    owner = None if problem.owner is None else problem.owner[clients]
+    return clients, replace(problem, data=problem.data.take_clients(clients), owner=owner)
 
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
@@ -124,8 +107,6 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
     Raises:
         ConfigError: one that raises, or does not return a number, on invented rows.
     """
-    if not metrics:
-        return
     with torch.no_grad():
         shape = tuple(problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:])
     for metric in metrics:
@@ -155,7 +136,7 @@ def evaluate_each(
 def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
     counts, first = problem.data.test.counts[clients], problem.data.test.offsets[clients]
-    widths = batch_widths(counts, None) * (counts > 0)
+    widths, limit = batch_widths(counts, None) * (counts > 0), problem.data.limit
     sums = torch.zeros(3, len(clients), dtype=torch.float64)
     others = torch.full((len(metrics), len(clients)), torch.nan, dtype=torch.float64)
     for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
@@ -178,7 +159,7 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
                 mask = column < n[:, None]
                 index = first[members][:, None] + torch.where(mask, column, 0)
                 x, y = problem.data.gather("test", index, dtype=rows.dtype, device=rows.device)
-                outputs = cut_off(stack.predict(parameters, x), problem.data.limit)
+                outputs = stack.predict(parameters, x).clamp(-limit, limit)
                 for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                     total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
                 if metrics:
@@ -213,10 +194,11 @@ def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: 
     others = torch.full((len(metrics), count, len(clients)), torch.nan, dtype=torch.float64)
     outcomes: list[tuple[Tensor, Tensor]] = []
     size = _FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))
+    limit = problem.data.limit
     with problem.executor.stack() as stack:
         for index in torch.arange(begin, end).split(size) if end > begin else ():
             x, y = problem.data.gather("test", index, dtype=models.dtype, device=models.device)
-            outputs = cut_off(stack.predict(models, x.expand(count, *x.shape)), problem.data.limit)
+            outputs = stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit)
             y = y.expand(count, *y.shape)
             for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                 total.index_add_(1, owner[index - begin], values.cpu())
@@ -233,11 +215,6 @@ def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: 
 def _in_units(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs and targets on the CPU, in the units of the target."""
     return problem.data.in_units(outputs.detach().cpu()), problem.data.in_units(y.cpu())
-
-
-def cut_off(outputs: Tensor, limit: float) -> Tensor:
-    """Return predictions within the public bound on targets: post-processing of any model."""
-    return outputs if limit == math.inf else outputs.clamp(-limit, limit)
 
 
 def _table(sums: Tensor, counts: Tensor, others: Tensor) -> Tensor:
@@ -309,21 +286,14 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
-    """What a row of the history says of the scores of all clients, (n,) each."""
-    return {name: float(column[0]) for name, column in columns_of(problem, [metrics]).items()}
-
-
-def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
-    """As :func:`numbers_of` for M runs: float64 (M,) by name."""
-    tested = problem.data.test.counts > 0
-    rows = [{"loss": float(run.loss[tested].mean())} | summarize(problem, run) for run in each]
-    columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
+    """Return what a row of the history has of the scores of all clients, (n,) each."""
+    numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(problem, metrics)
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
         y = problem.data.in_units(part.y.cpu())
-        tasks, pooled = normalized(torch.stack([run.score for run in each]), y, part.offsets)
-        columns |= {"nmse": tasks.nanmean(-1), "pooled_nmse": pooled}
-    return columns
+        tasks, pooled = normalized(metrics.score, y, part.offsets)
+        numbers |= {"nmse": float(tasks.nanmean(-1)), "pooled_nmse": float(pooled)}
+    return numbers
 
 
 def evaluate_models(problem: Problem, models: Tensor, metrics: Sequence[Metric] = ()) -> list[Metrics]:

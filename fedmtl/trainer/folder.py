@@ -1,4 +1,7 @@
-"""The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not."""
+"""The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not, with the checkpoint.
+
+Everything is written to a temporary name, synced and renamed. Nothing is pickled.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,137 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from .._files import read_json, write_bytes
+from .._fingerprint import differing
 from .._imports import uncollected
-from ..algorithms.base import Problem
+from ..algorithms.base import Problem, Tally
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
-from ..models.factory import NamedFactory
+from ..models.networks import NamedFactory
 from ..privacy import PrivacyReport
-from ..privacy.chain import read_chain
+from ..privacy.chain import Head, read_chain
 from ..privacy.noise.grid import GridValue
 from ..report._names import METHODS
-from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
-from .personalize import NewClients, Terms
+from .personalize import NewClients
 from .problem import describe, made
 from .scored import Finetuned, Scored
 from .targets import named_model, restored
 
 if TYPE_CHECKING:
     from .result import Result
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in one line and in a
+    tenth of the time."""
+    write_bytes(path, (json.dumps(value, indent=indent) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors as safetensors, by :func:`write_bytes`."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(ready, metadata=dict(metadata or {})))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file by name, and its metadata.
+
+    Raises:
+        OSError, SafetensorError: it cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after ``step`` events, and the history so far.
+
+    Attributes:
+        step: number of events done.
+        public: the state's tensors.
+        clients: the files of the clients' own tensors, with their numbers of rows.
+        history: evaluated rounds.
+        fingerprint: of the data, settings and execution the state belongs to.
+        channel: what the channel carries from one step to the next: public tensors.
+        ledger: end of the ledger's chain when this was written; None without a ledger.
+        tally: local trainings so far, and those that diverged.
+    """
+
+    step: int
+    public: dict[str, Tensor]
+    clients: dict[str, int]
+    history: list[dict[str, Any]]
+    fingerprint: str
+    channel: dict[str, Tensor] = field(default_factory=dict)
+    ledger: Head | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    def write(self, path: Path) -> None:
+        """Write one atomic safetensors file."""
+        tensors = {f"public.{k}": v for k, v in self.public.items()}
+        tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
+        tensors["step"] = torch.tensor(self.step)
+        tensors["trainings"] = torch.tensor(astuple(self.tally))
+        metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
+        metadata["clients"] = json.dumps(self.clients)
+        if self.ledger is not None:
+            metadata["ledger"] = self.ledger.text()
+        write_tensors(path, tensors, metadata)
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Return the checkpoint at ``path``.
+
+        Raises:
+            ResumeError: unreadable.
+        """
+        try:
+            tensors, metadata = read_tensors(path)
+            public, channel = (
+                {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+                for part in ("public.", "channel.")
+            )
+            return cls(
+                step=int(tensors["step"]),
+                public=public,
+                clients=json.loads(metadata["clients"]),
+                history=json.loads(metadata["history"]),
+                fingerprint=metadata["fingerprint"],
+                channel=channel,
+                ledger=Head.parse(metadata.get("ledger", "")),
+                tally=Tally(*tensors["trainings"].tolist()),
+            )
+        except (OSError, SafetensorError, KeyError) as error:
+            raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
+
+    def check(self, path: Path, fingerprint: str) -> None:
+        """Refuse to continue another run from the checkpoint at ``path``.
+
+        Raises:
+            ResumeError: it was written by a run with other data, settings or execution.
+        """
+        if self.fingerprint != fingerprint:
+            names = ", ".join(differing(self.fingerprint, fingerprint)) or "data, settings, seed, device or execution"
+            raise ResumeError(
+                f"{path} was written with other {names} than this run has; resume with the same ones, or start in "
+                "another folder."
+            )
+
 
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 
@@ -142,14 +245,14 @@ class RunFolder:
         self.write_history(result.history)
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
-        write_json(self.private / OUTCOME, plain(_outcome(result, problem, model)), indent=None)
+        write_json(self.private / OUTCOME, _outcome(result, problem, model), indent=None)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.csv: the evaluations so far."""
         write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
-        """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
+        """Write the plots, the clients with the baselines, result.json, the mark of a finished run, and the lists."""
         with uncollected():
             from .plots import plot_result
 
@@ -166,6 +269,7 @@ class RunFolder:
         names = [name for name in (result.algorithm, *result.baselines) if name in METHODS]
         summary["methods"] = {name: list(METHODS[name]) for name in names}
         write_json(self.private / "result.json", plain(summary))
+        self.write_lists()
 
     def read_run(
         self, model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
@@ -204,8 +308,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
         network, terms, bound = (outcome.pop(name) for name in ("network", "terms", "bound"))
-        values = {name: _numbers(value) if isinstance(value, dict | list) else value for name, value in outcome.items()}
-        values |= {name: tuple(outcome[name]) for name in ("ids", "untrained")}
+        values = outcome | {name: tuple(outcome[name]) for name in ("ids", "untrained")}
         values["evaluated"] = None if outcome["evaluated"] is None else tuple(outcome["evaluated"])
         finetuned, state = values["finetuned"], _tensors(self.public / "model.safetensors")[0]
         shared = torch.cat([state[name].reshape(-1) for name in network["names"]]) if state else None
@@ -217,7 +320,7 @@ class RunFolder:
             settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
             finetuned = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
         try:
-            terms = None if terms is None else Terms(**restored(terms, trust))
+            terms = restored(terms, trust)
         except ConfigError:  # objects of the caller's own
             terms = None
         privacy = PrivacyReport.from_dict(read_json(self.public / "privacy.json"))
@@ -230,7 +333,6 @@ class RunFolder:
             "folder": self.root,
             "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
             "bound": None if bound is None else RowBound(**bound),
-            "limit": math.inf if outcome.get("limit") is None else outcome["limit"],
             "finetuned": finetuned,
             "asked": tuple(
                 REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], (), "", own=True)
@@ -276,18 +378,17 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
     names = (
         *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
-        *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant"),
+        *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant", "limit"),
         *("history", "replicates"),
     )
     terms, bound, finetuned = result.terms, result.bound, result.finetuned
-    if terms is not None and not all(isinstance(value, str) for value in (terms.loss, *terms.metrics)):
+    if terms is not None and not all(isinstance(value, str) for value in (terms["loss"], *terms["metrics"])):
         terms = None  # functions of the caller's own
     return {name: getattr(result, name) for name in names} | {
         "finetuned": None if finetuned is None else vars(finetuned) | {"settings": describe(finetuned.settings)},
         "bound": None if bound is None else asdict(bound),
-        "limit": None if result.limit == math.inf else result.limit,
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
-        "terms": None if terms is None else {name: describe(value) for name, value in vars(terms).items()},
+        "terms": describe(terms),
         "network": {
             "made": model.description() if isinstance(model, NamedFactory) else None,
             "spec": asdict(problem.data.spec),
@@ -309,7 +410,7 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
         if network["made"] is None:
             return None
         model = named_model(network["made"])
-    spec = DataSpec(**{name: _tuples(value) for name, value in network["spec"].items()})
+    spec = DataSpec(**restored(network["spec"]))
     kind = getattr(torch, network["dtype"])
     module = made(as_model(model), spec, network["seed"])
     module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
@@ -319,10 +420,6 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
     if built != shapes:
         raise ModelError(f"model has the parameters {built}, but those of the run are {shapes}.")
     return module
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -391,15 +488,6 @@ def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     """Return rows as CSV under the names of all their keys; a cell that a row lacks is empty."""
     names = dict.fromkeys(name for row in rows for name in row)
     return columns_bytes({name: [row.get(name, "") for row in rows] for name in names})
-
-
-def _numbers(value: Any) -> Any:
-    """Return numbers that :func:`plain` wrote, those that are not finite too; lists are of names, or of mappings."""
-    if isinstance(value, dict):
-        return {name: _numbers(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) if isinstance(item, dict) else item for item in value]
-    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def plain(value: Any) -> Any:

@@ -20,7 +20,8 @@ from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
 from ..models import ModelFactory
-from ..privacy import Privacy
+from ..privacy import ClientPrivacy, Privacy
+from ..schedules import AsynchronousSchedule
 from .callbacks import Callback
 from .stopping import EarlyStopping
 
@@ -74,7 +75,7 @@ def as_folder(folder: Any) -> str | Path | None:
 
 
 def check_kinds(settings: Trainer) -> None:
-    """Refuse settings that are of another kind.
+    """Refuse settings that are of another kind, or do not fit each other, whatever the data.
 
     Raises:
         ConfigError: named.
@@ -97,6 +98,7 @@ def check_kinds(settings: Trainer) -> None:
     ):
         if not isinstance(value, kinds):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    check_schedule(algorithm, settings.schedule, settings.privacy)
     if algorithm.loss is not None and settings.finetune is not None:
         raise ConfigError(
             f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
@@ -108,6 +110,30 @@ def check_kinds(settings: Trainer) -> None:
             raise ConfigError(f"callbacks has {callback!r}; give objects of a class derived from fedmtl.Callback.")
     if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
         raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
+
+
+def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
+    """Refuse a schedule or a protected unit that the algorithm cannot have.
+
+    Raises:
+        ConfigError: named.
+    """
+    if isinstance(schedule, type) or not hasattr(schedule, "bind"):
+        raise ConfigError(f"schedule is {schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
+    clocked = isinstance(schedule, AsynchronousSchedule)
+    if algorithm.one_at_a_time:
+        if not clocked:
+            raise ConfigError(
+                f"{algorithm.name} has clients that act one at a time; its schedule is PoissonClocks(...) or "
+                f"Latencies(...), not {type(schedule).__name__} (schedule=clocks or latency by name)."
+            )
+        if isinstance(privacy, ClientPrivacy):
+            raise ConfigError(f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or None.")
+    elif clocked:
+        raise ConfigError(
+            f"{algorithm.name} goes in rounds; its schedule is a sampler such as PoissonSampling(cohort=100), not "
+            f"{type(schedule).__name__}."
+        )
 
 
 def check_replicates(settings: Any) -> None:

@@ -19,14 +19,14 @@ from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
-from ..local import Execution, LocalSolver, operation_threads
+from ..local import Execution, operation_threads
 from ..local.losses import Loss
 from ..models import BoundedOutputs
 from ..privacy import Privacy, RecordPrivacy
 from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, further_metrics, main_metric, resolve_metrics
-from .problem import build_problem, coded_for
+from .problem import build_problem
 from .scored import ByClient, Finetuned, Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
@@ -157,31 +157,15 @@ NOTHING_SENT = (
 )
 
 
-@dataclass(frozen=True)
-class Terms:
-    """How new clients make models of their own from the model of a run: arguments of :func:`personalize`.
-
-    Attributes:
-        finetune: as the clients of the run, from the released model and without a choice; None where they did not.
-        local: the solver of :class:`~fedmtl.Finetune` then, that of the algorithm; None for its default.
-        loss, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
-    """
-
-    finetune: Personalization | None
-    local: LocalSolver | None
-    loss: str | Loss
-    metrics: tuple[str | MetricFunction, ...]
-    seed: int
-    dtype: str
-
-    @classmethod
-    def of(cls, settings: Trainer) -> Terms | None:
-        """Return the terms of a run with these settings; None where the algorithm has a loss of its own."""
-        algorithm, finetune = settings.algorithm, settings.finetune
-        if algorithm.loss is not None:
-            return None
-        finetune = None if finetune is None else finetune.of_new_clients()
-        return cls(finetune, algorithm.local, settings.loss, tuple(settings.metrics), settings.seed, settings.dtype)
+def terms_of(settings: Trainer) -> dict[str, Any] | None:
+    """Return the arguments of :func:`personalize` by which new clients make models of their own from the model of a run
+    with these settings, without a choice, or in place of ``finetune`` the local solver of a run without finetuning;
+    None where the algorithm has a loss of its own."""
+    if settings.algorithm.loss is not None:
+        return None
+    finetune = settings.algorithm.local if settings.finetune is None else settings.finetune.of_new_clients()
+    values = {name: getattr(settings, name) for name in ("loss", "seed", "dtype")}
+    return {"finetune": finetune, "metrics": tuple(settings.metrics), **values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +287,8 @@ def personalize(
     problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         finetune.check(problem)
-        try_metrics(problem, further)
+        if further:
+            try_metrics(problem, further)
         scores = evaluate_shared(problem, problem.initial, further).by_client(problem)
         released = Scored(
             ids=data.ids,
@@ -319,45 +304,3 @@ def personalize(
         )
         tuned, _ = finetuned(released, problem, finetune, name=f"new clients of {data.name}", metrics=further)
     return NewClients(**vars(tuned))
-
-
-def adapt(
-    model: nn.Module,
-    data: FederatedDataset | str | Mapping[str, Any],
-    terms: Terms | None,
-    finetune: Personalization | None,
-    device: str,
-) -> NewClients:
-    """Return personal models of new clients, by the settings of a run.
-
-    Args:
-        model: the released one.
-        data: of the new clients.
-        terms: of the run.
-        finetune: in place of that of the run.
-        device: as of :class:`~fedmtl.Trainer`.
-
-    Raises:
-        ConfigError: no settings, or see :func:`personalize`.
-        ModelError: data that the model does not take.
-    """
-    if terms is None:
-        raise ConfigError(
-            "this result does not know the settings of its run: its algorithm has a loss of its own, or its loss, "
-            "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
-            "Result.load(folder, trust=[MODULE])."
-        )
-    if finetune is None:
-        finetune = terms.finetune
-    if finetune is None and terms.local is not None:
-        finetune = Finetune(local=terms.local)
-    return personalize(
-        model,
-        coded_for(as_data(data), terms.loss),
-        finetune=finetune,
-        loss=terms.loss,
-        metrics=terms.metrics,
-        seed=terms.seed,
-        device=device,
-        dtype=terms.dtype,
-    )

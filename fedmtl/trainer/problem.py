@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .._fingerprint import fingerprint_of
-from ..algorithms.base import Algorithm, Problem
+from ..algorithms.base import Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..data.examples import Side
@@ -30,7 +30,7 @@ from ..local import Execution, Executor, Layout, check_stackable, prepare_module
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
 from ..models import ModelFactory, NamedInputs
-from ..privacy import GradientPlan, NoiseSource, ReleasePlan
+from ..privacy import NoiseSource
 from ..random import derive_key
 from ..ranks import ALONE, Ranks
 
@@ -79,8 +79,9 @@ def build_problem(
     if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
         model = NamedInputs(model, data.transform)
     module = made(model, data.spec, seed)
-    data = _kept_whole(data, module, kind)
-    _check_lookups(data, module)
+    if any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules()):
+        data = _kept_whole(data, module, kind)
+        _check_lookups(data, module)
     sample = data.spec.sample(2, kind)
     if loss == "auto":
         loss = natural_loss(data, module, sample, kind)
@@ -119,8 +120,7 @@ def build_problem(
 def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
     """The data with their whole numbers as they are stored, where an embedding of the module looks them up and no
     transform says otherwise; else the data as they are."""
-    lookups = any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules())
-    if not lookups or type(data.transform) is not Cast or data.train.x.is_floating_point():
+    if type(data.transform) is not Cast or data.train.x.is_floating_point():
         return data
     whole = replace(data, transform=Integers())
     stored, converted = (_tried(module, some.spec.sample(2, dtype), dtype) for some in (whole, data))
@@ -179,8 +179,6 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
     The module is tried on the least and the largest value at every place of an example; only where it fails there, as
     it may where it computes what it looks up from several places, on all examples.
     """
-    if not any(isinstance(child, nn.Embedding) for child in module.modules()):
-        return
     for side in SIDES:
         chunks = torch.arange(len(data.side(side))).split(_ROWS)
         parts = [data.gather(side, index, device="cpu")[0] for index in chunks if len(index)]
@@ -207,14 +205,14 @@ def coded_for(data: FederatedDataset, *losses: str | Loss | None) -> FederatedDa
     return replace(data.as_two_classes(), inferred=(*data.inferred, "classes"), verify=False)
 
 
-def share_beyond(data: FederatedDataset, bound: RowBound | None) -> dict[str, float]:
-    """The share of the training and of the test records that a bound on features scales down, by side; empty without
-    one. It is computed on the records without noise, and so not private."""
+def share_beyond(data: FederatedDataset, bound: RowBound) -> dict[str, float]:
+    """The share of the training and of the test records that a bound on features scales down, by side; computed on the
+    records without noise, and so not private."""
     shares: dict[str, float] = {}
-    for side in SIDES if bound is not None else ():
+    for side in SIDES:
         beyond = 0
         for index in torch.arange(len(data.side(side))).split(_ROWS):
-            beyond += int(bound.exceeded(data.gather(side, index)[0]).sum())  # type: ignore[union-attr]
+            beyond += int(bound.exceeded(data.gather(side, index)[0]).sum())
         shares[side] = beyond / max(1, len(data.side(side)))
     return shares
 
@@ -250,39 +248,6 @@ def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
         here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ConfigError(f"device is {device!r}, which is not available here; accepted: {', '.join(here)}.") from error
     return place
-
-
-def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[ReleasePlan]) -> GradientPlan:
-    """The gradients that local training releases where single records are protected.
-
-    Args:
-        problem: the data and the model.
-        algorithm: its local solver says how many local steps a participation has, and on how many records each.
-        plans: the algorithm's releases; they say how many local trainings a participation has.
-
-    Raises:
-        ConfigError: an algorithm that does not train locally.
-    """
-    solver = algorithm.local
-    if solver is None:
-        raise ConfigError(
-            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
-            f"use pmtl, ditto, fedavg or fedprox."
-        )
-    data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
-    counts = data.train.counts
-    batch = solver.batch_size
-    return GradientPlan(
-        ids=tuple(data.ids),
-        keys=data.keys,
-        counts=counts.numpy(),
-        dimension=problem.dimension,
-        rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
-        relation="zero_out",
-        steps=(solver.step_counts(counts) * trainings).numpy(),
-        trainings=trainings,
-        batch_size=batch,
-    )
 
 
 ARITHMETIC = 10

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .._rounding import number_text, rounded_up
-from ..algorithms.finetune import Personalization
+from ..algorithms.finetune import Finetune, Personalization
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
+from ..local import LocalSolver
 from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
+from .inputs import as_data
 from .metrics import REGISTRY, Metric
-from .personalize import NewClients, Terms, adapt
+from .personalize import NewClients, personalize
+from .problem import coded_for
 from .scored import Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
@@ -53,7 +56,8 @@ class Result(Scored):
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
         shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
-        terms: the settings by which new clients make models of their own, see :meth:`adapt`.
+        terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of their own, see
+            :meth:`adapt`; ``None`` where they are not known.
         parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
             row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
             that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
@@ -90,7 +94,7 @@ class Result(Scored):
     chosen: Mapping[str, Any] = field(default_factory=dict)
     shortened: Mapping[str, float] = field(default_factory=dict)
     trained: bool = True
-    terms: Terms | None = None
+    terms: Mapping[str, Any] | None = None
     tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     constant: float | None = None
@@ -206,7 +210,17 @@ class Result(Scored):
                 from personal models.
             ModelError: data that the model does not take.
         """
-        return adapt(self.shared_model(), data, self.terms, finetune, device or str(self.personal.device))
+        model, terms = self.shared_model(), self.terms
+        if terms is None:
+            raise ConfigError(
+                "this result does not know the settings of its run: its algorithm has a loss of its own, or its loss, "
+                "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
+                "Result.load(folder, trust=[MODULE])."
+            )
+        finetune = terms["finetune"] if finetune is None else finetune
+        finetune = Finetune(local=finetune) if isinstance(finetune, LocalSolver) else finetune
+        arguments = {**terms, "finetune": finetune, "device": device or str(self.personal.device)}
+        return personalize(model, coded_for(as_data(data), terms["loss"]), **arguments)
 
     def to_frame(self) -> DataFrame:
         """Return the scores as a data frame of pandas, not private: a row for each client that is scored.

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem, State, Tally
@@ -28,17 +28,15 @@ from ..privacy import BoundSampler, FullParticipation, PoissonSampling
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import ALONE, Ranks
 from .callbacks import Callback, ProgressBar
-from .checkpoint import Checkpoint
-from .engine import Engine, LocalEngine, Measured
-from .evaluation import Panel, constant_loss, numbers_of, try_metrics
-from .folder import RunFolder
+from .engine import Engine, Measured, Source
+from .evaluation import constant_loss, evaluated_clients, numbers_of, try_metrics
+from .folder import Checkpoint, RunFolder
 from .inputs import named_baselines
 from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
-from .personalize import Terms, finetuned, held_out, not_covered
+from .personalize import finetuned, held_out, not_covered, terms_of
 from .problem import describe, fingerprint, share_beyond
 from .result import Result
-from .sources import Source
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -89,13 +87,8 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
         else:
             comparison[name] = baseline
     result = replace(result, baselines=comparison)
-
-    def write() -> None:
-        if folder is not None:
-            folder.write_result(result, table_settings(settings, result.module), settings.data)
-            folder.write_lists()
-
-    ranks.share(write)
+    if folder is not None:
+        ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), settings.data))
     return result
 
 
@@ -158,32 +151,39 @@ def single_run(
                 f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
                 f"rows; over several ranks give one, as algorithm.row_norm=1.0."
             )
-        shortened = share_beyond(problem.data, bound)
+        shortened = {} if bound is None else share_beyond(problem.data, bound)
         if bound is not None:  # records are scored as they are trained on
             problem = replace(problem, data=problem.data.bounded(bound))
         data, validation = held_out(problem.data, resolved.finetune)
         problem = replace(problem, data=data)
-        panel = Panel.draw(problem, settings.evaluate_clients)
-        if validation is not None and panel.drawn:
-            validation = validation.take_clients(panel.clients)
+        clients, evaluated = evaluated_clients(problem, settings.evaluate_clients)
+        if validation is not None and len(clients) < problem.clients:
+            validation = validation.take_clients(clients)
         if resolved.finetune is not None:
             resolved.finetune.check(problem)  # before anything is charged
-        _check_baselines(settings, problem)
-        try_metrics(problem, settings.further_metrics)
+        for name, baseline in named_baselines(settings.baselines, settings.algorithm).items():
+            if isinstance(baseline, LocalFit | LocalAverage) or algorithm.one_at_a_time:
+                continue
+            try:
+                baseline.plan(problem, settings.bound)  # one that cannot train this model is refused before the run
+            except ConfigError as error:
+                raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
+        if settings.further_metrics:
+            try_metrics(problem, settings.further_metrics)
         about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
         about["chosen"] = chosen(settings, algorithm)
-        about["terms"] = Terms.of(replace(settings, finetune=resolved.finetune))
-        result = Run(resolved, problem, panel, engine or LocalEngine(), folder, ranks, about)(resume)
+        about["terms"] = terms_of(replace(settings, finetune=resolved.finetune))
+        result = Run(resolved, problem, clients, evaluated, engine or Engine(), folder, ranks, about)(resume)
         if resolved.finetune is not None:
             result, measured = finetuned(
                 result,
-                panel.problem,
+                evaluated,
                 resolved.finetune,
                 name=algorithm.name,
                 validation=validation,
                 metrics=settings.further_metrics,
             )
-            numbers = numbers_of(panel.problem, measured)  # those before keep their names behind trained_
+            numbers = numbers_of(evaluated, measured)  # those before keep their names behind trained_
             before = {f"trained_{name}": result.final[name] for name in numbers if name in result.final}
             outside = (*result.privacy.outside, *not_covered(settings.privacy))
             result = replace(
@@ -206,17 +206,6 @@ def chosen(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
     return settings
 
 
-def _check_baselines(settings: Trainer, problem: Problem) -> None:
-    """Refuse a baseline that cannot train this model before the run begins, not after it."""
-    for name, baseline in named_baselines(settings.baselines, settings.algorithm).items():
-        if isinstance(baseline, LocalFit | LocalAverage) or settings.algorithm.one_at_a_time:
-            continue
-        try:
-            baseline.plan(problem, settings.bound)
-        except ConfigError as error:
-            raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
-
-
 @dataclass
 class Run:
     """One run, or M replicates that are computed as one.
@@ -224,7 +213,7 @@ class Run:
     Attributes:
         settings: with what the algorithm chose itself.
         problem: the data and the model.
-        panel: the clients that are evaluated.
+        clients, evaluated: the clients that are evaluated, and the problem with their data only.
         engine: where clients compute.
         folder: where the run is saved; None for nowhere.
         ranks: the processes that compute it.
@@ -235,7 +224,8 @@ class Run:
 
     settings: Trainer
     problem: Problem
-    panel: Panel
+    clients: Tensor
+    evaluated: Problem
     engine: Engine
     folder: RunFolder | None
     ranks: Ranks
@@ -404,7 +394,7 @@ class Run:
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         if lost := tally.diverged - sum(before.values()):
             counts["diverged_trainings"] = lost
-        losses = measured.personal.loss[self.panel.problem.data.test.counts > 0]
+        losses = measured.personal.loss[self.evaluated.data.test.counts > 0]
         if diverged := int((~torch.isfinite(losses)).sum()):
             counts["diverged_clients"] = diverged
             if self.ranks.first:
@@ -421,9 +411,8 @@ class Run:
         with self.ranks.agree():
             own = state.private.save(folder.clients, step)  # is on the disk before the checkpoint is
         files = {file: length for each in self.ranks.gather(own) for file, length in each.items()}
-
-        def write() -> None:
-            Checkpoint(
+        self.ranks.share(
+            lambda: Checkpoint(
                 step=step,
                 public=dict(state.public),
                 clients=files,
@@ -433,14 +422,13 @@ class Run:
                 ledger=self.channel.sync(),
                 tally=tally,
             ).write(folder.checkpoint)
-
-        self.ranks.share(write)
+        )
         state.private.commit(folder.clients, files)
         self.saved = time.monotonic()
 
     def _finish(self, state: State, step: int, stopped: str) -> Result:
         """Return the result after the last step."""
-        problem, panel = self.problem, self.panel
+        problem, evaluated = self.problem, self.evaluated
         measured, tally = self.evaluate(state, step), self.tally()
         report, epsilon, released = self.ranks.share(
             lambda: (self.channel.report, self.channel.epsilon, dict(self.channel.on_grid))
@@ -458,14 +446,14 @@ class Run:
         return Result(
             algorithm=self.algorithm.name,
             epsilon=epsilon,
-            privacy=self.engine.report(self, report),
+            privacy=replace(report, **self.engine.facts),
             history=self.history,
             personal=personal,
             parts=parts,
             shared=self.algorithm.shared(state),
             ids=problem.data.ids,
-            by_client=nothing if measured.personal is None else measured.personal.by_client(panel.problem),
-            shared_by_client=None if measured.shared is None else measured.shared.by_client(panel.problem),
+            by_client=nothing if measured.personal is None else measured.personal.by_client(evaluated),
+            shared_by_client=None if measured.shared is None else measured.shared.by_client(evaluated),
             final=self.history[-1],
             stopped=stopped,
             metric=metric,
@@ -478,16 +466,16 @@ class Run:
             trained=tally is None or not 0 < tally.trained == tally.diverged,
             untrained=self._untrained(state),
             step=self.step_name,
-            evaluated=panel.problem.data.ids if panel.drawn else None,
-            tested=panel.population,
-            constant=constant_loss(panel.problem),
+            evaluated=evaluated.data.ids if len(self.clients) < problem.clients else None,
+            tested=int((problem.data.test.counts > 0).sum()),
+            constant=constant_loss(evaluated),
             **self.about,
         )
 
     def _untrained(self, state: State) -> tuple[str, ...]:
         """Return the ids of the evaluated clients that keep the model they started from: all their local trainings
         diverged."""
-        store, clients = state.private, self.panel.clients
+        store, clients = state.private, self.clients
         if not {"seen", "trained"} <= set(store.fields):
             return ()
         lost = self.problem.spread(lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients)

@@ -80,7 +80,7 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
 
 
 def named_model(description: Mapping[str, Any]) -> ModelFactory:
-    """Return the factory of :class:`fedmtl.models.factory.NamedFactory.description`."""
+    """Return the factory of :class:`fedmtl.models.networks.NamedFactory.description`."""
     arguments = {name: value for name, value in description.items() if name != "factory"}
     if "model" in arguments:
         arguments["model"] = named_model(arguments["model"])

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
-from .._check import given, one_of, positive_int
+from .._check import Count, check_fields, positive_int
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Personalization
@@ -28,14 +28,22 @@ from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
 from .automatic import automatic, noise_level
 from .callbacks import Callback
-from .engine import LocalEngine
-from .inputs import as_data, as_folder, as_model, check_declared, check_kinds, check_replicates, named_baselines
+from .engine import Engine, Schedule, Source, bind_schedule, open_run
+from .inputs import (
+    as_data,
+    as_folder,
+    as_model,
+    check_declared,
+    check_kinds,
+    check_replicates,
+    check_schedule,
+    named_baselines,
+)
 from .interval import Interval, check_interval, plant
 from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
 from .problem import build_problem, coded_for, resolve_device
 from .result import Result
 from .run import fitted
-from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
@@ -128,7 +136,7 @@ class Trainer:
     model: nn.Module | ModelFactory = "auto"  # type: ignore[assignment]
     schedule: Schedule = "auto"  # type: ignore[assignment]
     privacy: Privacy | None
-    rounds: int = "auto"  # type: ignore[assignment]
+    rounds: Count = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
     seed: int = 0
@@ -136,14 +144,14 @@ class Trainer:
     baselines: Sequence[str | Algorithm] = ()
     finetune: Personalization | None = "auto"  # type: ignore[assignment]
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: Literal["float32", "float64"] = "float32"
     execution: Execution = field(default_factory=Execution)
-    eval_every: int | None = None
-    evaluate_clients: int | None = None
-    checkpoint_every: int | None = None
+    eval_every: Count | None = None
+    evaluate_clients: Count | None = None
+    checkpoint_every: Count | None = None
     early_stopping: EarlyStopping | None = None
     audit: Interval | None = None
-    replicates: int = 1
+    replicates: Count = 1
     epsilons: Sequence[float] | None = None
     metrics: Sequence[str | MetricFunction] = ()
     callbacks: Sequence[Callback] = ()
@@ -157,11 +165,7 @@ class Trainer:
         values |= {"callbacks": tuple(self.callbacks), "seed": int(self.seed)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        check_schedule(self.algorithm, self.schedule, self.privacy)
-        positive_int(self, rounds=self.rounds, replicates=self.replicates)
-        one_of(self, ("float32", "float64"), dtype=self.dtype)
-        counts = ("eval_every", "evaluate_clients", "checkpoint_every")
-        positive_int(self, **given(**{name: getattr(self, name) for name in counts}))
+        check_fields(self)
         check_interval(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
@@ -241,12 +245,6 @@ class Trainer:
         epsilon = None if self.privacy is None else self.privacy.epsilon
         return [(max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon, slice(0, size))]
 
-    @property
-    def protects_records(self) -> bool:
-        """Whether the protected unit is one record, in rounds, and something is sent: local training is then DP-SGD."""
-        sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
-        return sends and isinstance(self.privacy, RecordPrivacy)
-
     @cached_property
     def noiseless(self) -> bool:
         """Whether no repetition has noise, so that nothing is protected."""
@@ -268,6 +266,7 @@ class Trainer:
         data = self.data if data is None else data
         self.algorithm.check_data(data)
         place = self.device if device is None else device
+        sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)  # in rounds
         if self.algorithm.on_host:
             resolve_device(place, ranks)  # refuses one that is not there
             place = "cpu"
@@ -280,7 +279,7 @@ class Trainer:
             self.seed,
             place,
             self.dtype,
-            protects_records=self.protects_records,
+            protects_records=sends and isinstance(self.privacy, RecordPrivacy),
             trainable=self.trainable,
             ranks=ranks,
         )
@@ -352,4 +351,4 @@ class Trainer:
                 whose :attr:`Result.lost` says so: how long it is, how it ends and which files can be published say
                 nothing about the data.
         """
-        return fitted(self, resume, Ranks.of_launch() if ranks is None else ranks, LocalEngine())
+        return fitted(self, resume, Ranks.of_launch() if ranks is None else ranks, Engine())

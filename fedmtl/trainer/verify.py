@@ -43,8 +43,7 @@ from ..privacy.release import ReleasePlan
 from ..privacy.report import PrivacyReport
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy
-from .checkpoint import read_tensors
-from .folder import MANIFEST, OUTCOME, RunFolder, sha256
+from .folder import MANIFEST, OUTCOME, RunFolder, read_tensors, sha256
 from .interval import with_bounds
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"

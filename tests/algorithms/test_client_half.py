@@ -32,7 +32,7 @@ from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
 from fedmtl.schedules import rounds
-from fedmtl.trainer.sources import releases_of
+from fedmtl.trainer.engine import releases_of
 from tests.algorithms.harness import problem_of
 from tests.helpers import ragged_classification
 

@@ -132,7 +132,9 @@ def test_apfl_by_a_loop_over_clients_and_batches(execution: Execution, solver: s
         moves = [make([w]), make([v])]
         plan = plan_batches(data, local, torch.tensor([client]), seed=problem.seed, round=round)
         for number, batch in enumerate(plan.batches()):
-            x, y = data.gather("train", batch.index[0][batch.mask[0]], dtype=torch.float64, device=torch.device("cpu"))
+            x, y = data.gather(
+                "train", batch.index[0][batch.weight[0] > 0], dtype=torch.float64, device=torch.device("cpu")
+            )
             (w.grad,) = torch.autograd.grad(loss(w, x, y), w)
             (v.grad,) = torch.autograd.grad(loss(alpha * v + (1 - alpha) * w.detach(), x, y), v)
             slope = (v - w).detach() @ v.grad / alpha  # v's gradient is alpha times that of the mixture

@@ -11,7 +11,7 @@ from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.sources import open_run
+from fedmtl.trainer.engine import open_run
 
 from .harness import noise_of
 from .harness import run_activations as run

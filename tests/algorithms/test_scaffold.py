@@ -61,7 +61,7 @@ def test_it_is_algorithm_1_of_the_paper(clip: float | None) -> None:
         for k in cohort:
             y, steps = x.copy(), 0
             for batch in plan_batches(data, BATCHES, torch.tensor([k]), seed=problem.seed, round=round).batches():
-                rows, targets = data.gather("train", batch.index[0][batch.mask[0]], dtype=torch.float64)
+                rows, targets = data.gather("train", batch.index[0][batch.weight[0] > 0], dtype=torch.float64)
                 a, b = rows.numpy(), targets.numpy().reshape(-1)
                 y -= lr * (2 / len(a) * a.T @ (a @ y - b) - own[k] + c)
                 steps += 1

@@ -19,8 +19,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 
 ALPHA = 1e-6
 

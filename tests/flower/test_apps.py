@@ -21,7 +21,7 @@ from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Ring
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, QuantileClip, RecordPrivacy
 from fedmtl.trainer.callbacks import Callback
-from fedmtl.trainer.checkpoint import read_tensors, write_tensors
+from fedmtl.trainer.folder import read_tensors, write_tensors
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
 from tests.algorithms.test_client_half import ALGORITHMS, LINEAR, PRIVACY, _Client

@@ -11,9 +11,10 @@ from torch.func import functional_call
 
 from fedmtl.algorithms import PMTL, FedAvg
 from fedmtl.data import DataSpec, FederatedDataset
-from fedmtl.local import Execution, Layout, LocalOptimizer, LocalSGD, StackedModule, set_trainable
+from fedmtl.local import Execution, Layout, LocalOptimizer, LocalSGD, StackedModule
 from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork, Toom
 from fedmtl.local.losses import LOSSES
+from fedmtl.local.module import set_trainable
 from fedmtl.local.products import output_gradient
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation

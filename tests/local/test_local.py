@@ -61,7 +61,7 @@ def plain_loop(data, module, layout, solver, start, anchor, lam, client):
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     for batch in plan_batches(data, solver, torch.tensor([client]), seed=0, round=ROUND).batches():
-        index = batch.index[0] if batch.mask is None else batch.index[0][batch.mask[0]]
+        index = batch.index[0][batch.weight[0] > 0]
         flat = torch.cat([p.reshape(-1) for p in model.parameters()])
         loss = F.cross_entropy(model(data.train.x[index]), data.train.y[index])
         loss = loss + 0.5 * lam * (flat - anchor).square().sum()

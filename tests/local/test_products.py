@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmtl.local import Layout, StackedModule, set_trainable
+from fedmtl.local import Layout, StackedModule
 from fedmtl.local.losses import LOSSES, Pull, example_losses, softmax_divergence
+from fedmtl.local.module import set_trainable
 from fedmtl.local.products import Perceptron, output_gradient
 
 K, B, SHAPE = 5, 6, (2, 3)

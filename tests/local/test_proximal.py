@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 from fedmtl.errors import ConfigError
-from fedmtl.local.proximal import PENALTIES, _by_gram, _by_svd, coarseness, prox_nuclear
+from fedmtl.local.proximal import PENALTIES, _by_gram, _by_svd, coarseness, prox_nuclear, threshold_of
 
 NORMS = ("nuclear", "rows", "columns", "l1")
 
@@ -146,7 +146,8 @@ def test_known_singular_values_are_shrunk(prox):
         values = [9.0, 9.0, 4.0, 2.0 + 1e-9, 2.0, 1.5, 0.2]  # a tie, one at the threshold, rank below the side
         x, u, v = spectrum(d, width, values)
         expected = (u * torch.tensor([7.0, 7.0, 2.0, 1e-9, 0.0, 0.0, 0.0], dtype=torch.float64)) @ v.mT
-        torch.testing.assert_close(prox(x, 2.0), expected, rtol=0, atol=1e-12)
+        threshold = 2.0 if prox is prox_nuclear else threshold_of(2.0, x)
+        torch.testing.assert_close(prox(x, threshold), expected, rtol=0, atol=1e-12)
 
 
 def test_the_product_is_within_its_stated_error():
@@ -160,7 +161,7 @@ def test_the_product_is_within_its_stated_error():
                 exact = (u * (values - t).clamp_min(0)) @ v.mT
                 norm = torch.linalg.matrix_norm(x)
                 bound = coarseness(x.shape, x.dtype) * float(norm) ** 2 / (2 * t) + 1e-14
-                assert float(torch.linalg.matrix_norm(_by_gram(x, t) - exact)) <= bound
+                assert float(torch.linalg.matrix_norm(_by_gram(x, threshold_of(t, x)) - exact)) <= bound
                 assert float(torch.linalg.matrix_norm(prox_nuclear(x, t) - exact)) <= 1e-9 * float(norm)
 
 
@@ -173,7 +174,7 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
     torch.testing.assert_close(out[0], expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(out[1], 0.9 * u[:, :1] @ v[:, :1].mT, rtol=0, atol=1e-13)
     torch.testing.assert_close(out[2], x[2], rtol=0, atol=1e-8)
-    coarse = _by_gram(x[0], 1e-8)
+    coarse = _by_gram(x[0], threshold_of(1e-8, x[0]))
     assert float((coarse - expected).abs().max()) > 1e-12  # which is why
 
 
@@ -188,8 +189,8 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
         (torch.zeros(3, 3), -1.0, "threshold is -1.0"),
         (torch.zeros(3, 3), math.nan, "threshold is nan"),
         (torch.zeros(3, 3), math.inf, "threshold is inf"),
-        (torch.zeros(2, 3, 3), torch.tensor([1.0, -1.0]), "negative or not finite"),
-        (torch.zeros(2, 3, 3), torch.tensor([1.0, math.nan]), "negative or not finite"),
+        (torch.zeros(2, 3, 3), torch.tensor([1.0, -1.0]), "must be finite"),
+        (torch.zeros(2, 3, 3), torch.tensor([1.0, math.nan]), "must be finite"),
         (torch.zeros(2, 3, 3), torch.tensor([1.0, 1.0, 1.0]), r"threshold has shape \(3,\)"),
         (torch.zeros(3, 3), torch.tensor([1.0]), r"threshold has shape \(1,\)"),
     ],

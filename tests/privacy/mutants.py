@@ -47,7 +47,7 @@ from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import Layout, LocalSGD
-from fedmtl.local.optimizers import rows_of
+from fedmtl.local.solver import rows_of
 from fedmtl.privacy import (
     Activations,
     ClientPrivacy,

@@ -14,7 +14,7 @@ from fedmtl.privacy import ClientPrivacy, SeededSource
 from fedmtl.privacy.audit import Finding
 from fedmtl.random import derive_key
 from fedmtl.search.search import SearchResult, _Search
-from fedmtl.trainer.checkpoint import write_json
+from fedmtl.trainer.folder import write_json
 from fedmtl.trainer.result import Result
 from tests.helpers import ragged_classification
 

@@ -30,8 +30,8 @@ from fedmtl.privacy.audit import Finding
 from fedmtl.privacy.audit.findings import exact, skipped, too_large
 from fedmtl.search.plan import SearchPlan
 from fedmtl.search.search import PrivateSearch, _Search
+from fedmtl.trainer.engine import Source
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.sources import Source
 from fedmtl.trainer.trainer import Trainer
 
 _ROUNDS, _SCORES, _LEVEL = 2, 20, 1e-8

@@ -27,8 +27,8 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.schedules import RandomLatency
+from fedmtl.trainer.engine import bind_schedule
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import bind_schedule
 from tests import small
 
 from ..small import Ended, Ends, check_resumed

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import fedmtl._files as files_module
 from fedmtl._files import write_bytes
 from fedmtl.errors import ResumeError
-from fedmtl.trainer.checkpoint import Checkpoint, write_json, write_tensors
+from fedmtl.trainer.folder import Checkpoint, write_json, write_tensors
 
 from .half import Half
 

@@ -10,8 +10,7 @@ from fedmtl import ClientPrivacy
 from fedmtl.errors import ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer import Callback
-from fedmtl.trainer.checkpoint import Checkpoint
-from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.folder import Checkpoint, RunFolder
 
 from .ledgers import charges
 from .settings import DELTA, NOISE, trainer

@@ -14,7 +14,7 @@ from fedmtl import PMTL, ClientPrivacy, Finetune, LocalSGD, PoissonSampling, Res
 from fedmtl.cli.config import compose, resolve, settings
 from fedmtl.cli.inspect import verify
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.evaluation import Panel
+from fedmtl.trainer.evaluation import evaluated_clients
 from tests import small
 from tests.helpers import ragged_classification
 
@@ -78,7 +78,7 @@ def test_the_mean_of_all_samples_is_that_of_all_clients_and_their_spread_the_sta
         privacy=None, rounds=1,
     ).problem()  # fmt: skip
     values = np.random.default_rng(0).normal(size=30)
-    drawn = [Panel.draw(replace(problem, seed=seed), 7).clients.numpy() for seed in range(500)]
+    drawn = [evaluated_clients(replace(problem, seed=seed), 7)[0].numpy() for seed in range(500)]
     problem.executor.close()
     tested = np.delete(np.arange(30), [4, 9])
     means = np.array([values[clients].mean() for clients in drawn])

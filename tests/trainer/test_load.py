@@ -39,7 +39,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, nn.Module):
         return repr(a) == repr(b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, Result):
         return not differences(a, b)
     if hasattr(a, "__dataclass_fields__") and any(isinstance(value, Tensor) for value in vars(a).values()):

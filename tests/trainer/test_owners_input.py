@@ -10,8 +10,8 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.schedules import TraceLatency
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 from tests import small
 
 from .ledgers import participations

@@ -30,7 +30,7 @@ def test_it_waits_for_patience_evaluations_without_a_larger_distance():
 
 def test_the_decision_is_a_function_of_the_releases(tmp_path):
     """Other data, the same releases: the same distances, so the same decision; accuracies differ."""
-    import fedmtl.trainer.sources as sources
+    import fedmtl.trainer.engine as engine
 
     recordings: list = []
 
@@ -43,7 +43,7 @@ def test_the_decision_is_a_function_of_the_releases(tmp_path):
             return channel
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "open_channel", opened)
+            patch.setattr(engine, "open_channel", opened)
             settings = {} if data is None else {"data": data}
             return trainer(early_stopping=EarlyStopping(patience=5), **settings).fit()
 

@@ -50,10 +50,10 @@ REFUSED = """
 os.system pathlib.Path.touch pathlib.Path builtins.exec eval functools.partial hydra.utils.get_method
 my_method.Mine fedmtl.cli.main.os.system fedmtl.cli.main.main fedmtl.cli.main fedmtl.trainer.folder.Path
 fedmtl.trainer.folder.Path.touch fedmtl.trainer.callbacks.Path fedmtl.import_module fedmtl.Result.load
-fedmtl.Trainer fedmtl.personalize fedmtl.report.report fedmtl.trainer.checkpoint.write_json
+fedmtl.Trainer fedmtl.personalize fedmtl.report.report fedmtl.trainer.folder.write_json
 fedmtl._files.write_bytes fedmtl.trainer.callbacks.write_bytes fedmtl.privacy.Ledger
 fedmtl.privacy.open_channel fedmtl.algorithms.ClientStore fedmtl.local.Executor fedmtl.data.LOADERS
-fedmtl.data.reader fedmtl.models.factory.wraps fedmtl.__main__.main fedmtl.FedAvg.__init__
+fedmtl.data.reader fedmtl.models.networks.wraps fedmtl.__main__.main fedmtl.FedAvg.__init__
 fedmtl.algorithms.FedAvg.client torch.load torch.hub.load torch.utils.cpp_extension.load
 torch.nn.modules.module.torch.load torch.nn.functional.torch.load torch.nn.parallel.DistributedDataParallel
 torch.nn.DataParallel torch.nn.Module.apply torch.nn.Parameter torch.nn.init torch.jit.load
@@ -103,8 +103,8 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
     with pytest.raises(ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.local"):
         Result.load(tmp_path / "run")
-    path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"factory": "factory.wraps"}}}))
-    with pytest.raises(ConfigError, match=r"'fedmtl.models.factory.wraps', which a file may not name"):
+    path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"factory": "networks.wraps"}}}))
+    with pytest.raises(ConfigError, match=r"'fedmtl.models.networks.wraps', which a file may not name"):
         Result.load(tmp_path / "run")
     assert not (own / "imported").exists()
 
@@ -127,6 +127,6 @@ def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
     again = Result.load(tmp_path / "run", trust=["my_method"])
     assert (own / "imported").exists()
     assert again.terms is not None
-    assert repr(again.terms.finetune) == repr(mine)
+    assert repr(again.terms["finetune"]) == repr(mine)
     with pytest.raises(ConfigError, match=r"trust is 'my_method'; give a list"):
         Result.load(tmp_path / "run", trust="my_method")

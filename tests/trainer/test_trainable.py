@@ -38,7 +38,8 @@ from fedmtl import (
 )
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError, ResumeError
-from fedmtl.local import Layout, StackedModule, set_trainable
+from fedmtl.local import Layout, StackedModule
+from fedmtl.local.module import set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.suite import setup_of
@@ -340,7 +341,9 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
     read = Result.load(tmp_path, low).shared_model()
     for name, value in result.shared_model().state_dict().items():
         assert torch.equal(read.state_dict()[name], value)
-    assert torch.equal(personalize(read, new, finetune=Finetune(local=result.terms.local)).personal, found.personal)
+    assert torch.equal(
+        personalize(read, new, finetune=Finetune(local=result.terms["finetune"])).personal, found.personal
+    )
 
 
 # Files

@@ -17,8 +17,8 @@ from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]

@@ -17,8 +17,8 @@ from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.schedules import AsynchronousSchedule
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_run
 
 Kind = Literal["classification", "regression"]
 TASKS, FEATURES, FIRST = 20, 28, 5

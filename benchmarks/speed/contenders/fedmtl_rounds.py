@@ -84,7 +84,7 @@ class Run:
         for step, cohort in enumerate(cohorts):
             for client in cohort:
                 plan = plan_batches(data, self.algorithm.local, client[None], seed=settings["seed"], round=step)
-                orders.append(torch.cat([batch.index[0][batch.mask[0]] for batch in plan.batches()]))
+                orders.append(torch.cat([batch.index[0][batch.weight[0] > 0] for batch in plan.batches()]))
         ends = torch.tensor([len(cohort) for cohort in cohorts]).cumsum(0).tolist()
         by_round = [torch.cat(orders[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
         release = channel.releases["update"]

@@ -24,9 +24,8 @@ from ...privacy.audit.play import coordinates
 from ...privacy.channel import Recording
 from ...privacy.release import Form
 from ...random import derive_key
-from ..checkpoint import read_tensors
-from ..folder import MANIFEST, RunFolder
-from ..sources import Source
+from ..engine import Source
+from ..folder import MANIFEST, RunFolder, read_tensors
 from ..trainer import Trainer
 from .others import replaced_data
 from .rerun import Releases

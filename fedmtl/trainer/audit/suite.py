@@ -20,7 +20,7 @@ from ...privacy import Activations, BoundSampler
 from ...privacy.audit import Clocks, Effort, Finding, Setup, audit_channel
 from ...privacy.audit.findings import skipped
 from ...schedules import BoundSchedule
-from ..sources import releases_of, windows
+from ..engine import releases_of, windows
 from ..trainer import Trainer
 from .independence import ROUNDS, independence, public_shape, transcript
 from .local_steps import drawn_records

@@ -1,0 +1,202 @@
+"""Models before the data are read, linear models and perceptrons of features of any shape, and models of tokens."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._check import Count, check_arguments
+from ..data.examples import DataSpec
+from ..errors import ConfigError, ModelError
+
+ModelFactory = Callable[[DataSpec], nn.Module]
+"""From the shape of the data to a module, so that a model can be named before the data are read."""
+
+Model = TypeVar("Model", nn.Module, ModelFactory)
+"""A module, or a factory of modules."""
+
+Settings = ParamSpec("Settings")
+
+
+@dataclass(frozen=True)
+class NamedFactory:
+    """A factory that a run folder can describe.
+
+    Args:
+        build: the factory.
+        maker: name of the function of :mod:`fedmtl.models` that made it.
+        arguments: that it was called with.
+    """
+
+    build: ModelFactory
+    maker: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, spec: DataSpec) -> nn.Module:
+        return self.build(spec)
+
+    def description(self) -> dict[str, Any] | None:
+        """Return the maker under ``"factory"`` and its arguments, JSON-ready; None where one of them is a factory or a
+        module of the caller's own."""
+        described: dict[str, Any] = {"factory": self.maker}
+        for name, value in self.arguments.items():
+            if isinstance(value, NamedFactory):
+                value = value.description()
+                if value is None:
+                    return None
+            elif callable(value):
+                return None
+            value = value.item() if isinstance(value, np.generic) else value
+            described[name] = list(value) if isinstance(value, tuple) else value
+        return described
+
+
+def factory(
+    **checks: Callable[..., None],
+) -> Callable[[Callable[Concatenate[DataSpec, Settings], nn.Module]], Callable[Settings, ModelFactory]]:
+    """Make of a function (spec, settings) -> module the function of its settings that returns a factory.
+
+    The settings are checked before the data are read: by their annotations, and by the ``checks`` of their names.
+    """
+
+    def decorate(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
+        signature = inspect.Signature(list(inspect.signature(build).parameters.values())[1:])
+
+        @wraps(build)
+        def make(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFactory:
+            arguments = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
+            for name in checks.keys() & arguments.keys():
+                checks[name](build.__name__, **{name: arguments[name]})
+            return NamedFactory(lambda spec: build(spec, *args, **kwargs), build.__name__, arguments)
+
+        make.__signature__ = signature  # type: ignore[attr-defined]
+        return check_arguments(make)
+
+    return decorate
+
+
+def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any) -> Any:
+    """Return a changed copy of a module, or the factory of the changed modules of a factory.
+
+    Args:
+        name: of the function of :mod:`fedmtl.models` that does so.
+        change: changes a module in place, and returns it.
+        model: the module, or the factory.
+        settings: of the change.
+
+    Raises:
+        ConfigError: ``model`` is neither.
+    """
+    if isinstance(model, nn.Module):
+        return change(copy.deepcopy(model))
+    if isinstance(model, type) or not callable(model):
+        raise ConfigError(f"{name}.model is {model!r}; give a module, or a factory such as models.mlp().")
+    return NamedFactory(lambda spec: change(model(spec)), name, {"model": model, **settings})
+
+
+@factory()
+def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
+    """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
+    return _linear(spec, spec.outputs, bias)
+
+
+@factory()
+def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
+    """A linear map to one real number for each target, from zero weights."""
+    return _linear(spec, math.prod(spec.targets), bias)
+
+
+@factory()
+def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
+    """Logistic regression from zero weights: one logit for two classes, or one for each label of an example.
+
+    With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes are for
+    :func:`softmax_regression`.
+    """
+    if spec.classes != 2:
+        raise ModelError(
+            f"logistic_regression is for 2 classes or several labels, not {spec.classes}; use softmax_regression."
+        )
+    return _linear(spec, math.prod(spec.targets), bias)
+
+
+@factory()
+def mlp(spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0) -> nn.Module:
+    """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
+    blocks: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(spec.shape)
+    for _ in range(layers):
+        blocks += [nn.Linear(width, hidden), nn.ReLU()]
+        if dropout > 0.0:
+            blocks.append(nn.Dropout(dropout))
+        width = hidden
+    return nn.Sequential(*blocks, nn.Linear(width, spec.outputs))
+
+
+def _linear(spec: DataSpec, outputs: int, bias: bool) -> nn.Module:
+    """Return a linear map of the features, from zero weights."""
+    linear = nn.Linear(math.prod(spec.shape), outputs, bias=bias)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+class MeanEmbedding(nn.Module):
+    """The mean of the embeddings of an example's tokens, without padding.
+
+    Args:
+        vocabulary: tokens are in ``0 .. vocabulary - 1``.
+        width: of an embedding.
+        padding: the token that fills up short examples, whose embedding is not used; None for none.
+
+    Shape:
+        int64 (B, tokens) -> (B, width); zero for an example of only padding.
+    """
+
+    def __init__(self, vocabulary: int, width: int, padding: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.embedding(x)
+        if self.padding is None:
+            return values.mean(1)
+        present = (x != self.padding).to(values.dtype)[..., None]
+        return torch.sum(values * present, 1) / present.sum(1).clamp(min=1.0)
+
+
+@factory()
+def mean_embedding(
+    spec: DataSpec, *, vocabulary: Count, width: Count = 64, hidden: Count | None = None, padding: int | None = 0
+) -> nn.Module:
+    """Return a classifier of sequences of tokens by the mean of their embeddings.
+
+    The data keep their features as whole numbers with ``transform=Integers()``.
+
+    Args:
+        spec: the shape of the data.
+        vocabulary: tokens are in ``0 .. vocabulary - 1``.
+        width: of an embedding.
+        hidden: rectified units between the mean and the outputs; None for none.
+        padding: the token that fills up short sequences; None for none.
+    """
+    if not spec.integer or len(spec.shape) != 1:
+        kind = "whole numbers" if spec.integer else "real numbers"
+        raise ModelError(
+            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
+            "transform=Integers(), on the command line data.integers=true."
+        )
+    layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
+    if hidden is not None:
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden or width, spec.outputs))
