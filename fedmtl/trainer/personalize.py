@@ -159,13 +159,14 @@ NOTHING_SENT = (
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:
     """Return the arguments of :func:`personalize` by which new clients make models of their own from the model of a run
-    with these settings, without a choice, or in place of ``finetune`` the local solver of a run without finetuning;
-    None where the algorithm has a loss of its own."""
-    if settings.algorithm.loss is not None:
+    with these settings, without a choice, and its local solver, which they take where the run did not finetune; None
+    where the algorithm has a loss of its own."""
+    algorithm, finetune = settings.algorithm, settings.finetune
+    if algorithm.loss is not None:
         return None
-    finetune = settings.algorithm.local if settings.finetune is None else settings.finetune.of_new_clients()
     values = {name: getattr(settings, name) for name in ("loss", "seed", "dtype")}
-    return {"finetune": finetune, "metrics": tuple(settings.metrics), **values}
+    finetune = None if finetune is None else finetune.of_new_clients()
+    return {"finetune": finetune, "local": algorithm.local, "metrics": tuple(settings.metrics), **values}
 
 
 @dataclass(frozen=True, kw_only=True)

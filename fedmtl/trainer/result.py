@@ -15,7 +15,6 @@ from .._rounding import number_text, rounded_up
 from ..algorithms.finetune import Finetune, Personalization
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
-from ..local import LocalSolver
 from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
@@ -218,8 +217,10 @@ class Result(Scored):
                 "Result.load(folder, trust=[MODULE])."
             )
         finetune = terms["finetune"] if finetune is None else finetune
-        finetune = Finetune(local=finetune) if isinstance(finetune, LocalSolver) else finetune
-        arguments = {**terms, "finetune": finetune, "device": device or str(self.personal.device)}
+        if finetune is None and terms["local"] is not None:
+            finetune = Finetune(local=terms["local"])
+        arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
+        arguments |= {"finetune": finetune, "device": device or str(self.personal.device)}
         return personalize(model, coded_for(as_data(data), terms["loss"]), **arguments)
 
     def to_frame(self) -> DataFrame:
@@ -339,7 +340,7 @@ class Result(Scored):
     def _remedy(self) -> str:
         """Return which settings may make a bad model better."""
         names = ["a larger privacy.epsilon"] * (0 < self.epsilon < math.inf)
-        names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms.local is not None)
+        names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
         return f"; try {' or '.join(names)}" if names else ""
 
     def _worse_than_constant(self, stage: Stage) -> str:

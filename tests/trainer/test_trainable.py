@@ -341,9 +341,7 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
     read = Result.load(tmp_path, low).shared_model()
     for name, value in result.shared_model().state_dict().items():
         assert torch.equal(read.state_dict()[name], value)
-    assert torch.equal(
-        personalize(read, new, finetune=Finetune(local=result.terms["finetune"])).personal, found.personal
-    )
+    assert torch.equal(personalize(read, new, finetune=Finetune(local=result.terms["local"])).personal, found.personal)
 
 
 # Files
