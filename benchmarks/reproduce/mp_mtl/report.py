@@ -14,7 +14,7 @@ from sweep import markdown, replace_section, write_csv
 from fedmtl.report.canvas import drawing, plain_ticks
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse",
+COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse", "auc",
            "standard_error", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
@@ -53,8 +53,6 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         nmse = [score for own in scores.values() for score in own if score.metric == "nMSE"]
         plot(here / "tradeoff.png", nmse, STYLES, note="Means over deals; STL shares nothing, MTL has no privacy.",
              unit="a task", top=1.15)  # fmt: skip
-    if "labels" in parts:
-        scores["labels"] = labels_of(parts["labels"])
     for name, own in scores.items():
         main = [score for score in own if score.metric != POOLED]
         replace_section(readme, name, table(main, main[0].setting, noiseless=True))
@@ -65,6 +63,10 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
     if grids:
         replace_section(readme, "grid", grid_table(grids))
         replace_section(readme, "variants", variants_table(grids))
+    if "labels" in parts:
+        means = averaged(parts["labels"], ("method", "epsilon"), "auc")
+        rows += [{**r, "part": "labels"} for r in means]
+        replace_section(readme, "labels", labels_table(means))
     if "allocation" in parts:
         means = averaged(parts["allocation"], ("rho", "momentum", "epsilon", "alpha", "q"))
         rows += [{**r, "part": "allocation", "method": "MP-MTL-LR"} for r in means]
@@ -114,28 +116,17 @@ def scores_of(rows: list[Row], setting: str) -> list[Score]:
     return found
 
 
-def labels_of(rows: list[Row]) -> list[Score]:
-    """The mean area under the curve of every deal of tasks with two classes."""
-    found = []
-    for r in sorted(rows, key=lambda r: list(dict.fromkeys(row["method"] for row in rows)).index(r["method"])):
-        name = NAMES.get(r["method"], r["method"])
-        epsilon = 0.0 if role_of(name) == "local" else r["epsilon"]
-        setting = f"two classes, {AS_PUBLISHED}"
-        found.append(Score(setting, "aAUC", True, role_of(name), name, epsilon, r["deal"], r["auc"]))
-    return found
-
-
 def role_of(name: str) -> Role:
     return "local" if name.startswith(ALONE) else "published" if name in SHARED else "baseline"
 
 
-def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
+def averaged(rows: list[Row], keys: tuple[str, ...], value: str = "nmse") -> list[Row]:
     """Means over deals of rows that agree in ``keys``."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for r in rows:
-        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r["nmse"])
+        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r[value])
     return [
-        {**dict(zip(keys, key, strict=True)), "nmse": mean(values), "standard_error": error_of(values),
+        {**dict(zip(keys, key, strict=True)), value: mean(values), "standard_error": error_of(values),
          "deals": len(values)}
         for key, values in groups.items()
     ]  # fmt: skip
@@ -222,6 +213,16 @@ def allocation_table(rows: list[Row]) -> str:
                               text(flat["nmse"]), text(flat["standard_error"])])  # fmt: skip
     titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "± se:"]
     return markdown(titles, lines)
+
+
+def labels_table(rows: list[Row]) -> str:
+    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if "MP-MTL" in r["method"]))
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = {r["epsilon"]: r for r in rows if r["method"] == method}
+        cells = [f"{text(own[e]['auc'])} ± {text(own[e]['standard_error'])}" if e in own else "" for e in epsilons]
+        lines.append([NAMES.get(method, method), *cells])
+    return markdown(["aAUC", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)], lines)
 
 
 def noise_table(rows: list[Row]) -> str:
