@@ -172,9 +172,9 @@ def tasks() -> Workload:
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)
     rows, targets = [r.numpy() for r in algorithm.data(problem).x], [t.numpy() for t in records.y]
-    a2, threshold = algorithm.steps(problem)
+    a2 = algorithm.step_size(problem)
 
-    run = pp_dmtl(rows, targets, a2=a2, threshold=threshold, clip=1.0)
+    run = pp_dmtl(rows, targets, a2=a2, threshold=a2 * algorithm.lam, clip=1.0)
 
     def objective(shared: Tensor) -> Tensor:
         state = algorithm.init(problem, len(shared))

@@ -50,6 +50,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.cap": "an owner answers schedule.per_client times at most",
     "algorithm.edge": "a value counts that is 5% beyond the spectrum of the noise",
     "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",
+    "algorithm.threshold": "that of pp_dmtl is algorithm.a2 times algorithm.lam",
     "algorithm.share": "one release of a mean direction is algorithm=private_prior, of linear models",
     "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
 }

@@ -127,7 +127,7 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
     """One replicate, one event at a time: P, S, Q, returned columns as (d, T). ``kept``: the subsample of each event,
     a mask over the records of the task, the mean of whose gradients is over ``batch_rate`` times all."""
     d, loss = data[0][0].shape[1], algorithm.loss
-    threshold = a2 * algorithm.lam if algorithm.threshold is None else algorithm.threshold
+    threshold = a2 * algorithm.lam
     p, s, own, returned = (np.zeros((d, len(data))) for _ in range(4))
     if start is not None:
         own = start.copy()
@@ -197,9 +197,7 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
 )
 def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
-    algorithm = PublishedPPDMTL(
-        row_norm=1.0, loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, **options
-    )
+    algorithm = PublishedPPDMTL(row_norm=1.0, loss=loss, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, **options)
     state, _ = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
     data, start = arrays(problem), None
@@ -218,7 +216,7 @@ def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
 @pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
 def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMTL]) -> None:
     problem, clients = tasks(), schedule(2, 30, 5)
-    algorithm = kind(row_norm=1.0, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4)
+    algorithm = kind(row_norm=1.0, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4)
     state, channel = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
     data, sizes = arrays(problem), []

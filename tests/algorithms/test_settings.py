@@ -56,7 +56,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
-        "loss": "squared", "lam": 0.3, "threshold": 0.1, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
+        "loss": "squared", "lam": 0.3, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
         "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "refine": False, "refine_tau": 0.1,
         "refine_across": 0.1, "batch_rate": 0.5,
     },

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from directions import FILE, HERE, PROBLEMS, Refinements, chosen, private, tuned_alone, write_tables
-from run import A1, A2, CLIP, DELTA, SLOWEST, TAU, THRESHOLD, TRIALS
+from run import A1, A2, CLIP, DELTA, LAM, SLOWEST, TAU, TRIALS
 from scores import Score, renew_scores
 from sweep import markdown, replace_section
 from tasks import TASKS, alone, personal, run, tasks
@@ -54,7 +54,7 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
     for the clip of 4 of run.py, since it is 2 (C_3 + 1) there."""
     own, lines, most = tasks("regression", 0), [], CLIP["regression"] / 2 - 1
     algorithm = PublishedPPDMTL(
-        row_norm=1.0, loss="squared", a1=A1, a2=A2, threshold=THRESHOLD, tau=TAU["regression"],
+        row_norm=1.0, loss="squared", a1=A1, a2=A2, lam=LAM, tau=TAU["regression"],
         start="single_task", delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
     schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)

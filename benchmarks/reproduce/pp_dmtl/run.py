@@ -36,8 +36,7 @@ from fedmtl.algorithms.pp_dmtl.step_size import largest_delay  # noqa: E402
 from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 
 Row = dict[str, Any]
-A1, A2, THRESHOLD, SLOWEST = 0.1, 0.1, 1.5e-3, 0.015
-LAM = THRESHOLD / A2
+A1, A2, LAM, SLOWEST = 0.1, 0.1, 0.015, 0.015  # the proximal threshold is A2 LAM = 1.5e-3
 TAU: dict[Kind, float] = {"classification": 1e-3, "regression": 1e-5}
 CLIP: dict[Kind, float] = {"classification": 1.0, "regression": 4.0}
 PUBLISHED_EPSILONS = (math.inf, 10.0, 3.0, 1.0, 0.3)
@@ -76,7 +75,7 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     own, tau = tasks(kind, 0), TAU[kind]
     algorithm = PublishedPPDMTL(
             row_norm=1.0,
-        loss=own.loss.name, a1=A1, a2=A2, threshold=THRESHOLD, tau=tau, start="single_task",
+        loss=own.loss.name, a1=A1, a2=A2, lam=LAM, tau=tau, start="single_task",
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
     # of all tasks together: where each stops at its own last answer, its column moves on by that one until the end

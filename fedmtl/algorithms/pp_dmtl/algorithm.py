@@ -55,8 +55,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
 
     Args:
         loss: ``"logistic"``, or ``"squared"``: (y - w.x)^2, without 1/2.
-        lam: lambda, the strength of r(P). The server's proximal threshold is ``a2 lam``.
-        threshold: that threshold itself (the paper's mu), in place of ``lam``.
+        lam: lambda, the strength of r(P). The server's proximal threshold, the paper's mu, is ``a2 lam``.
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
         a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that; ``"auto"`` the best one in a
@@ -112,7 +111,6 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
 
     loss: Literal["logistic", "squared"] = "logistic"
     lam: NonNegative = 0.015
-    threshold: NonNegative | None = None
     tau: NonNegative = 1e-3
     a1: NonNegative = 0.0
     a2: Positive | Literal["auto"] | None = None
@@ -148,7 +146,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
-        self.steps(problem)
+        self.step_size(problem)
         shape = (replicates, problem.clients, problem.dimension)
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
         return State(public, problem.client_store({}))
@@ -161,7 +159,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Take the noised gradients G_t of the tasks that act."""
-        a2, threshold = self.steps(problem)
+        a2 = self.step_size(problem)
         shared, stale, prox = public["shared"], public["stale"], SHARED_PENALTIES[self.penalty].prox
         all_stale, all_shared, returned = (client_rows(public[name]) for name in ("stale", "shared", "returned"))
         own = client_rows(public["own"]) if self.a1 > 0 and "own" in public else None
@@ -172,7 +170,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
                 before, taken = torch.from_numpy(own[at]), torch.from_numpy(gradient)
                 own[at] = own_step(before, taken, self.a1, self.tau, self.own_penalty).numpy()
             all_stale[at] = gradient  # line 14: column t of S
-            shared[runs] = prox(shared[runs] - a2 * stale[runs], threshold)  # line 15: P
+            shared[runs] = prox(shared[runs] - a2 * stale[runs], a2 * self.lam)  # line 15: P
             returned[at] = all_shared.take(at, 0)  # line 16: p_t goes back
 
         return serve
@@ -181,8 +179,8 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         """Return L, ``smoothness`` or that of the domain."""
         return self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
 
-    def steps(self, problem: Problem) -> tuple[float, float]:
-        """Return a2 and the proximal threshold.
+    def step_size(self, problem: Problem) -> float:
+        """Return a2.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
@@ -205,7 +203,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
                 f"PPDMTL.a1 is {self.a1:g}; with L = {smooth:g} it must be at most 1 / (L + tau) = "
                 f"{1 / (smooth + self.tau):.4g}."
             )
-        return a2, a2 * self.lam if self.threshold is None else self.threshold
+        return a2
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has."""
@@ -276,8 +274,7 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         """Return the objective of equation (2) on the training records, (R,) float64, not private."""
         data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
-        a2, threshold = self.steps(problem)
-        total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
+        total = self.lam * SHARED_PENALTIES[self.penalty].value(shared)
         total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
         for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
             total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)

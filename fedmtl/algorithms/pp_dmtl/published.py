@@ -73,7 +73,7 @@ class PublishedPPDMTL(PPDMTL):
         data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
         gradients, serve = self.gradients(problem), self.serve(problem, public)
         for tasks in block.client.T:
-            points = self._query_noise(problem, public["acted"], tasks, channel)  # z1
+            points = self._query_noise(problem, public["acted"], tasks, channel)  # line 11: z1
             for task in tasks[tasks >= 0].unique().tolist():
                 runs, x, y = torch.nonzero(tasks == task)[:, 0], data.x[task], data.y[task]
                 row = state.private.gather("own", torch.tensor([task]))
@@ -82,11 +82,11 @@ class PublishedPPDMTL(PPDMTL):
                 taking = 1.0 if drawn is None else torch.from_numpy(drawn)
                 gradient = (self.linear_loss.scale(p + q, x, y) * taking) @ x / (self.batch_rate * len(x))  # line 9
                 row[0, runs] = own_step(q, gradient, self.a1, self.tau, self.own_penalty)  # line 10
-                points[runs] += p + row[0, runs]  # line 11
+                points[runs] += p + row[0, runs]
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
             answers = [gradients(task, points.numpy()[runs]) for task, runs in channel.acting]
-            released = channel.release(answers)  # 12 and 13
+            released = channel.release(answers)  # lines 12 and 13
             at = (torch.arange(len(tasks)) * problem.clients + tasks).numpy()
             of = slice(None), tasks.numpy(), at, points.numpy(), released, tasks.numpy() >= 0, lambda: none
             serve(Answers(*of).acting())
