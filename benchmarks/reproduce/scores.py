@@ -21,7 +21,7 @@ from sweep import markdown
 from fedmtl.report.canvas import drawing, legend_above
 
 AS_PUBLISHED = "as published"
-"""How the titles of settings end where the settings of the methods are those of a paper, or fixed, and not tuned."""
+"""How the titles of settings end that reproduce the figures of a paper, for its own methods."""
 Role = Literal["local", "fedavg", "public", "baseline", "published", "new"]
 
 
@@ -43,6 +43,7 @@ class Score:
         better, equal, worse: shares of the clients that are better, equally and worse off than with training alone.
         worst_tenth: mean score over the tenth of the clients that score worst.
         chosen: the setting that was chosen, in words.
+        half: where ``score`` is the mean of seeds that were not stored, half of its 95% interval.
     """
 
     setting: str
@@ -58,6 +59,7 @@ class Score:
     worse: float = math.nan
     worst_tenth: float = math.nan
     chosen: str = ""
+    half: float = math.nan
 
 
 def interval(values: Iterable[float]) -> tuple[float, float]:
@@ -67,6 +69,11 @@ def interval(values: Iterable[float]) -> tuple[float, float]:
         return values[0], math.nan
     half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return mean(values), half
+
+
+def summary(own: Sequence[Score]) -> tuple[float, float]:
+    """Return the mean of scores and half its 95% interval, those that are stored where the seeds are not."""
+    return (own[0].score, own[0].half) if len(own) == 1 else interval(score.score for score in own)
 
 
 def by_client(own: Mapping[str, float], local: Mapping[str, float], *, larger: bool) -> dict[str, float]:
@@ -116,9 +123,8 @@ def read_scores(path: Path) -> list[Score]:
 
 
 def _score(row: dict[str, str]) -> Score:
-    numbers = {
-        name: float(row[name] or "nan") for name in ("epsilon", "score", "better", "equal", "worse", "worst_tenth")
-    }
+    names = ("epsilon", "score", "better", "equal", "worse", "worst_tenth", "half")
+    numbers = {name: float(row.get(name) or "nan") for name in names}
     return Score(
         setting=row["setting"], metric=row["metric"], larger=row["larger"] == "1", role=row["role"],  # type: ignore[arg-type]
         method=row["method"], seed=int(row["seed"]), chosen=row["chosen"], **numbers,
@@ -210,7 +216,7 @@ def table(
     }
 
     def cell(found: Sequence[Score], epsilon: float) -> str:
-        (value, half), method = interval(score.score for score in found), found[0].method
+        (value, half), method = summary(found), found[0].method
         shown = write(value) + ("" if math.isnan(half) else f" ± {write(half)}")
         shown = f"**{shown}**" if sign * value == highest[epsilon] else shown
         if method == local or len(found) < 2:
@@ -219,6 +225,31 @@ def table(
         return f"{shown} {''.join(marks)}".strip()
 
     return by_epsilon(own, cell, noiseless=noiseless)
+
+
+def listing(scores: Sequence[Score], *, digits: int = 3) -> str:
+    """Return a table with a line a setting, method and epsilon: the mean with half its 95% interval, how much better
+    than training alone it is in paired differences, and what was chosen.
+
+    Args:
+        scores: of one metric.
+        digits: after the point.
+    """
+    groups: dict[tuple[str, str, float], list[Score]] = {}
+    for score in scores:
+        groups.setdefault((score.setting, score.method, score.epsilon), []).append(score)
+    lines = []
+    for (setting, method, epsilon), own in groups.items():
+        local = [score for score in scores if score.setting == setting and score.role == "local"]
+        (value, half), sign, gain = summary(own), 1 if own[0].larger else -1, ""
+        if local and own[0].role != "local" and len(own) > 1:
+            less, gap = difference(own, [score for score in local if score.method == local[0].method])
+            gain = f"{sign * less:+.{digits}f} ± {gap:.{digits}f} {mark(own, local)}".strip()
+        budget = "" if epsilon == 0 else "no noise" if epsilon == math.inf else f"{epsilon:g}"
+        title = setting.removesuffix(f", {AS_PUBLISHED}")
+        lines.append([title, method, budget, f"{value:.{digits}f} ± {half:.{digits}f}", gain, own[0].chosen])
+    metric = scores[0].metric
+    return markdown(["setting", "method", "epsilon:", f"{metric}:", "better than alone by:", "chosen"], lines)
 
 
 def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: float = 1.0, **style: Any) -> None:
@@ -235,7 +266,7 @@ def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: fl
     if own and not epsilons:
         axes.axhline(scale * mean(score.score for score in own), **{k: v for k, v in style.items() if k != "marker"})
     elif own:
-        points = [interval(score.score for score in own if score.epsilon == epsilon) for epsilon in epsilons]
+        points = [summary([score for score in own if score.epsilon == epsilon]) for epsilon in epsilons]
         means, halves = zip(*points, strict=True)
         y, bars = ([scale * value for value in values] for values in (means, halves))
         axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
@@ -270,7 +301,7 @@ def plot(
             for method, style in styles.items():
                 plot_line(axes, [s for s in own if s.method == method], label=method, **style)
             epsilon_axis(axes, epsilons_of(own))
-            axes.set(xlabel=f"epsilon of {unit}", title=setting)
+            axes.set(xlabel=f"epsilon of {unit}", title=setting.removesuffix(f", {AS_PUBLISHED}"))
             axes.set_ylim(bottom, top)
         figure.axes[0].set_ylabel(scores[0].metric)
         legend_above(figure)

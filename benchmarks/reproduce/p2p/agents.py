@@ -186,8 +186,7 @@ def dimensions(tuned: list[Row]) -> list[Row]:
                     value = private(p, seed, tried, wakeups, clip, (epsilon,), paper)[0]
                     add("paper" if paper else "sound", epsilon, value)
         for (name, epsilon), values in found.items():
-            mean, error = mean_and_error(values)
-            row: Row = {"p": p, "method": name, "epsilon": epsilon, "accuracy": mean, "error": error, "mu": mu}
+            row: Row = {"p": p, "method": name, "epsilon": epsilon, "values": values, "mu": mu}
             if name in ("sound", "paper"):
                 row["mu"], row["wakeups"], row["clip"] = chosen[name == "paper"][epsilon]
                 row["honest"] = honest(p, epsilon, row["wakeups"]) if name == "paper" else epsilon

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from peers import Array, Row, budgets, mean_and_error, objective_of, owners, refined, rmse, seeded, simulate
+from peers import Array, Row, budgets, objective_of, owners, refined, rmse, seeded, simulate
 
 from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from fedmtl import PeerToPeer
@@ -51,11 +51,7 @@ class Table:
     def rows(self) -> list[Row]:
         found = []
         for (method, epsilon), values in self.values.items():
-            mean, error = mean_and_error(values)
-            about = self.about[method, epsilon]
-            found.append(
-                {"method": method, "epsilon": epsilon, "rmse": mean, "error": error, "runs": len(values), **about}
-            )
+            found.append({"method": method, "epsilon": epsilon, "values": values, **self.about[method, epsilon]})
         return found
 
 

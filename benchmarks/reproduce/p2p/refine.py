@@ -2,15 +2,15 @@
 
 The step, argmin_v sum_j l(v; x_j, y_j) + a ||v - theta_i||^2, is that of ``PeerToPeer(refine=a)``: nobody receives its
 result, so it costs no privacy. From theta_i = 0 it is a local model with one ridge for all, to which a refined model
-falls back. Both are tuned by the same grid on the validation problems. Plans of the runs are those of table.csv. Writes
-refined.csv and the table of README.md beside this file.
+falls back. Both are tuned by the same grid on the validation problems. Plans of the runs are those of scores.csv.
+Writes refined.csv and the table of README.md beside this file.
 
     python benchmarks/reproduce/p2p/refine.py
 """
 
 from __future__ import annotations
 
-import csv
+import re
 import sys
 from pathlib import Path
 
@@ -22,6 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from agents import DELTA, SEEDS, VALIDATION, agents, peers  # noqa: E402
 from peers import Array, Row, accuracy, budgets, mean_and_error, refined, simulate  # noqa: E402
+from scores import read_scores  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
 PULLS = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
@@ -31,14 +32,14 @@ COLUMNS = ("p", "epsilon", "mu", "wakeups", "clip", "sent", "refined", "refine",
 
 
 def plans() -> list[Row]:
-    """The settings of the Gaussian runs of table.csv, as chosen on validation problems without the last step."""
-    with open(HERE / "table.csv", newline="", encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if r["part"] == "dimensions" and r["method"] == "sound"]
-    return [
-        {"p": int(r["p"]), "epsilon": float(r["epsilon"]), "mu": float(r["mu"]), "wakeups": int(r["wakeups"]),
-         "clip": float(r["clip"])}
-        for r in rows if float(r["epsilon"]) in EPSILONS
-    ]  # fmt: skip
+    """The settings of the Gaussian runs of run.py, as chosen on validation problems without the last step."""
+    found = []
+    for score in read_scores(HERE / "scores.csv"):
+        if score.method == "Gaussian, valid norm" and score.epsilon in EPSILONS and score.seed == 0:
+            p, mu, wakeups, clip = re.findall(r"[\d.]+", f"{score.setting} {score.chosen}")
+            plan = {"p": int(p), "epsilon": score.epsilon, "mu": float(mu), "wakeups": int(wakeups)}
+            found.append({**plan, "clip": float(clip)})
+    return found
 
 
 def final_models(plan: Row, seed: int) -> Array:

@@ -8,24 +8,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from films import EPSILONS, PAPER
+from films import PAPER
+from scores import AS_PUBLISHED, Role, Score, listing, plot, renew_scores, table
 from sweep import markdown, replace_section, write_csv
 
 from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "p", "mu", "epsilon", "honest", "delta", "wakeups", "clip", "mechanism", "policy",
-           "centre", "step", "vectors", "gap", "accuracy", "rmse", "error", "largest", "median", "above", "bound",
-           "ridge", "pull", "rho", "runs")  # fmt: skip
+COLUMNS = ("part", "method", "p", "mu", "epsilon", "wakeups", "clip", "policy", "centre", "step", "vectors", "gap",
+           "accuracy", "error", "largest", "median", "above", "bound", "rho", "runs")  # fmt: skip
 COLOURS = {"cd": "#0072B2", "admm": "#D55E00", "sound": "#0072B2", "paper": "#D55E00", "local dp": "#CC79A7",
            "optimum": "#009E73", "local": "#6b6f76"}  # fmt: skip
 NAMES = {"cd": "coordinate descent", "admm": "gossip ADMM"}
-TITLES = {
-    "optimum": "no privacy, exact optimum",
-    "local": "local models",
-    "local dp": "local DP on the records",
-    "sound": "Gaussian, valid norm",
-    "paper": "the paper's noise",
+AGENTS: dict[str, tuple[str, Role]] = {
+    "local": ("local models", "local"),
+    "optimum": ("no privacy, exact optimum", "baseline"),
+    "local dp": ("local DP on the records", "baseline"),
+    "sound": ("Gaussian, valid norm", "published"),
+    "paper": ("the paper's noise, epsilon as stated", "published"),
+}
+FILMS: dict[str, tuple[str, Role]] = {
+    "local, tuned": ("local models, one tuned lambda", "local"),
+    "local": ("local models, lambda 1 / m_i (the paper's)", "baseline"),
+    "local, features x 0.3": ("local models, features x 0.3", "baseline"),
+    "local, features x 0.1": ("local models, features x 0.1", "baseline"),
+    "local, pulled to 0": ("local models, refinement of 0", "baseline"),
+    "mean": ("each user's mean", "baseline"),
+    "centre": ("the centre 3.5 for everything", "baseline"),
+    "optimum": ("exact optimum", "baseline"),
+    "optimum, refined": ("exact optimum, refined", "baseline"),
+    "descent": ("100 wake-ups", "published"),
+    "gaussian": ("Gaussian, delta exp(-5)", "published"),
+    "gaussian, refined": ("Gaussian, delta exp(-5), refined", "published"),
+    "gaussian, small delta": ("Gaussian, delta 1e-5", "published"),
+    "gaussian, small delta, refined": ("Gaussian, delta 1e-5, refined", "published"),
+    "laplace": ("i.i.d. Laplace, valid L1 norm, delta exp(-5)", "published"),
+}
+STYLES = {
+    "Gaussian, delta exp(-5)": {"color": "#0072B2", "marker": "o"},
+    "Gaussian, delta exp(-5), refined": {"color": "#0072B2", "marker": "o", "linestyle": "--"},
+    "Gaussian, delta 1e-5": {"color": "#D55E00", "marker": "o"},
+    "Gaussian, delta 1e-5, refined": {"color": "#D55E00", "marker": "o", "linestyle": "--"},
+    "the paper's table": {"color": "k", "marker": "*", "linestyle": ""},
+    "local models, one tuned lambda": {"color": "#6b6f76", "linestyle": "-."},
+    "exact optimum": {"color": "#6b6f76", "linestyle": ":"},
 }
 EVENTS, VECTORS = (0, 400, 1000, 2000, 4000, 8000, 16000), (4_000, 10_000, 20_000, 40_000, 65_000, 150_000)
 
@@ -41,7 +67,9 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         plot_curves(own, parts["curves"], here / "curves.png")
         parts = parts | {"curves": own}
     if "dimensions" in parts:
-        replace_section(readme, "dimensions", dimensions_table(parts["dimensions"]))
+        scores = agent_scores(parts["dimensions"])
+        renew_scores(here / "scores.csv", scores)
+        replace_section(readme, "dimensions", listing(scores))
     if "noise" in parts:
         own = averaged(parts["noise"], ("paper", "p", "epsilon", "wakeups", "step"), ("gap", "accuracy"))
         replace_section(readme, "noise", noise_table(own))
@@ -50,17 +78,18 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         plot_private(parts["noise"], parts["dimensions"], here / "private.png")
     if "allocation" in parts:
         replace_section(readme, "allocation", allocation_table(parts["allocation"]))
-    if "paper" in parts:
-        replace_section(readme, "table1", table1(parts["paper"]))
-        replace_section(readme, "others", others_table(parts["paper"]))
-    if "sound" in parts:
-        replace_section(readme, "sound", sound_table(parts["sound"]))
     if "paper" in parts and "sound" in parts:
-        plot_films(parts["paper"], parts["sound"], here / "films.png")
+        scores = film_scores(parts["paper"], parts["sound"])
+        renew_scores(here / "scores.csv", scores)
+        settings = dict.fromkeys(score.setting for score in scores)
+        for section, setting in zip(("table1", "sound", "outside"), settings, strict=True):
+            replace_section(readme, section, table(scores, setting, digits=4, noiseless=True))
+        note = "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent."
+        plot(here / "films.png", scores, STYLES, note=note, unit="each user", bottom=0.92, top=1.2)
     if "centring" in parts:
         replace_section(readme, "centring", centring_table(parts["centring"]))
-    for name, found in parts.items():
-        rows += [{**r, "part": name} for r in found]
+    for name in ("tuning", "curves", "noise", "allocation", "centring"):
+        rows += [{**r, "part": name} for r in parts.get(name, [])]
     write_csv(here / "table.csv", rows, COLUMNS)
 
 
@@ -127,20 +156,42 @@ def curves_table(rows: list[Row], raw: list[Row]) -> str:
     return head + markdown(["after", "Q / Q* - 1, descent:", "accuracy:", "Q / Q* - 1, ADMM:", "accuracy:"], lines)
 
 
-def dimensions_table(rows: list[Row]) -> str:
-    lines = []
-    for p in dict.fromkeys(r["p"] for r in rows):
-        own = [r for r in rows if r["p"] == p]
-        local = next(r for r in own if r["method"] == "local")
-        for r in own:
-            title = TITLES[r["method"]]
-            text = with_error(r, "accuracy")
-            stated = "" if r["method"] in ("optimum", "local") else f"{r['epsilon']:g}"
-            holds = f"{r['honest']:.3g}" if "honest" in r else stated
-            settings = f"mu {r['mu']:g}, {r['wakeups']} wake-ups" if "wakeups" in r else ""
-            better = r["accuracy"] > local["accuracy"] and r["method"] != "optimum"
-            lines.append([str(p), title, stated, holds, f"**{text}**" if better else text, settings])
-    return markdown(["p:", "method", "epsilon stated:", "that holds:", "accuracy:", "chosen"], lines)
+def agent_scores(rows: list[Row]) -> list[Score]:
+    """The accuracy on every problem; what is chosen, and what epsilon the paper's noise has."""
+    found = []
+    for r in sorted(rows, key=lambda r: (r["p"], list(AGENTS).index(r["method"]))):
+        name, role = AGENTS[r["method"]]
+        words = [f"epsilon {r['honest']:.3g} holds"] if r["method"] == "paper" else []
+        words += [f"mu {r['mu']:g}, {r['wakeups']} wake-ups, clip {r['clip']:g}"] if "wakeups" in r else []
+        setting = f"p = {r['p']}, {AS_PUBLISHED}"
+        found += [
+            Score(setting, "accuracy", True, role, name, r["epsilon"], seed, value, chosen="; ".join(words))
+            for seed, value in enumerate(r["values"])
+        ]
+    return found
+
+
+def film_scores(paper: list[Row], sound: list[Row]) -> list[Score]:
+    """The test error on every split, in the three settings; and the paper's table."""
+    title = f"MovieLens, each user's mean removed, {AS_PUBLISHED}"
+    rows = [(title, r["method"], r) for r in paper]
+    for r in sound:
+        public, _, method = r["method"].partition(": ")
+        method = method.replace("gaussian", "gaussian, small delta")
+        rows.append((f"MovieLens, {public}, {AS_PUBLISHED}", method, r))
+    order = list(FILMS)
+    found = [Score(title, "RMSE", False, "published", "the paper's table", epsilon, 0, value)
+             for epsilon, value in PAPER.items() if epsilon > 0]  # fmt: skip
+    for setting in dict.fromkeys(setting for setting, _, _ in rows):
+        own = [(method, r) for other, method, r in rows if other == setting]
+        for method, r in sorted(own, key=lambda pair: order.index(pair[0])):
+            about = [f"{key} {r[key]:g}" for key in ("ridge", "pull", "clip", "wakeups") if key in r]
+            name, role = FILMS[method]
+            found += [
+                Score(setting, "RMSE", False, role, name, r["epsilon"], seed, value, chosen=", ".join(about))
+                for seed, value in enumerate(r["values"])
+            ]
+    return found
 
 
 def noise_table(rows: list[Row]) -> str:
@@ -175,60 +226,6 @@ def allocation_table(rows: list[Row]) -> str:
         for what in ("Q / Q* - 1", "accuracy")
     ]
     return markdown(["allocation", *titles], lines)
-
-
-def pick(rows: list[Row], method: str, epsilon: float) -> Row:
-    return next(r for r in rows if r["method"] == method and r["epsilon"] == epsilon)
-
-
-def table1(rows: list[Row]) -> str:
-    lines = []
-    for title, method, epsilon in (
-        ("local models", "local", 0.0),
-        ("no privacy, exact optimum", "optimum", math.inf),
-        ("no privacy, 100 wake-ups", "descent", math.inf),
-        *((f"epsilon {e:g}", "gaussian", e) for e in EPSILONS),
-    ):
-        small_delta = pick(rows, "gaussian, small delta", epsilon) if method == "gaussian" else None
-        lines.append([title, f"{PAPER[epsilon]:.4f}"[1:] if PAPER[epsilon] < 1 else f"{PAPER[epsilon]:.4f}",
-                      with_error(pick(rows, method, epsilon), "rmse", 4),
-                      "" if small_delta is None else with_error(small_delta, "rmse", 4)])  # fmt: skip
-    return markdown(["", "paper:", "here, delta = exp(-5):", "delta = 1e-5:"], lines)
-
-
-def others_table(rows: list[Row]) -> str:
-    tuned = pick(rows, "local, tuned", 0.0)
-    lines = []
-    for title, method, epsilon in (
-        ("each user's mean", "mean", 0.0),
-        ("local models, lambda 1 / m_i (the paper's)", "local", 0.0),
-        ("local models, features x 0.3", "local, features x 0.3", 0.0),
-        ("local models, features x 0.1", "local, features x 0.1", 0.0),
-        (f"local models, lambda {tuned['ridge']:g} for all", "local, tuned", 0.0),
-        ("no privacy, exact optimum, refined", "optimum, refined", math.inf),
-        *((f"Gaussian, epsilon {e:g}, delta exp(-5), refined", "gaussian, refined", e) for e in EPSILONS),
-        *((f"Gaussian, epsilon {e:g}, delta 1e-5, refined", "gaussian, small delta, refined", e) for e in EPSILONS),
-        *((f"i.i.d. Laplace, valid L1 norm, epsilon {e:g}, delta exp(-5)", "laplace", e) for e in EPSILONS),
-    ):
-        lines.append([title, with_error(pick(rows, method, epsilon), "rmse", 4)])
-    return markdown(["", "test RMSE:"], lines)
-
-
-def sound_table(rows: list[Row]) -> str:
-    lines = []
-    for title, method, epsilon in (
-        ("the centre 3.5 for everything", "centre", 0.0),
-        ("local models, lambda 1 / m_i", "local", 0.0),
-        ("local models, one tuned lambda", "local, tuned", 0.0),
-        ("local models, refinement of 0", "local, pulled to 0", 0.0),
-        ("no privacy, exact optimum", "optimum", math.inf),
-        ("no privacy, exact optimum, refined", "optimum, refined", math.inf),
-        *((f"epsilon {e:g}", "gaussian", e) for e in EPSILONS),
-        *((f"epsilon {e:g}, refined", "gaussian, refined", e) for e in EPSILONS),
-    ):
-        lines.append([title, *(with_error(pick(rows, f"{name}: {method}", epsilon), "rmse", 4)
-                               for name in ("public centre", "all public"))])  # fmt: skip
-    return markdown(["", "public centre:", "and public features, complete graph:"], lines)
 
 
 def centring_table(rows: list[Row]) -> str:
@@ -299,46 +296,8 @@ def plot_private(noise: list[Row], dimensions: list[Row], path: Path) -> None:
         # fmt: on
         for method, epsilon, label, style in lines:
             own = [r for r in dimensions if r["method"] == method and r["epsilon"] == epsilon]
-            axes.plot([r["p"] for r in own], [r["accuracy"] for r in own], style, color=COLOURS[method], linewidth=1.8,
-                      marker="o", markersize=3.5, label=label)  # fmt: skip
+            means = [np.mean(r["values"]) for r in own]
+            axes.plot([r["p"] for r in own], means, style, color=COLOURS[method], linewidth=1.8, marker="o",
+                      markersize=3.5, label=label)  # fmt: skip
         axes.set_ylim(0.25, 1)
         axes.legend(fontsize=6.5, framealpha=0.9, edgecolor="white", loc="lower left", ncols=2)
-
-
-def plot_films(paper: list[Row], sound: list[Row], path: Path) -> None:
-    """Table 1: errors by epsilon beside models that send nothing."""
-    with drawing(
-        path,
-        10.0,
-        3.9,
-        "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent.",
-    ) as figure:
-        panels = figure.subplots(1, 2, sharey=True)
-        epsilons = (0.1, 0.5, 1.0)
-        for axes, rows, title, lines, references in (
-            (panels[0], paper, "each user's mean removed",
-             (("gaussian", "delta exp(-5)", "#0072B2", "-"), ("gaussian, refined", "and refined", "#0072B2", "--"),
-              ("gaussian, small delta", "delta 1e-5", "#D55E00", "-"),
-              ("gaussian, small delta, refined", "and refined", "#D55E00", "--")),
-             (("local, tuned", 0.0, "local, lambda 3"), ("optimum", math.inf, "no privacy"))),
-            (panels[1], sound, "public centre, delta 1e-5",
-             (("public centre: gaussian", "learned features and graph", "#0072B2", "-"),
-              ("public centre: gaussian, refined", "and refined", "#0072B2", "--"),
-              ("all public: gaussian", "public features, complete graph", "#D55E00", "-"),
-              ("all public: gaussian, refined", "and refined", "#D55E00", "--")),
-             (("public centre: local, tuned", 0.0, "local, tuned lambda"),)),
-        ):  # fmt: skip
-            axes.set(xlabel="epsilon of each user", title=title)
-            axes.set_xscale("log")
-            axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-            for method, label, colour, style in lines:
-                values = [pick(rows, method, e)["rmse"] for e in epsilons]
-                axes.plot(epsilons, values, style, color=colour, marker="o", markersize=4, linewidth=1.8, label=label)
-            if rows is paper:
-                axes.plot(epsilons, [PAPER[e] for e in epsilons], "k*", markersize=8, label="the paper's table")
-            for (method, epsilon, label), style in zip(references, ("-.", ":"), strict=False):
-                value = pick(rows, method, epsilon)["rmse"]
-                axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=label)
-            axes.legend(fontsize=7.5)
-        panels[0].set_ylabel("test RMSE, mean over users")
-        panels[0].set_ylim(0.92, 1.2)
