@@ -17,7 +17,6 @@ from fedmtl.cli.main import _ending_for_all
 from fedmtl.cli.sweep import Job
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
-from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.run import check_ranks
 
 from . import ranked
@@ -27,12 +26,10 @@ SIZES = (2, 3)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread_and_no_plots() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "_plot", lambda self, result: None)
-        yield
+    yield
     torch.set_num_threads(before)
 
 
