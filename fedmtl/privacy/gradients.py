@@ -112,6 +112,15 @@ class GradientPlan:
         if (self.local_steps % self.trainings != 0).any():
             raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
 
+    def with_canaries(self, canaries: int) -> GradientPlan:
+        """Return this plan with about ``canaries`` records more, equally many of every client that has the most common
+        number of records, so that these clients have one price."""
+        numbers, clients = np.unique(self.counts, return_counts=True)
+        group = self.counts == numbers[clients == clients.max()].max()
+        counts = self.counts + group * max(1, round(canaries / group.sum()))
+        rate = 1.0 if self.batch_size is None else np.minimum(1.0, self.batch_size / np.maximum(counts, 1))
+        return replace(self, counts=counts, rate=rate)
+
     def check(self, *, clients: int | None) -> None:
         """Refuse settings that rounds, or clients that act one at a time, do not follow.
 

@@ -21,6 +21,7 @@ from .noise.grid import GridValue, client_noise, noised
 from .noise.registry import LAWS
 
 if TYPE_CHECKING:
+    from .audit.canaries import RecordCanaries
     from .rounds import Rounds
 
 
@@ -96,7 +97,9 @@ class LocalSteps:
         """Return the records of one local step, drawn anew for each client; see
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
         own = self.own_numbers(clients, step)
-        return self._draws.batch(clients, self.addresses(clients, own))
+        positions, drawn = self._draws.batch(clients, self.addresses(clients, own))
+        canaries = self._channel.record_canaries
+        return positions, drawn if canaries is None else canaries.without(clients, positions, drawn)
 
     def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
@@ -121,14 +124,24 @@ class LocalSteps:
         forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
         value = torch.stack(forced) if forced else None
         if value is None or channel.tap is not None:
-            sums = self._sums.of_chunks(chunks, clients)
+            sums, canaries = self._sums.of_chunks(chunks, clients), channel.record_canaries
             if channel.tap is not None:
                 channel.tap(round, f"{GRADIENT}/{step}", clients, sums)
+            if canaries is not None:
+                value = self._with_canaries(canaries, sums, clients, steps)
             value = self._noised(sums, clients, steps) if value is None else value
         if channel.record is not None:
             with self._lock:
                 for name, row in zip(names, value.cpu(), strict=True):
                     channel.record.append((round, name, row.clone()))
+        return value
+
+    def _with_canaries(self, canaries: RecordCanaries, sums: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return noised means as :meth:`_noised`, of records and of the canaries that were drawn and are in."""
+        rows, owners = (part.to(sums.device) for part in canaries.gradients(clients))
+        value = self._noised(sums + self._sums.of_chunks([(rows, owners)], clients), clients, steps)
+        expected = torch.from_numpy(self.plan.expected)[clients].to(sums.device)
+        canaries.observe(clients, value * expected[:, None] - sums)
         return value
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:

@@ -236,7 +236,7 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
             guesses = f"{bound['right']:,} of {bound['made']:,} guesses right"
             bounds.append(f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})")
         rows.append((one["observer"], f"{', '.join(bounds)}; {one['attack']}"))
-    count = f"{interval['canaries']:,} canary {interval['unit']}s took part, with rows at the clip norm"
+    count = f"{interval['canaries']:,} canary {interval['unit']}s took part, as long as the clip allows"
     return [*rows, ("canaries", f"{count}, each in or out by a coin")]
 
 

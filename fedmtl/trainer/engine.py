@@ -195,6 +195,7 @@ def open_run(
     every: int | None = None,
     cuts: tuple[int, ...] = (),
     replicates: int = 1,
+    canaries: int = 0,
     **options: Any,
 ) -> tuple[Any, Source]:
     """The channel and the blocks of a run.
@@ -205,6 +206,7 @@ def open_run(
         every: steps between evaluations; None for a twentieth of the run.
         cuts: blocks of activations end at multiples of these.
         replicates: number of repetitions computed as one program.
+        canaries: records that an audit adds where the unit is one record; where it is a client, the schedule has them.
         options: for :func:`~fedmtl.privacy.open_channel`.
 
     Raises:
@@ -226,9 +228,10 @@ def open_run(
     else:
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
         order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
-        channel = open_channel(
-            privacy, releases_of(algorithm, problem, bound), bound, steps=stop, order=order, **options
-        )
+        plans = releases_of(algorithm, problem, bound)
+        if canaries:
+            plans = tuple(plan.with_canaries(canaries) if isinstance(plan, GradientPlan) else plan for plan in plans)
+        channel = open_channel(privacy, plans, bound, steps=stop, order=order, **options)
     return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)
 
 

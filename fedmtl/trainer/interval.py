@@ -11,18 +11,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from .._check import Count, Fraction, check_fields
 from ..errors import ConfigError
-from ..privacy import ClientPrivacy, Price, QuantileClip, Rounds
+from ..privacy import Price, Rounds
+from ..privacy.noise.registry import LAWS
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 RELEASES, MODEL = "all releases", "final model"
 _ATTACKS = {
-    RELEASES: "likelihood ratio of each canary, the rows of all clients being known",
+    RELEASES: "likelihood ratio of each canary, all other rows or gradients being subtracted",
     MODEL: "matched filter on the change of the shared model",
 }
 NOT_COVERED = "the measured bound on epsilon and its guesses, which are counted with the noise known"
@@ -36,7 +39,8 @@ class Interval:
     their rows are clipped, added up and noised with those of the clients. Each is in or out by a fair coin that the run
     does not know, and an attack guesses the coins from what the run releases. Their rows are worst-case ones, in a
     direction of their own, so that the models are those of a run that also met ``canaries`` adverse clients; more of
-    them measure more precisely, and cost more accuracy.
+    them measure more precisely, and cost more accuracy. Where the unit is one record, about as many records join those
+    of the clients with the most common number of records.
 
     Args:
         canaries: number of members that join.
@@ -65,16 +69,17 @@ def check_interval(settings: Trainer) -> None:
         return
     if not isinstance(settings.audit, Interval):
         raise ConfigError(f"audit is {settings.audit!r}; give Interval(canaries=200) or None.")
-    if not isinstance(settings.privacy, ClientPrivacy) or settings.noiseless:
+    if settings.noiseless or settings.algorithm.one_at_a_time:
         raise ConfigError(
-            f"audit measures a claimed epsilon with canary clients, and privacy is {settings.privacy!r}; give "
-            f"ClientPrivacy(clip_norm=..., epsilon=...) and an algorithm in rounds, or leave audit out."
+            f"audit measures a claimed epsilon of an algorithm in rounds, and privacy is {settings.privacy!r} of "
+            f"{settings.algorithm.name}; give ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, and an "
+            f"algorithm in rounds, or leave audit out."
         )
     if settings.runs > 1:
         raise ConfigError("audit measures one run; leave replicates and epsilons out, or audit.")
 
 
-def plant(settings: Trainer, channel: Any) -> None:
+def plant(settings: Trainer, channel: Rounds) -> None:
     """Add the canaries of a run to its channel.
 
     Raises:
@@ -83,10 +88,16 @@ def plant(settings: Trainer, channel: Any) -> None:
     """
     if settings.audit is None:
         return
-    from ..privacy.audit.canaries import Canaries
+    from ..privacy.audit.canaries import Canaries, RecordCanaries
 
-    if not isinstance(channel, Rounds) or not channel.releases:
+    plan, prices = channel.gradients, channel.prices
+    if not channel.releases_anything or prices is None:
         raise ConfigError(f"audit measures what is released, and {settings.algorithm.name} releases nothing.")
+    if plan is not None:
+        law, scale = LAWS[str(channel.mechanism)](1.0), channel.bound * torch.from_numpy(prices.by_account[0])
+        own = settings.data.train.counts
+        channel.record_canaries = RecordCanaries(plan, own, law, scale, channel.bound, settings.seed)
+        return
     channel.canaries = Canaries(settings.audit.canaries, len(settings.data), channel.sampler, settings.seed)
     channel.canaries.check(channel.releases)
 
@@ -102,30 +113,42 @@ def certificate(settings: Interval, channel: Rounds, epsilon: float, change: Ten
     """
     from ..privacy.audit.interval import SHARE, guess
 
-    canaries, prices = channel.canaries, channel.prices
-    assert canaries is not None
+    prices, spent, clients, records = (
+        channel.prices,
+        channel.account.spent[0],
+        channel.canaries,
+        channel.record_canaries,
+    )
+    planted = records or clients
+    assert planted is not None
     assert prices is not None
-    canaries.settle()
-    scores = {RELEASES: canaries.scores}
-    same = [one for one in channel.releases.values() if change is not None and one.dimension == change.numel()]
-    if change is not None and same and same[0].form == "vector" and len(canaries) <= change.numel():
-        scores[MODEL] = canaries.final_scores(same[0], change)
-    took_part = canaries.uses > 0  # of sampled ones all
+    planted.settle()
+    scores = {RELEASES: planted.scores}
+    record: dict[str, Any] = {"claimed": epsilon, "delta": prices.delta, "confidence": settings.confidence}
+    independent, accounts = False, np.arange(len(spent))
+    if records is not None:
+        independent, accounts = records.independent(), records.clients.numpy()
+        record |= {"unit": "record", "added": {"to": records.own_records, "each": records.each}}
+    elif clients is not None and channel.privacy is not None:
+        independent = isinstance(channel.privacy.clip_norm, float | int) and clients.independent(channel.releases)
+        record |= {"unit": "client"}
+        size = 0 if change is None else change.numel()
+        same = [one for one in channel.releases.values() if one.form == "vector" and one.dimension == size]
+        if change is not None and same and len(clients) <= size:
+            scores[MODEL] = clients.final_scores(same[0], change)
+    took_part = planted.uses > 0  # of sampled ones all
     took_part |= ~took_part.any()
     observers = []
     for observer, each in scores.items():
-        guessed = [(False, SHARE)]
-        fixed = isinstance(channel.privacy, ClientPrivacy) and not isinstance(channel.privacy.clip_norm, QuantileClip)
-        if observer == RELEASES and fixed and canaries.independent(channel.releases):
-            guessed.insert(0, (True, 1.0))
         bounds = []
-        for independent, share in guessed:
-            guesses = guess(each[took_part].nan_to_num().numpy(), canaries.coins[took_part].numpy(), share)
-            bounds.append({"independent": independent, **asdict(guesses)})
+        for all_guessed in (True, False) if independent and observer == RELEASES else (False,):
+            chosen = each[took_part].nan_to_num().numpy(), planted.coins[took_part].numpy()
+            bounds.append({"independent": all_guessed, **asdict(guess(*chosen, 1.0 if all_guessed else SHARE))})
         observers.append({"observer": observer, "attack": _ATTACKS[observer], "bounds": bounds})
-    record = {"claimed": epsilon, "delta": prices.delta, "confidence": settings.confidence, "unit": "client"}
-    record |= {"canaries": len(canaries), "uses": int(channel.account.spent.max()), "observers": observers}
-    return with_bounds(record, prices.kinds[0])
+    account = int(accounts[spent[accounts].argmax()])
+    record |= {"canaries": len(planted), "account": account, "uses": int(spent[account]), "observers": observers}
+    kinds = np.broadcast_to(prices.kind[0], spent.shape)
+    return with_bounds(record, prices.kinds[kinds[account]])
 
 
 def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:

@@ -207,7 +207,12 @@ class Trainer:
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
-        return bind_schedule(self.schedule, self.data, 0 if self.audit is None else self.audit.canaries)
+        return bind_schedule(self.schedule, self.data, 0 if isinstance(self.privacy, RecordPrivacy) else self.canaries)
+
+    @property
+    def canaries(self) -> int:
+        """How many canaries the audit asks for."""
+        return 0 if self.audit is None else self.audit.canaries
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
@@ -325,6 +330,7 @@ class Trainer:
             ledger_path=ledger if self.runs == 1 else None,  # simulations are in memory
             resume=resume,
             replay=replay,
+            canaries=self.canaries,
         )
         plant(self, channel)
         return channel, source

@@ -388,7 +388,11 @@ def _population(run: _Run) -> list[str]:
     with open(path, newline="", encoding="utf-8") as file:
         counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
     n = header["schedule"]["n"] if "schedule" in header else header["clients"]
-    n -= (run.report.get("interval") or {"canaries": 0})["canaries"]
+    interval = run.report.get("interval") or {"unit": None}
+    if interval["unit"] == "client":
+        n -= interval["canaries"]
+    if interval["unit"] == "record":
+        counts = [count + interval["added"]["each"] * (count == interval["added"]["to"]) for count in counts]
     if len(counts) != n:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
     if "kinds" not in header or "schedule" not in header:
@@ -542,9 +546,10 @@ def _interval(run: _Run) -> _Answer:
         return None
     if header is None:
         raise _NotCovered("the price and the uses that bounds are made of are in the ledger, which is not here")
-    uses = {"uses": int(run.uses.max()), "delta": header["delta"], "claimed": run.report.get("epsilon")}
+    account = interval["account"]
+    uses = {"uses": int(run.uses[account]), "delta": header["delta"], "claimed": run.report.get("epsilon")}
     wrong = differences(interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report")
-    again = with_bounds(interval | uses, Price.from_dict(header["price"]))
+    again = with_bounds(interval | uses, Price.from_dict(run.kinds[run.kind_of[account]]["price"]))
     pairs = [(interval["measured"], again["measured"])]
     for stated, made in zip(interval["observers"], again["observers"], strict=True):
         bounds = zip(stated["bounds"], made["bounds"], strict=True)

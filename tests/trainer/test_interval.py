@@ -6,14 +6,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from scipy import stats
 
+import fedmtl.privacy.local_steps
 import fedmtl.privacy.rounds
+import fedmtl.trainer.run
 from fedmtl import (
     FedAvg,
+    FederatedDataset,
     FixedCohort,
     FullParticipation,
     Interval,
     Local,
+    LocalSGD,
     PoissonSampling,
     QuantileClip,
     RecordPrivacy,
@@ -25,12 +31,13 @@ from fedmtl._rounding import rounded_down
 from fedmtl.cli import main
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy
-from fedmtl.privacy.noise.grid import release_noise
-from fedmtl.trainer.interval import MODEL, RELEASES
+from fedmtl.privacy.noise.grid import client_noise, release_noise
+from fedmtl.trainer.interval import MODEL, RELEASES, certificate
 from fedmtl.trainer.run import check_ranks
 from fedmtl.trainer.verify import verify
 
 from .settings import CLIENTS, DELTA, SOLVER, trainer
+from .test_interruption import Interrupting
 
 CANARIES = 200
 AUDITED = {
@@ -101,8 +108,6 @@ def test_a_method_of_two_releases_is_measured():
 
 
 def test_a_resumed_run_has_the_same_certificate(tmp_path):
-    from .test_interruption import Interrupting
-
     folder = tmp_path / "run"
     whole, _ = interval()
     part = trainer(**AUDITED, folder=folder)
@@ -150,6 +155,74 @@ def test_an_altered_certificate_is_not_confirmed(tmp_path, change, match):
     assert match in check.detail
 
 
+GENERATOR = torch.Generator().manual_seed(0)
+RECORDS = {
+    "data": FederatedDataset.from_tensors(
+        {
+            f"c{k}": (torch.randn(15, 3, generator=GENERATOR, dtype=torch.float64), torch.arange(15) % 2)
+            for k in range(5)
+        },
+        classes=2,
+        test_fraction=0.2,
+    ),
+    "privacy": RecordPrivacy(clip_norm=0.7, epsilon=4.0, delta=DELTA),
+    "algorithm": FedAvg(local=LocalSGD(lr=0.1, steps=2, batch_size=None)),
+    "rounds": 3,
+}
+
+
+@pytest.mark.parametrize("batch", [None, 30])
+def test_scores_of_records_have_their_law(monkeypatch, batch):
+    """mu-GDP where all records take part; where they are sampled, the likelihood ratio of one out has mean 1."""
+    channels = []
+
+    def kept(audit, channel, *rest):
+        channels.append(channel)
+        return certificate(audit, channel, *rest)
+
+    monkeypatch.setattr(fedmtl.trainer.run, "certificate", kept)
+    local = LocalSGD(lr=0.1, steps=4, batch_size=batch)
+    audit = Interval(canaries=1000)
+    found, _ = interval(**RECORDS | {"algorithm": FedAvg(local=local), "audit": audit})
+    (channel,) = channels
+    canaries, sums = channel.record_canaries, 3 * 4
+    assert (len(canaries), canaries.each, found["unit"], found["uses"]) == (1000, 200, "record", 3)
+    assert bool((canaries.uses == sums).all())
+    assert channel.gradients.counts.tolist() == [212] * 5
+    if batch is None:
+        mu = math.sqrt(sums) / channel.noise_multiplier
+        centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
+        assert stats.kstest(centred.numpy() / mu, "norm").pvalue > 1e-3
+    else:
+        ratios = canaries.scores[~canaries.coins].exp()
+        assert abs(float(ratios.mean()) - 1) < 5 * float(ratios.std()) / math.sqrt(len(ratios))
+    assert 0 < found["measured"] < found["claimed"]
+
+
+def test_halved_noise_on_gradients_is_measured_above_the_claim(monkeypatch):
+    def halved(*args, **options):
+        noise, width = client_noise(*args, **options)
+        return noise / 2, width
+
+    monkeypatch.setattr(fedmtl.privacy.local_steps, "client_noise", halved)
+    found, _ = interval(**RECORDS)
+    assert found["measured"] > found["claimed"]
+
+
+def test_a_secure_run_of_records_is_resumed_and_verified(tmp_path):
+    folder = tmp_path / "run"
+    privacy = replace(RECORDS["privacy"], source="secure")
+    part = trainer(**AUDITED | RECORDS | {"privacy": privacy, "folder": folder})
+    with pytest.raises(KeyboardInterrupt):
+        replace(part, callbacks=(Interrupting(1),)).fit()
+    assert part.fit(resume=True).privacy.interval["unit"] == "record"
+    assert {check.name for check in verify(folder).checks if check.verdict == "FAILED"} == set()
+    seeded = replace(part, privacy=RECORDS["privacy"], folder=tmp_path / "seeded")
+    with pytest.raises(KeyboardInterrupt):
+        replace(seeded, callbacks=(Interrupting(1),)).fit()
+    assert seeded.fit(resume=True).privacy.interval == replace(seeded, folder=None).fit().privacy.interval
+
+
 def test_a_baseline_has_no_canaries():
     _, result = interval(baselines=("local",))
     assert result.baselines["local"].privacy.interval is None
@@ -158,8 +231,10 @@ def test_a_baseline_has_no_canaries():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"privacy": None}, "audit measures a claimed epsilon with canary clients, and privacy is None; give"),
-        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=4.0)}, "with canary clients, and privacy is RecordPrivacy"),
+        (
+            {"privacy": None},
+            "audit measures a claimed epsilon of an algorithm in rounds, and privacy is None of fedavg",
+        ),
         ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
         ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),
         ({"replicates": 2}, "audit measures one run; leave replicates and epsilons out"),

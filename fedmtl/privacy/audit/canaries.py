@@ -1,4 +1,4 @@
-"""Canaries: members of the population that an audit adds to a run, each in or out by a fair coin, and an attack.
+"""Canaries: clients, or records of clients, that an audit adds to a run, each in or out by a fair coin, and an attack.
 
 A canary is drawn by the sampler like every client, charged like every client, and where it takes part its row is
 clipped, added up and noised with all others. The run does not know the coins, which have a stream of their own. The
@@ -9,6 +9,9 @@ and Pearson where canaries do not overlap.
 
 Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is a lower bound on
 that of the run as it was made, so of its clip, sum, noise, sampling and charges together.
+
+Where the unit is one record, canaries are records of clients that have equally many: they have the same price. Their
+gradients are in every local step what the rows of canary clients are in a round.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from ...errors import PrivacyError
 from ...random import derive_key
+from ..gradients import GradientPlan
 from ..noise.laws import NoiseLaw
 from ..release import Release
 from ..samplers import BoundSampler
@@ -29,7 +33,44 @@ _LOUD = 8.0
 """A canary's row over the clip norm, so that a clip that fails shows."""
 
 
-class Canaries:
+class _Coins:
+    """What canaries of both units have.
+
+    Args:
+        count: m, how many.
+        first: number of clients, and the position of the first canary that is a client.
+        seed: of the coins and the directions.
+
+    Attributes:
+        coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
+        scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
+        uses: float64 (m,), how often each took part; of sampled ones the expected number.
+    """
+
+    def __init__(self, count: int, first: int, seed: int) -> None:
+        self.first, self._seed = first, seed
+        generator = torch.Generator().manual_seed(derive_key(seed, "canaries/coins") >> 1)
+        self.coins = torch.rand(count, generator=generator) < 0.5
+        self.scores = torch.zeros(count, dtype=torch.float64)
+        self.uses = torch.zeros(count, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.coins)
+
+    def settle(self) -> None:
+        """Add evidence to the scores that is not in them yet; all is by default."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must keep."""
+        self.settle()
+        return {"scores": self.scores, "uses": self.uses}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        self.scores, self.uses = state["scores"].clone(), state["uses"].clone()
+
+
+class Canaries(_Coins):
     """The canaries of one run in rounds whose unit is a client.
 
     Args:
@@ -39,26 +80,17 @@ class Canaries:
         seed: of the coins and the directions.
 
     Attributes:
-        coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
-        scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
-        uses: float64 (m,), how often each took part; of sampled ones the expected number.
         moved: float64 (m,), how far all releases together have moved in the direction of a canary that is in, by the
             clip norms, where nothing answers to it; of sampled ones the expected value.
     """
 
     def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
-        self.first, self.sampler, self._seed = first, sampler, seed
-        generator = torch.Generator().manual_seed(derive_key(seed, "canaries/coins") >> 1)
-        self.coins = torch.rand(count, generator=generator) < 0.5
-        self.scores = torch.zeros(count, dtype=torch.float64)
-        self.uses = torch.zeros(count, dtype=torch.float64)
+        super().__init__(count, first, seed)
+        self.sampler = sampler
         self.moved = torch.zeros(count, dtype=torch.float64)
         self._step = -1
         self._latest: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}  # directions by release
         self._evidence = torch.zeros(count, dtype=torch.float64)  # of the releases of one step, which share coins
-
-    def __len__(self) -> int:
-        return len(self.coins)
 
     @property
     def paired(self) -> bool:
@@ -105,16 +137,8 @@ class Canaries:
         purpose = f"canaries/{release.name}/{0 if fits else step}"
         if self._latest.get(release.name, ("",))[0] == purpose:
             return self._latest[release.name][1]
-        generator = torch.Generator().manual_seed(derive_key(self._seed, purpose) >> 1)
         single = release.clip.norm == "l1" or release.form == "diagonal"
-        if single or fits:
-            width = 1 if single else size // count
-            order = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])
-            places = order[: count * width].view(count, width)
-        else:
-            places = torch.arange(size).expand(count, size)
-        signs = torch.randint(0, 2, places.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        self._latest[release.name] = purpose, (places, signs / math.sqrt(places.shape[1]))
+        self._latest[release.name] = purpose, _directions(count, size, single, derive_key(self._seed, purpose))
         return self._latest[release.name][1]
 
     def sending(self, members: Tensor) -> Tensor:
@@ -168,8 +192,8 @@ class Canaries:
         if self._step < 0:
             return
         if self.sampler.amplified:
-            q = torch.tensor(self.sampler.probability, dtype=torch.float64)
-            self._evidence = torch.logaddexp(torch.log1p(-q), torch.log(q) + self._evidence)
+            rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
+            self._evidence = _mixture(self._evidence, rate)
         self.scores += self._evidence
         self._evidence, self._step = torch.zeros_like(self.scores), -1
 
@@ -181,14 +205,104 @@ class Canaries:
         return part if self.paired else part - self.moved / 2
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep."""
-        self.settle()
-        return {"scores": self.scores, "uses": self.uses, "moved": self.moved}
+        return super().state() | {"moved": self.moved}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state`."""
-        self.scores, self.uses, self.moved = (state[name].clone() for name in ("scores", "uses", "moved"))
+        super().restore(state)
+        self.moved = state["moved"].clone()
         self._evidence, self._step = torch.zeros_like(self.scores), -1
+
+
+class RecordCanaries(_Coins):
+    """The canaries of one run of DP-SGD in rounds, each a record of a client.
+
+    Args:
+        plan: of the gradients, with the canaries among the numbers of records, behind each client's own.
+        own: int64 (n,), the clients' numbers of records without canaries.
+        law: of the noise, at a multiplier of 1.
+        scale: float64 (n,), the scale of each client's noise.
+        bound: C, on the gradient of a record.
+        seed: of the coins and the directions.
+
+    Attributes:
+        clients: int64 (g,), those that have canaries.
+        own_records: how many records each of them has beside.
+        each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
+    """
+
+    def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, scale: Tensor, bound: float, seed: int) -> None:
+        added = torch.from_numpy(plan.counts) - own
+        self.clients, self.each = added.nonzero()[:, 0], int(added.max())
+        super().__init__(len(self.clients) * self.each, len(own), seed)
+        self.own_records = int(own[self.clients[0]])
+        self._own, self._law, self._bound = own, law, bound
+        self._rates, self._std = torch.from_numpy(plan.rates), law.std(1.0, plan.dimension) * scale
+        key = derive_key(seed, "canaries/gradient")
+        self._places, self._values = _directions(self.each, plan.dimension, law.norm == "l1", key)
+        self._dimension, self._group = plan.dimension, torch.full_like(own, -1)
+        self._group[self.clients] = torch.arange(len(self.clients))
+        self._drawn: dict[int, Tensor] = {}
+
+    def independent(self) -> bool:
+        """Return whether canaries of one client touch no common coordinate and the noise of coordinates is independent;
+        the noise of clients is."""
+        return self.each <= self._dimension and self._law.name != "l2_laplace"
+
+    def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
+        """Return which drawn positions (A, B) of ``clients`` are records of their own, and note the canaries."""
+        planted = drawn & (positions >= self._own[clients][:, None])
+        for row in planted.any(1).nonzero()[:, 0].tolist():
+            client = int(clients[row])
+            self._drawn[client] = positions[row, planted[row]] - self._own[client]
+        return drawn & ~planted
+
+    def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients (N, D) of the canaries that were drawn and are in, longer than the clip norm, and the
+        places of their clients in ``clients``, int64 (N,)."""
+        rows, owners = [torch.zeros(0, self._dimension, dtype=torch.float64)], []
+        for place, client in enumerate(clients.tolist()):
+            drawn = self._drawn.pop(client, self.clients[:0])
+            drawn = drawn[self.coins[self._group[client] * self.each + drawn]]
+            row = torch.zeros(len(drawn), self._dimension, dtype=torch.float64)
+            rows.append(row.scatter_(1, self._places[drawn], _LOUD * self._bound * self._values[drawn]))
+            owners += [place] * len(drawn)
+        return torch.cat(rows), torch.tensor(owners, dtype=torch.int64)
+
+    def observe(self, clients: Tensor, rest: Tensor) -> None:
+        """Take in the evidence of one local step.
+
+        Args:
+            clients: int64 (A,).
+            rest: (A, D), the released sums without the gradients of the clients' own records: noise and canaries.
+        """
+        for client, noise in zip(clients.tolist(), rest, strict=True):
+            group = int(self._group[client])
+            if group < 0:
+                continue
+            values = self._bound * self._values
+            evidence = _evidence(self._law, noise.cpu(), self._places, values, float(self._std[client]))
+            part = slice(group * self.each, (group + 1) * self.each)
+            self.scores[part] += _mixture(evidence, self._rates[client])
+            self.uses[part] += 1
+
+
+def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, Tensor]:
+    """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one coordinate each."""
+    generator = torch.Generator().manual_seed(key >> 1)
+    if single or count <= size:
+        width = 1 if single else size // count
+        order = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])
+        places = order[: count * width].view(count, width)
+    else:
+        places = torch.arange(size).expand(count, size)
+    signs = torch.randint(0, 2, places.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return places, signs / math.sqrt(places.shape[1])
+
+
+def _mixture(evidence: Tensor, rate: Tensor) -> Tensor:
+    """Return log likelihood ratios of canaries that take part with probability ``rate``, which the attacker does not
+    see."""
+    return torch.logaddexp(torch.log1p(-rate), torch.log(rate) + evidence)
 
 
 def _gaussian(part: Tensor, squared: Tensor | float, std: float) -> Tensor:
