@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from textwrap import fill
 
@@ -30,13 +30,14 @@ FORMATS = {"png": {"Software": "fedmtl"}, "pdf": {"CreationDate": None}, "svg": 
 """The suffixes of figures, with what is written into the file; no date, so that the same data give the same bytes."""
 INK = "#1f2430"
 MUTED = "#5c6370"
+_SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#9467bd", "#8c6d1f")  # the first of them of Okabe and Ito
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return a (colour, marker) for each name. A registered method has its colour in every figure, with finetuning a
     darker one; no two names share one."""
-    spare, styles = _hues(), {}
+    spare, styles = chain(_SPARE_COLOURS, _hues()), {}
     for place, name in enumerate(dict.fromkeys(names)):
         method, _, more = name.lower().partition(" + ")
         colour = METHODS[method].colour if method in METHODS and more in ("", "finetuning") else ""

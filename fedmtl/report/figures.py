@@ -330,7 +330,7 @@ def _frontier_panel(
     epsilons = sorted(groups.loc[groups["on_axis"], "epsilon"]) or [1.0]
     ticks: list[float] = []
     for epsilon in epsilons:  # as many of them as stay legible
-        if not ticks or epsilon > 1.1 * ticks[-1] * (epsilons[-1] / epsilons[0]) ** (0.4 / width):
+        if not ticks or epsilon > ticks[-1] * (1.25**2 * epsilons[-1] / epsilons[0]) ** (0.4 / width):
             ticks.append(epsilon)
     axes.set_xscale("log")
     axes.set_xlim(epsilons[0] / 1.25, epsilons[-1] * 1.25)

@@ -124,11 +124,11 @@ def settings_of(rows: DataFrame) -> list[str]:
 
 def differing(rows: DataFrame) -> list[str]:
     """Return the settings with several values among these rows, or that only some of them have; without the parts of
-    what is itself another, as those of two models, unless they distinguish more."""
-    several = [key for key in settings_of(rows) if rows[key].nunique(dropna=False) > 1]
-    outer = [key for key in several if not within(key, {*several} - {key})]
+    an object whose class or kind is another, as those of two models, unless they distinguish more."""
+    several = {key: key.removesuffix(".kind") for key in settings_of(rows) if rows[key].nunique(dropna=False) > 1}
+    outer = [key for key, part in several.items() if not within(key, {*several.values()} - {part})]
     kinds = [rows.groupby(["algorithm", *keys], dropna=False).ngroups for keys in (outer, several)]
-    return outer if kinds[0] == kinds[1] else several
+    return outer if kinds[0] == kinds[1] else list(several)
 
 
 def configuration(run: Path, result: Mapping[str, Any]) -> dict[str, str]:

@@ -208,7 +208,7 @@ def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
         accuracy = 0.85 + 0.01 * (kind == "kl")
         pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": accuracy, "finetune": kind}}
-        settings = {"finetune": {"class": "Finetune", "kind": kind}}
+        settings = {"finetune": {"class": "Finetune", "kind": kind, "epochs": len(kind)}}  # epochs come with the kind
         write_run(tmp_path / kind, algorithm="fedavg", finetune=kind, baselines=pmtl, configuration=settings)
     write_run(tmp_path / "none", algorithm="fedavg", accuracy=0.79)
     assert list(tables.grouped(frame([tmp_path])).label) == [
