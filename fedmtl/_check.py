@@ -155,18 +155,12 @@ def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not accepted.holds(value):
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}.")
-        _become_plain(settings, name, value)
+        if isinstance(value, np.generic) and getattr(settings, name, None) is value:
+            object.__setattr__(settings, name, value.item())  # also in a frozen dataclass
 
 
 def _refused(settings: object, name: str, value: Any, accepted: tuple[Any, ...]) -> ConfigError:
     return ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {', '.join(map(repr, accepted))}.")
-
-
-def _become_plain(settings: object, name: str, value: Any) -> None:
-    """Replace a field that is a NumPy scalar by the Python number of the same value, also in a frozen dataclass."""
-    held = getattr(settings, name, None)
-    if isinstance(held, np.generic) and held is value:
-        object.__setattr__(settings, name, held.item())
 
 
 def _where(settings: object) -> str:

@@ -95,6 +95,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
     all_names: tuple[tuple[str, ...], ...]
+    dimension: int
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -104,12 +105,8 @@ class Layout:
         for _, p in named:
             offsets.append(offsets[-1] + p.numel())
         all_names = tuple(names for names, _ in named)
-        return cls(tuple(n[0] for n in all_names), tuple(tuple(p.shape) for _, p in named), tuple(offsets), all_names)
-
-    @property
-    def dimension(self) -> int:
-        """D, the number of trainable parameters."""
-        return self.offsets[-1]
+        shapes = tuple(tuple(p.shape) for _, p in named)
+        return cls(tuple(names[0] for names in all_names), shapes, tuple(offsets), all_names, offsets[-1])
 
     def places(self, patterns: Sequence[str], owner: str) -> Tensor:
         """(D,) bool: which of the flat parameters belong to one of the patterns.

@@ -75,7 +75,12 @@ class StackedOptimizer:
         """Move the first ``active`` rows by one step; all others keep every bit."""
         w = self.rows[:active]
         if self.rule is None and not isinstance(self.lam, (Tensor, Precision)):
-            self._descend(w, gradient)
+            # w <- a w - b gradient + c anchor in one pass over the rows, and one for the anchor
+            pull = 0.0 if self.anchor is None else self.lr * self.lam
+            keep, scale = (1.0, 1.0 + pull) if self.proximal else (1.0 - pull, 1.0)
+            gradient(w, (keep - self.lr * self.decay) / scale, self.lr / scale)
+            if self.anchor is not None:
+                w.add_(rows_of(self.anchor, slice(active)), alpha=pull / scale)
             return
         if self._gradients is None:
             self._gradients = torch.empty_like(self.rows)
@@ -93,15 +98,6 @@ class StackedOptimizer:
                 w.copy_(anchor + lam.resolvent(w - anchor, self.lr))
             else:
                 w.add_(self.lr * lam * anchor).div_(1.0 + self.lr * lam)
-
-    def _descend(self, w: Tensor, gradient: Gradient) -> None:
-        """Make a step that is w <- a w - b gradient + c anchor in one pass over the rows, and one for the anchor."""
-        assert isinstance(self.lam, (int, float))
-        pull = 0.0 if self.anchor is None else self.lr * self.lam
-        keep, scale = (1.0, 1.0 + pull) if self.proximal else (1.0 - pull, 1.0)
-        gradient(w, (keep - self.lr * self.decay) / scale, self.lr / scale)
-        if self.anchor is not None:
-            w.add_(rows_of(self.anchor, slice(len(w))), alpha=pull / scale)
 
 
 def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -27,28 +26,14 @@ Model = TypeVar("Model", nn.Module, ModelFactory)
 Settings = ParamSpec("Settings")
 
 
-@dataclass(frozen=True)
-class NamedFactory:
-    """A factory that a run folder can describe.
-
-    Args:
-        build: the factory.
-        maker: name of the function of :mod:`fedmtl.models` that made it.
-        arguments: that it was called with.
-    """
-
-    build: ModelFactory
-    maker: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, spec: DataSpec) -> nn.Module:
-        return self.build(spec)
+class NamedFactory(partial[nn.Module]):
+    """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the settings that it has."""
 
     def description(self) -> dict[str, Any] | None:
         """Return the maker under ``"factory"`` and its arguments, JSON-ready; None where one of them is a factory or a
         module of the caller's own."""
-        described: dict[str, Any] = {"factory": self.maker}
-        for name, value in self.arguments.items():
+        described: dict[str, Any] = {"factory": self.func.__name__}
+        for name, value in self.keywords.items():
             if isinstance(value, NamedFactory):
                 value = value.description()
                 if value is None:
@@ -76,7 +61,7 @@ def factory(
             arguments = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
             for name in checks.keys() & arguments.keys():
                 checks[name](build.__name__, **{name: arguments[name]})
-            return NamedFactory(lambda spec: build(spec, *args, **kwargs), build.__name__, arguments)
+            return NamedFactory(build, **arguments)
 
         make.__signature__ = signature  # type: ignore[attr-defined]
         return check_arguments(make)
@@ -100,7 +85,12 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
         return change(copy.deepcopy(model))
     if isinstance(model, type) or not callable(model):
         raise ConfigError(f"{name}.model is {model!r}; give a module, or a factory such as models.mlp().")
-    return NamedFactory(lambda spec: change(model(spec)), name, {"model": model, **settings})
+
+    def build(spec: DataSpec, **described: Any) -> nn.Module:
+        return change(model(spec))
+
+    build.__name__ = name
+    return NamedFactory(build, model=model, **settings)
 
 
 @factory()

@@ -29,6 +29,7 @@ from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
+from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
 from ..privacy import NoiseSource
 from ..random import derive_key
@@ -88,10 +89,11 @@ def build_problem(
     fixed = loss == "cross_entropy" or data.spec.labels > 0
     outputs = data.spec.outputs if fixed else None
     template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
-    _check_loss(loss, template, sample, data)
+    if loss in ("mse", "half_mse", "binary_cross_entropy"):
+        _check_loss(loss, template, sample, data)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
-    resolved = execution.resolve(template, place, cores)
-    if resolved.chunk != 1:
+    resolved, layout = execution.resolve(template, place, cores), Layout.of(template)
+    if resolved.chunk != 1 and Perceptron.of(template, layout) is None:  # one is computed by batched products
         try:
             check_stackable(template, sample)
         except ModelError as error:
@@ -106,7 +108,7 @@ def build_problem(
     return Problem(
         data=data,
         module=template,
-        initial=Layout.of(template).flatten(template).to(place),
+        initial=layout.flatten(template).to(place),
         loss=resolve_loss(loss),
         executor=executor,
         rounds=rounds,
@@ -162,8 +164,6 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
 
 def _check_loss(loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
     """Refuse a loss by name that compares the outputs of the model with as many targets, where there are others."""
-    if loss not in ("mse", "half_mse", "binary_cross_entropy"):
-        return
     with torch.no_grad():
         shape = tuple(module(sample).shape[1:])
     if math.prod(shape) != math.prod(data.spec.targets):
