@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
+from ..errors import ConfigError
 from ._names import METHODS
 
 __all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "plain_ticks", "save", "styles_of"]
@@ -71,7 +72,16 @@ def drawing(
         note: written below, in lines that are no longer than the figure is wide.
         paper: the width of a figure for a paper, in place of ``width``. Its letters have 8 points, it is at most 1.5
             times as high in proportion, and the note is left out: it belongs into the caption.
+
+    Raises:
+        ConfigError: another format, or a width that is none.
     """
+    if Path(path).suffix[1:] not in FORMATS:
+        raise ConfigError(f"{path} has no format of a figure; its suffix must be one of {', '.join(FORMATS)}.")
+    if paper is not None and not 1 <= paper <= 50:
+        raise ConfigError(
+            f"a figure's width is {paper}; it must be 1 to 50 inches, such as 3.3 for a column of a paper."
+        )
     size = (width, height) if paper is None else (paper, min(height, 1.5 * paper * height / width))
     with rc_context(fname=STYLE), rc_context({} if paper is None else {"font.size": 8, "lines.linewidth": 1.2}):
         figure = Figure(figsize=size, layout="constrained")

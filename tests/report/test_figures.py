@@ -162,6 +162,15 @@ def test_the_same_data_gives_the_same_bytes(format: str, start: bytes, tmp_path:
     assert figures.plot_history(history(), {}, tmp_path / f"b.{format}").read_bytes() == first
 
 
+@pytest.mark.parametrize(
+    ("name", "paper", "message"), [("e.jpg", None, "png, pdf, svg"), ("e.pdf", 0.0, "1 to 50 inches")]
+)
+def test_impossible_figures_are_refused(name: str, paper: float | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        figures.plot_epsilon(EPSILONS, tmp_path / name, paper=paper)
+    assert not list(tmp_path.iterdir())
+
+
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     import matplotlib.pyplot as plt
 
