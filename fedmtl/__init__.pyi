@@ -29,6 +29,7 @@ from .algorithms import Scaffold as Scaffold
 from .algorithms import ServerOptimizer as ServerOptimizer
 from .data import FederatedDataset as FederatedDataset
 from .data import load_data as load_data
+from .local import BackoffSGD as BackoffSGD
 from .local import Execution as Execution
 from .local import LocalOptimizer as LocalOptimizer
 from .local import LocalSGD as LocalSGD

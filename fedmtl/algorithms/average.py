@@ -36,6 +36,12 @@ w_0 = 0 (``alone``) or the shared model (``ridge``), beside that model as it is 
 
 of the records of each fold by the fit without them. With few records of a class the likelihood by itself chooses badly.
 
+*Networks of classes: in five folds, along two paths.* The candidates are the models after 1, 4, 16 and 64 steps of
+:class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a strong pull), after 16 and 64 from
+the public starting point (``alone``), and the shared model as it is, with the weights of classes. Models of one path
+are averaged; of the two paths a client takes the one with more weight, since parameters of networks that have not
+moved together do not average.
+
 Every number is a function of the client's own records and of what it starts from.
 """
 
@@ -50,11 +56,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._check import Rate, check_fields
+from ..data.examples import Examples
+from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
-from ..local.losses import half_mse, mse
+from ..local import BackoffSGD
+from ..local.losses import cross_entropy, half_mse, mse
 from ..random import derive_key, keyed_bits
 from .base import Algorithm, Problem
-from .cohort import Cohort, Own
+from .cohort import AFTER, Cohort, Own
 from .finetune import Personalization
 from .linear.classes import accelerated, flat, layers, log_likelihoods
 from .linear.data import check_linear, records_of
@@ -66,6 +75,11 @@ SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 FOLDS, STEPS = 5, 100
 PARTS = ("alone", "shared", "intercept", "ridge")
+_PATHS = ((True, 16), (True, 64), (False, 0), (False, 1), (False, 4), (False, 16), (False, 64))
+"""Candidates of a network: whether they start from the public starting point, and their steps."""
+_LOCAL = 2  # of them
+_AVERAGE_ROUND = AFTER - 2
+_NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 _PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
 _FLOOR = 0.02  # c, in squares of the largest target
 _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
@@ -75,7 +89,7 @@ _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 class Average(Personalization):
     """Every client averages models, its own and the shared one, weighted by how they predict records left out.
 
-    Only for linear models, of real targets or of classes.
+    For linear models, of real targets or of classes, and for networks of classes.
 
     Args:
         alone: prior weight of the models of a client's own records, in (0, 1], where 1 leaves all others out; None: .1,
@@ -117,7 +131,7 @@ class Average(Personalization):
         return 0.1 if self.alone is None else self.alone
 
     def check(self, problem: Problem) -> None:
-        """Refuse a model that is not linear, or a loss without a name.
+        """Refuse a model that is neither linear nor one of classes, or a loss without a name.
 
         Raises:
             ConfigError: what is accepted.
@@ -125,7 +139,8 @@ class Average(Personalization):
         try:
             check_linear(problem)
         except ModelError as error:
-            raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
+            if problem.loss is not cross_entropy:
+                raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
 
     def resolved(self, noise: float) -> Self:
         if self.alone is not None:
@@ -133,7 +148,13 @@ class Average(Personalization):
         return replace(self, alone=0.1 if noise <= 1 else 0.3 if noise <= 4 else 0.8)
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        bias, squared, limit = check_linear(problem), problem.loss in (mse, half_mse), problem.data.limit
+        try:
+            bias = check_linear(problem)
+        except ModelError:
+            size = max(1, _NUMBERS // problem.dimension)
+            blocks = zip(start.expand(len(clients), -1).split(size), clients.split(size), strict=True)
+            return torch.cat([_average_networks(problem, some, ids, self._alone) for some, ids in blocks])
+        squared, limit = problem.loss in (mse, half_mse), problem.data.limit
         starts = start.expand(len(clients), -1).double().cpu().numpy()
         found = np.zeros((len(clients), problem.dimension + len(PARTS)))
         found[:, : problem.dimension], found[:, problem.dimension + PARTS.index("shared")] = starts, 1.0
@@ -227,6 +248,84 @@ def average_classes(
         scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
     parts = np.repeat([PARTS.index(name) for name in ("alone", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
     return _averaged(flat(fits[-1], bias), scores, parts, alone)
+
+
+def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, alone: float) -> Tensor:
+    """Return clients' averages of networks of classes, followed by the weights of the :data:`PARTS`, (k, D + 4).
+
+    Args:
+        problem: the data, the model and the loss.
+        starts: (k, D), the released model for each.
+        clients: int64 (k,).
+        alone: prior weight.
+    """
+    weights = torch.zeros(len(clients), len(PARTS)).to(starts)
+    weights[:, PARTS.index("shared")] = 1.0
+    able = ((problem.data.train.counts[clients] > 1) & torch.isfinite(starts).all(1).cpu()).nonzero()[:, 0]
+    if not len(able):
+        return torch.cat([starts, weights], 1)
+    ids, base = clients[able], starts[able.to(starts.device)]
+    counts, first = problem.data.train.counts[ids], problem.data.train.offsets[ids]
+    rows = torch.cat([torch.arange(int(a), int(a + n)) for a, n in zip(first, counts, strict=True)])
+    fold = torch.cat(
+        [torch.from_numpy(_fold(problem, k, n)) for k, n in zip(ids.tolist(), counts.tolist(), strict=True)]
+    )
+    owner = torch.repeat_interleave(torch.arange(len(ids)), counts)
+    scores = torch.zeros(len(ids), len(_PATHS), dtype=torch.float64)
+    for number in range(FOLDS):
+        left_out = fold == number
+        models = _paths(problem, base, ids, rows[~left_out], owner[~left_out], alone)
+        for place in range(len(ids)):
+            index = rows[left_out & (owner == place)]
+            if len(index):
+                scores[place] += _hits(problem, models[:, place], index)
+    prior = torch.tensor([alone / 2, alone / 2, (1 - alone) / 2, *[(1 - alone) / 8] * 4], dtype=torch.float64)
+    share = torch.softmax(scores + prior.log(), 1).to(base)
+    models = _paths(problem, base, ids, rows, owner, alone)
+    models, share = models.transpose(0, 1), torch.where(torch.isfinite(models).all(2).T, share, 0.0)
+    local = share[:, :_LOCAL].sum(1, keepdim=True) > share[:, _LOCAL:].sum(1, keepdim=True)
+    share = torch.where(local == (torch.arange(len(_PATHS)) < _LOCAL).to(base.device), share, 0.0)
+    share = share / share.sum(1, keepdim=True)
+    averaged, place = starts.clone(), able.to(starts.device)
+    mean = torch.zeros_like(base)
+    for own, model in zip(share.T[:, :, None], models.transpose(0, 1), strict=True):
+        mean += torch.where(own > 0, own * model, 0.0)
+    averaged[place] = mean
+    weights[place] = 0.0
+    for part, columns in (
+        ("alone", slice(_LOCAL)),
+        ("shared", slice(_LOCAL, _LOCAL + 1)),
+        ("ridge", slice(_LOCAL + 1, None)),
+    ):
+        weights[place, PARTS.index(part)] = share[:, columns].sum(1)
+    return torch.cat([averaged, weights], 1)
+
+
+def _paths(problem: Problem, base: Tensor, ids: Tensor, rows: Tensor, owner: Tensor, alone: float) -> Tensor:
+    """Return the candidates (m, k, D) of clients ``ids`` (k,) by the training records ``rows`` (N,), those of client
+    ``owner`` (N,) among the k; ``base`` (k, D) for those without prior weight."""
+    train, order = problem.data.train, ids[owner].argsort(stable=True)
+    index = rows[order].to(train.x.device)
+    counts = torch.bincount(ids[owner], minlength=problem.clients)
+    part = Examples(select(train.x, index), select(train.y, index), offsets_of(counts))
+    own = replace(
+        problem, data=replace(problem.data, train=part, idle=True, verify=False), protects_records=False, tally=None
+    )
+    c = Cohort(own, ids, round=_AVERAGE_ROUND)
+    starts = {True: problem.initial, False: base}
+    trained = [(steps if local or alone < 1 else 0, starts[local]) for local, steps in _PATHS]
+    return torch.stack([c.train(BackoffSGD(steps=steps), start) if steps else base for steps, start in trained])
+
+
+def _hits(problem: Problem, models: Tensor, index: Tensor) -> Tensor:
+    """Return hits and a tenth of the log likelihood of models (m, D) on the training records ``index`` (n,) of one
+    client: float64 (m,)."""
+    x, y = problem.data.gather("train", index, dtype=models.dtype, device=models.device)
+    with problem.executor.stack() as stack:
+        outputs = torch.cat([stack.predict(model[None].contiguous(), x[None]) for model in models]).double()
+    logs = outputs.log_softmax(-1).gather(-1, y.expand(len(models), -1)[..., None])[..., 0].clamp(min=-27.6)
+    scores = ((outputs.argmax(-1) == y) + _LIKELIHOOD * logs).sum(1).cpu()
+    return torch.where(torch.isfinite(scores), scores, -torch.inf)
 
 
 def _averaged(models: Array, logs: Array, parts: NDArray[np.int64], alone: float) -> tuple[Array, Array]:

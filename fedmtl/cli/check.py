@@ -43,7 +43,9 @@ def check(words: list[str]) -> int:
 
     privacy, given = made(config["privacy"], "privacy"), {}
     if config["algorithm"]["_target_"] is None:  # of automatic settings
-        given = {"rounds": config["rounds"], "schedule": made(config["schedule"], "schedule")}
+        model = {name: value for name, value in config["model"].items() if name not in ("fix", "lora")}
+        given = {"model": made(model, "model"), "schedule": made(config["schedule"], "schedule")}
+        given["rounds"] = config["rounds"]
     print(outlook(made(node, "data"), privacy, **given, public=options.public))
     return 0
 

@@ -12,10 +12,11 @@ from .module import (
     prepare_module,
 )
 from .per_example import example_gradients
-from .solver import LocalOptimizer, LocalSGD, LocalSolver
+from .solver import BackoffSGD, LocalOptimizer, LocalSGD, LocalSolver
 from .train import LocalTraining, Mixture
 
 __all__ = [
+    "BackoffSGD",
     "BatchPlan",
     "Execution",
     "Executor",

@@ -124,6 +124,40 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
     return step
 
 
+def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
+    """Return the rule of gradient descent with momentum, each row of which has a step size of its own.
+
+    A row moves on where its gradient points downhill along its last step. Where it points uphill after a step of
+    momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for Accelerated Gradient Schemes", 2015);
+    after a step by the gradient only, this was too long, or what it led to is not finite: it is taken back, and the
+    step size halved.
+
+    Args:
+        rows: (K, D) parameters.
+        lr: first step size of every row.
+        momentum: of a step in the next one.
+    """
+    rates, plain = rows.new_full((len(rows), 1), lr), torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
+    before, slopes, moved = rows.clone(), torch.zeros_like(rows), torch.zeros_like(rows)
+    first = True
+
+    def step(gradients: Tensor) -> None:
+        nonlocal first
+        w, k = rows[: len(gradients)], len(gradients)
+        uphill = ~((gradients * moved[:k]).sum(1, keepdim=True) <= 0)
+        back = uphill & plain[:k]
+        w.copy_(torch.where(back, before[:k], w))
+        slopes[:k] = torch.where(back, slopes[:k], gradients)
+        rates[:k] = torch.where(back, 0.5 * rates[:k], rates[:k])
+        moved[:k] = torch.where(uphill, 0.0, momentum * moved[:k]) - rates[:k] * slopes[:k]
+        plain[:k] = uphill | first
+        before[:k] = w
+        w.add_(moved[:k])
+        first = False
+
+    return step
+
+
 def rows_of(value: Any, select: Any) -> Any:
     """Return the selected rows of a tensor (K, D), or of a precision of K clients; anything else, such as (D,) for all
     clients, as it is."""
@@ -225,6 +259,44 @@ class LocalSGD(LocalSolver):
             m, nesterov = self.momentum, self.nesterov
             rule = torch_rule(rows, partial(torch.optim.SGD, lr=lr, momentum=m, nesterov=nesterov, weight_decay=decay))
         return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackoffSGD(LocalSolver):
+    """Gradient descent on all of a client's examples, whose step size each client adapts to its own gradients.
+
+    See :func:`~fedmtl.local.solver.backoff_rule`: no step size has to be tuned, and few diverge.
+
+    Args:
+        lr: first step size of a participation.
+        epochs, steps, batch_size, decay, decay_every: see :class:`LocalSolver`.
+        proximal: has to be False.
+        momentum: starts at zero in every participation.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import BackoffSGD
+        >>> BackoffSGD(steps=20).step_counts(torch.tensor([25, 10])).tolist()
+        [20, 20]
+    """
+
+    lr: Positive = 0.5
+    steps: Count | None = 20
+    batch_size: Count | None = None
+    momentum: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.9
+
+    def check(self, lam: float) -> None:
+        if self.proximal or self.batch_size is not None:
+            raise ConfigError(
+                "BackoffSGD judges a step by the gradient of all of a client's examples after it; leave proximal and "
+                "batch_size out."
+            )
+
+    def optimizer(
+        self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
+    ) -> StackedOptimizer:
+        lr = self.lr_at(round)
+        return StackedOptimizer(rows, backoff_rule(rows, lr, self.momentum), lr=lr, lam=lam, anchor=anchor)
 
 
 ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")

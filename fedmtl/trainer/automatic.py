@@ -1,5 +1,5 @@
-"""Automatic settings of linear models, from public facts only: the numbers of clients K and parameters p, declared
-bounds, epsilon and delta.
+"""Automatic settings of linear models and of networks of classes, from public facts only: the numbers of clients K and
+parameters p, declared bounds, epsilon and delta.
 
 The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the noise multiplier of one Gaussian
 release at (epsilon, delta), T the number of rounds, and nu the length of the noise of the mean of one round over the
@@ -18,15 +18,18 @@ from typing import Any
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
+from torch import nn
 
-from ..algorithms import Average, FedAvg, Personalization, ProximalPoint, ServerOptimizer
+from ..algorithms import Average, FedAvg, FedProx, Personalization, ProximalPoint, ServerOptimizer
 from ..algorithms.base import Algorithm
+from ..algorithms.linear.data import probe_linear
 from ..data import FederatedDataset
-from ..errors import ConfigError
-from ..local import LocalSGD
+from ..errors import ConfigError, ModelError
+from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
 from ..privacy import FullParticipation, PoissonSampling, Privacy, RecordPrivacy, ReleasePlan, Sampler
 from ..privacy.opening import calibrated_release
+from .problem import made
 
 LARGEST_COHORT = 300
 _USEFUL = {"client": 1.0, "record": 0.05}  # noise up to which sharing was useful on the tables of the study
@@ -95,7 +98,8 @@ class Automatic:
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
         noise: nu or nu_r.
-        level: the same in units of that below which sharing was useful on most tables.
+        level: the same in units of that below which sharing was useful on most tables; None of networks, for which no
+            such noise is known.
         clients: K.
     """
 
@@ -106,7 +110,7 @@ class Automatic:
     rounds: int
     finetune: Personalization
     noise: float
-    level: float
+    level: float | None
     clients: int
 
     def text(self) -> str:
@@ -124,21 +128,27 @@ class Automatic:
 
 
 def automatic(
-    data: FederatedDataset, privacy: Privacy | None, *, rounds: int | None = None, schedule: Sampler | None = None
+    data: FederatedDataset,
+    privacy: Privacy | None,
+    *,
+    model: nn.Module | ModelFactory | None = None,
+    rounds: int | None = None,
+    schedule: Sampler | None = None,
 ) -> Automatic:
-    """Return settings for linear models of a real target or of classes.
+    """Return settings for linear models of a real target or of classes, and for networks of classes.
 
     Real targets at the client level: 20 exact proximal steps, and a clip by which the noise of a round is at most .1 in
     units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level each client takes
-    one full-batch step a round, with few large ones where the noise is loud.
+    one full-batch step a round, with few large ones where the noise is loud. Networks have the rounds and the clip of
+    classes, and local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
         privacy: its clip norm is chosen where it is None.
-        rounds, schedule: that are set; None for those that are chosen.
+        model, rounds, schedule: that are set; None for those that are chosen.
 
     Raises:
-        ConfigError: several targets an example.
+        ConfigError: several targets an example, or a network of real targets or at the record level.
     """
     spec, clients = data.spec, len(data)
     if spec.targets:
@@ -147,17 +157,25 @@ def automatic(
             "algorithm, as algorithm=fedavg."
         )
     classes = data.classes is not None
-    model = linear_regression() if not classes else logistic_regression() if data.classes == 2 else softmax_regression()
-    outputs = spec.classes if spec.classes is not None and spec.classes > 2 else 1
-    dimension = outputs * (math.prod(spec.shape) + 1)
-    records, settled = isinstance(privacy, RecordPrivacy), schedule
+    linear = (
+        linear_regression() if not classes else logistic_regression() if data.classes == 2 else softmax_regression()
+    )
+    network = made(linear if model is None else model, spec, 0)
+    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    deep, records, settled = not is_linear(network, data), isinstance(privacy, RecordPrivacy), schedule
+    if deep and (records or not classes):
+        raise ConfigError(
+            "there are automatic settings of a network only for classes and whole clients; set algorithm (as "
+            "algorithm=fedavg), algorithm.local.lr, schedule, rounds and privacy.clip_norm, or leave the model out for "
+            "a linear one."
+        )
     if schedule is None:
         full = clients <= LARGEST_COHORT or records
         schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
     usual = 30 if records or (classes and clients < LARGEST_COHORT) else 100 if classes else 20
     terms = privacy, data, dimension, usual if rounds is None else rounds, settled
-    noise, level = noise_of(*terms), noise_level(*terms)
-    algorithm: Algorithm = ProximalPoint(averaged=True)
+    noise, level = noise_of(*terms), None if deep else noise_level(*terms)
+    algorithm: Algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD()) if deep else ProximalPoint(averaged=True)
     if records:
         algorithm, usual = _by_records(data, noise, classes)
         clip = 1.0 if classes else 2.0  # the gradient of the squared error has no 1/2
@@ -167,8 +185,22 @@ def automatic(
         clip = min(0.3, 0.1 / max(noise, 1e-9))
     if privacy is not None and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
-    rounds, finetune = usual if rounds is None else rounds, Average().resolved(level)
-    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, level, clients)
+    rounds, finetune = usual if rounds is None else rounds, Average().resolved(level or 0.0)
+    return Automatic(
+        algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, level, clients
+    )
+
+
+def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
+    """Return whether a module is a linear model that the proximal point method takes."""
+    outputs = 1 if data.classes is None else data.spec.outputs
+    for count in {1, outputs} if data.classes == 2 else {outputs}:
+        try:
+            probe_linear(module, data.spec.shape, count)
+        except (ModelError, RuntimeError, TypeError):  # also of inputs that only a network takes
+            continue
+        return True
+    return False
 
 
 def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Algorithm, int]:

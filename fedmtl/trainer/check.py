@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from scipy.optimize import brentq
+from torch import nn
 
 from .._rounding import rounded_up
 from ..data import FederatedDataset
+from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, Sampler
 from .automatic import Automatic, automatic
-from .inputs import as_data
+from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3
 
@@ -21,6 +23,7 @@ def check(
     data: FederatedDataset | str | Mapping[str, Any],
     privacy: Privacy | None = None,
     *,
+    model: nn.Module | ModelFactory | str | None = None,
     rounds: int | None = None,
     schedule: Sampler | None = None,
     public: bool = False,
@@ -34,7 +37,7 @@ def check(
     Args:
         data: as of :class:`~fedmtl.Trainer`.
         privacy: None for ``ClientPrivacy(epsilon=4.0)``.
-        rounds, schedule: that are set; None for those that are chosen.
+        model, rounds, schedule: that are set; None for those that are chosen.
         public: leave out the lines that are computed from private records, which no epsilon covers.
 
     Raises:
@@ -46,7 +49,7 @@ def check(
         digits: 10 clients, 64 features, 10 classes
     """
     data, privacy = as_data(data), ClientPrivacy(epsilon=4.0) if privacy is None else privacy
-    given = {"rounds": rounds, "schedule": schedule}
+    given = {"model": None if model is None else as_model(model), "rounds": rounds, "schedule": schedule}
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
     target = "a real target" if data.classes is None else f"{data.classes} classes"
     lines = [f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"]
@@ -62,6 +65,10 @@ def check(
 def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic, given: Mapping[str, Any]) -> list[str]:
     """Return what the noise level nu means, and at which epsilon or number of clients it would be 1."""
     level = chosen.level
+    if level is None:
+        return [
+            "sharing is uncertain: what nu means for networks is not known; compare with local training, see the run"
+        ]
     if level == 0:
         return ["no noise"]
     verdict = "likely useful: nu is at most 1" if level <= 1 else "uncertain: nu is between 1 and 4"
@@ -73,7 +80,7 @@ def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic, given:
 
     def excess(log_epsilon: float) -> float:
         at: Privacy = kind(epsilon=math.exp(log_epsilon), delta=privacy.delta)
-        return math.log(automatic(data, at, **given).level)
+        return math.log(automatic(data, at, **given).level or 0.0)
 
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan

@@ -55,8 +55,9 @@ class Trainer:
 
     Args:
         algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` for automatic settings of linear
-            models, which follow from public facts (:func:`~fedmtl.trainer.automatic.automatic`): also of ``model``,
-            ``schedule``, ``rounds``, ``finetune`` and the clip norm of ``privacy`` where they are left out.
+            models, and of a network of classes that ``model`` is, which follow from public facts
+            (:func:`~fedmtl.trainer.automatic.automatic`): also of ``model``, ``schedule``, ``rounds``, ``finetune`` and
+            the clip norm of ``privacy`` where they are left out.
         data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
             torch Dataset, of which a fifth is for test. Floating targets 0 and 1, or -1 and +1, are two classes under a
             logistic or hinge loss.
@@ -181,13 +182,15 @@ class Trainer:
         left = [name for name in names if isinstance(value := getattr(self, name), str) and value == "auto"]
         if "algorithm" in left and isinstance(self.privacy, Privacy | None):
             object.__setattr__(self, "data", as_data(self.data))
-            set_here = {name: getattr(self, name) for name in ("rounds", "schedule") if name not in left}
+            set_here = {name: getattr(self, name) for name in ("model", "rounds", "schedule") if name not in left}
+            if "model" in set_here:
+                set_here["model"] = as_model(self.model)
             positive_int(self, **{name: value for name, value in set_here.items() if name == "rounds"})
             if "schedule" in set_here:
                 check_schedule(ProximalPoint(), self.schedule, self.privacy)
             chosen = automatic(self.data, self.privacy, **set_here)
             logger.info("%s", chosen.text())
-            if chosen.level > 4:
+            if chosen.level is not None and chosen.level > 4:
                 text = (
                     "the noise is %.3g times that at which sharing helps: use a larger privacy.epsilon, or more clients"
                 )

@@ -8,7 +8,7 @@ import torch
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.local.products import descend
-from fedmtl.local.solver import StackedOptimizer
+from fedmtl.local.solver import StackedOptimizer, backoff_rule
 
 K, D, STEPS = 5, 7, 12
 ACTIVE = [5, 5, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1]  # how many leading rows move
@@ -123,3 +123,47 @@ def test_optimizers_that_mix_elements_are_refused(name):
 def test_options_that_an_optimizer_has_not_are_refused(options):
     with pytest.raises(ConfigError, match=r"options does not fit torch.optim.Adam: .*beta"):
         LocalOptimizer(lr=0.1, options=options)
+
+
+# Steps whose size each row adapts
+
+
+def test_steps_that_back_off_follow_their_description() -> None:
+    """A loop over single rows, on quadratics of very different curvature from a step size that is far too large."""
+    curvature = torch.tensor([[0.01, 0.3], [1.0, 2.0], [50.0, 900.0]], dtype=torch.float64)
+    rows = torch.ones(3, 2, dtype=torch.float64)
+    rule = backoff_rule(rows, 4.0, 0.9)
+    for _ in range(60):
+        rule(curvature * rows)
+    for own, row in zip(curvature, rows, strict=True):
+        w = before = torch.ones(2, dtype=torch.float64)
+        rate, plain, slope, moved = 4.0, True, torch.zeros_like(w), torch.zeros_like(w)
+        for step in range(60):
+            gradient = own * w
+            uphill = float(gradient @ moved) > 0
+            back = uphill and plain
+            w, rate = (before, rate / 2) if back else (w, rate)
+            slope = slope if back else gradient
+            moved = (0.0 if uphill else 0.9) * moved - rate * slope
+            before, plain, w = w, uphill or step == 0, w + moved
+        torch.testing.assert_close(row, w)
+    assert float((curvature * rows.square()).sum(1).max()) < 0.1
+
+
+def test_steps_that_back_off_return_from_what_is_not_finite() -> None:
+    rows = torch.ones(1, 3)
+    rule = backoff_rule(rows, 1e30, 0.9)
+    for _ in range(200):
+        rule(rows * rows.abs())  # overflows at first
+    assert float(rows.abs().max()) < 1
+
+
+def test_a_row_that_backs_off_does_not_depend_on_those_beside_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, curvature = (torch.rand(7, 1001, generator=generator) for _ in range(2))
+    whole, single = start.clone(), start[3:4].clone()
+    for rows, own in ((whole, curvature), (single, curvature[3:4])):
+        rule = backoff_rule(rows, 3.0, 0.9)
+        for _ in range(25):
+            rule(own * rows)
+    assert torch.equal(whole[3:4], single)

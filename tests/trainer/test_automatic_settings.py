@@ -12,8 +12,11 @@ from dp_accounting.pld import PLDAccountant
 from scipy.optimize import minimize
 
 from fedmtl import (
+    Average,
+    BackoffSGD,
     ClientPrivacy,
     FedAvg,
+    FedProx,
     FixedCohort,
     FullParticipation,
     LocalSGD,
@@ -22,13 +25,17 @@ from fedmtl import (
     RecordPrivacy,
     Trainer,
     check,
+    load_data,
+    models,
 )
 from fedmtl.algorithms import LocalAverage, cohort
 from fedmtl.cli.config import with_automatic
 from fedmtl.cli.sweep import unlike
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
+from fedmtl.local import Execution
 from fedmtl.trainer.automatic import automatic, multiplier_of_one_release, noise_of
+from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of, run
 from tests.helpers import regression
 
@@ -161,6 +168,40 @@ def test_classes(tmp_path) -> None:
     data = FederatedDataset.from_tensors(rows, classes=3)
     result = Trainer(data=data, privacy=ClientPrivacy(epsilon=8.0), progress=False).fit()
     assert result.metrics["accuracy"] > 0.75
+
+
+def test_networks_of_classes_have_automatic_settings() -> None:
+    data, privacy = load_data("digits", clients=12), ClientPrivacy(epsilon=50.0)
+    trainer = Trainer(data=data, model=models.mlp(hidden=8), privacy=privacy, rounds=6, progress=False)
+    assert trainer.algorithm == FedProx(mu=0.03, averaged=True, local=BackoffSGD())
+    assert trainer.schedule == FullParticipation()
+    dimension = 64 * 8 + 8 + 8 * 10 + 10
+    noise = noise_of(privacy, data, dimension, 6)
+    assert trainer.privacy.clip_norm == pytest.approx(min(3.0, 0.06 * math.sqrt(dimension) / noise))
+    linear = Trainer(data=data, model="softmax_regression", privacy=privacy, progress=False)
+    assert isinstance(linear.algorithm, ProximalPoint)
+    with pytest.raises(ConfigError, match="only for classes and whole clients; set algorithm"):
+        Trainer(data=data, model="mlp", privacy=RecordPrivacy(epsilon=8.0))
+    with pytest.raises(ConfigError, match="only for classes and whole clients; set algorithm"):
+        Trainer(data=numbers(9), model="mlp", privacy=None)
+
+
+def test_clients_average_networks_of_their_own() -> None:
+    """What a client averages is the same bits whoever is computed beside it, and better than a single model."""
+    data = load_data("digits", clients=12)
+    result = Trainer(
+        data=data, model=models.mlp(hidden=8), privacy=None, rounds=8, baselines=("local",), progress=False
+    ).fit()
+    weights = result.finetuned.weights
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["intercept"] == 0
+    assert result.metrics["accuracy"] > result.baselines["local"].metrics["accuracy"]
+    problem = build_problem(data, models.mlp(hidden=8), "auto", Execution(threads=0), 1, 0, "cpu", "float32")
+    everybody, average = torch.arange(12), Average(alone=0.3)
+    whole = average.reach(problem, result.shared, everybody)
+    for some in ([4], [7, 4, 0]):
+        assert torch.equal(average.reach(problem, result.shared, torch.tensor(some)), whole[some])
+    torch.testing.assert_close(whole[:, problem.dimension :].sum(1), torch.ones(12))
 
 
 def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
