@@ -275,10 +275,10 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, alone: 
     for number in range(FOLDS):
         left_out = fold == number
         models = _paths(problem, base, ids, rows[~left_out], owner[~left_out], alone)
-        for place in range(len(ids)):
-            index = rows[left_out & (owner == place)]
+        for client in range(len(ids)):
+            index = rows[left_out & (owner == client)]
             if len(index):
-                scores[place] += _hits(problem, models[:, place], index)
+                scores[client] += _hits(problem, models[:, client], index)
     prior = torch.tensor([alone / 2, alone / 2, (1 - alone) / 2, *[(1 - alone) / 8] * 4], dtype=torch.float64)
     share = torch.softmax(scores + prior.log(), 1).to(base)
     models = _paths(problem, base, ids, rows, owner, alone)
