@@ -135,6 +135,22 @@ class TestAnyCanaries:
         # all right with probability delta and more cannot be refuted at a level below delta
         assert not refuted(Guesses(m, m, m), curve, 1 - delta)
 
+    @pytest.mark.parametrize(
+        ("right", "made", "canaries", "epsilon"),
+        [
+            (650, 1000, 1000, 0.9675),
+            (90, 100, 1000, 2.4564),
+            (150, 200, 200, 1.7348),
+            (850, 1000, 10_000, 2.1801),
+            (990, 1000, 10_000, 5.9196),
+            (19, 20, 50, 2.5620),
+        ],
+    )
+    def test_the_auditor_of_jax_privacy(self, right, made, canaries, epsilon):
+        """``_epsilon_one_run_fdp(0, canaries, made, right, 0.05, 1e-5)`` of jax_privacy 2.0.0, Gaussian noise."""
+        bound = lower_bound(Guesses(right, made, canaries), GAUSSIAN, 1).epsilon
+        assert epsilon * (1 - 1e-3) < bound < epsilon + 1e-4
+
 
 class TestIndependentCanaries:
     @pytest.mark.parametrize(("right", "canaries"), [(620, 1000), (150, 200), (200, 200)])
