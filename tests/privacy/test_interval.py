@@ -244,11 +244,27 @@ class TestLowerBounds:
 
 
 class TestGuess:
-    def test_signs_of_the_surest(self):
+    def test_sides_of_the_median_of_the_surest(self):
         scores, coins = np.array([3.0, -2.0, 1.0, -0.5]), np.array([True, True, True, False])
         assert guess(scores, coins) == Guesses(3, 4, 4)
         assert guess(scores, coins, 0.5) == Guesses(1, 2, 4)
         assert guess(scores, coins, 0.01) == Guesses(1, 1, 4)
+        assert guess(scores - 100, coins) == Guesses(3, 4, 4)
+
+    def test_less_noise_than_claimed_is_refuted_under_sampling(self):
+        """The log likelihood ratio of the claim is then far below 0 for canaries that are in, too."""
+        rate, rounds, rng = 0.2, 20, np.random.default_rng(0)
+        price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
+        z, coins = price.multiplier(4.0, rounds), rng.random(1000) < 0.5
+
+        def scores(noise: float) -> np.ndarray:
+            part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(0, noise, (rounds, 1000))
+            return np.logaddexp(np.log1p(-rate), np.log(rate) + (part - 0.5) / z**2).sum(0)
+
+        bounds = [
+            lower_bound(guess(scores(noise), coins), price, rounds, independent=True).epsilon for noise in (z, z / 2)
+        ]
+        assert bounds[0] < 4.0 < bounds[1]
 
     def test_refusals(self):
         with pytest.raises(ConfigError, match="1 that are not finite"):

@@ -78,16 +78,11 @@ class Canaries(_Coins):
         first: number of clients, and the position of the first canary behind them.
         sampler: who takes part, of clients and canaries together.
         seed: of the coins and the directions.
-
-    Attributes:
-        moved: float64 (m,), how far all releases together have moved in the direction of a canary that is in, by the
-            clip norms, where nothing answers to it; of sampled ones the expected value.
     """
 
     def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
         super().__init__(count, first, seed)
         self.sampler = sampler
-        self.moved = torch.zeros(count, dtype=torch.float64)
         self._step = -1
         self._latest: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}  # directions by release
         self._evidence = torch.zeros(count, dtype=torch.float64)  # of the releases of one step, which share coins
@@ -183,7 +178,6 @@ class Canaries(_Coins):
             evidence = _evidence(law, rest, places, size * values, std)
             if self.paired:
                 evidence -= _evidence(law, rest, places, -size * values, std)
-            self.moved += known * size / release.denominator
         self._evidence += evidence if self.sampler.amplified else drawn * evidence
 
     def settle(self) -> None:
@@ -199,18 +193,9 @@ class Canaries(_Coins):
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
         """Return scores (m,) of an attacker who has nothing but the change of the shared model, (D,): its part in the
-        direction of a canary, against half of what a canary that is in has moved it; positive means in."""
+        direction of a canary."""
         places, values = self.directions(release, 0)
-        part = (change.double().cpu()[places] * values).sum(1)
-        return part if self.paired else part - self.moved / 2
-
-    def state(self) -> dict[str, Tensor]:
-        return super().state() | {"moved": self.moved}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        self.moved = state["moved"].clone()
-        self._evidence, self._step = torch.zeros_like(self.scores), -1
+        return (change.double().cpu()[places] * values).sum(1)
 
 
 class RecordCanaries(_Coins):

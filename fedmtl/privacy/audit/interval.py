@@ -17,11 +17,13 @@ and comparable with it.
 Two theorems turn F_z into a test. They differ in what they assume of the run beyond F_z; a lower bound that uses the
 first one is larger.
 
-**Independent canaries.** Let guess i depend on an observation whose law, given the coins and observations of all other
-canaries, depends only on coin i and obeys F_z. Then it is right with a probability of at most ``(1 + TV_z) / 2``,
-where ``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess "out") is
-``1/2 + (P(in) - Q(in)) / 2``. That holds given which of the earlier guesses are right, so the number of right guesses
-among m is dominated by a binomial number, and the test is exact (Clopper and Pearson). The assumption is what the claim
+**Independent canaries.** Let canary i show in an observation whose law, given the coins and observations of all others,
+depends only on coin i and obeys F_z, and let the guesses be functions of all observations. Given these the coins are
+independent, and guess i is right with the larger of the two posterior probabilities of coin i at most, say r_i, which
+depends only on observation i. So the r_i are independent, and the mean of each is at most ``(1 + TV_z) / 2``, where
+``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess "out") is
+``1/2 + (P(in) - Q(in)) / 2``. The number of right guesses among m is thus dominated by a binomial number, and the test
+is exact (Clopper and Pearson). The assumption is what the claim
 says of additive noise: orthogonal canaries meet independent noise, where score i is the sum of the products of each
 release, less the sum of the other rows (which the adversary of differential privacy knows), with the direction of
 canary i. A run that breaks its claim may break the assumption, too; the claim is refuted all the same.
@@ -43,7 +45,9 @@ pure epsilon, r independent guesses that are right with probability ``exp(epsilo
 inequalities with equality; the test is at most a tenth of a standard deviation from their binomial law for r of at
 least 1,000. Here the attacker abstains: the surest guesses are right more often.
 
-Neither assumes that the attacker is any good; a bound of 0 only says that this attack learned nothing.
+Neither assumes that the attacker is any good; a bound of 0 only says that this attack learned nothing. In both a guess
+may use the scores of all canaries, so they are compared with their median, and not with the value at which both coins
+are as likely under the claim: where the claim is broken (noise of another size under sampling), that value is another.
 """
 
 from __future__ import annotations
@@ -112,10 +116,11 @@ class LowerBound:
 
 @check_arguments
 def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
-    """Guess "in" where a score is positive and "out" elsewhere, the largest ones in size only; count the right ones.
+    """Guess "in" where a score is above the median and "out" elsewhere, only of those farthest from it; count the right
+    guesses.
 
     Args:
-        scores: (m,) larger where the canary is more likely in, and 0 where both values of its coin are as likely.
+        scores: (m,) larger where the canary is more likely in.
         coins: (m,) bool, whether each canary was in.
         share: of the canaries that are guessed; at least one is.
 
@@ -129,8 +134,9 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
             f"{int((~np.isfinite(scores)).sum())} that are not finite; each canary needs one finite score and one coin."
         )
     made = max(1, round(share * scores.size))
-    surest = np.argsort(-np.abs(scores), kind="stable")[:made]
-    return Guesses(int(((scores > 0) == coins)[surest].sum()), made, scores.size)
+    distance = scores - np.median(scores)
+    surest = np.argsort(-np.abs(distance), kind="stable")[:made]
+    return Guesses(int(((distance > 0) == coins)[surest].sum()), made, scores.size)
 
 
 def lower_bounds(
