@@ -57,7 +57,7 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (AT_LEAST_0, "FedProx.mu MPMTL.ridge PublishedMPMTL.ridge"),
     (POSITIVE, "PFedMe.lam PeerToPeer.lam PublishedPeerToPeer.lam Dropouts.rate"),
     (SHARE, "share APFL.alpha"),
-    ((*SHARE, 1.0), "validation LocalSGD.momentum"),
+    ((*SHARE, 1.0), "validation LocalSGD.momentum BackoffSGD.momentum"),
     ((0, *SHARE, 1.0), "ClientPrivacy.delta RecordPrivacy.delta QuantileClip.quantile"),
     ((*POSITIVE, 1.5), "Average.alone batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
     ((*POSITIVE, 1e-160, 1e162), "ClientPrivacy.noise_multiplier RecordPrivacy.noise_multiplier"),

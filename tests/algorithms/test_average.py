@@ -127,8 +127,8 @@ def test_more_noise_more_weight_on_the_models_of_a_client() -> None:
         Average(alone=1.5)
 
 
-def test_a_network_is_refused_before_anything_is_charged() -> None:
-    problem = problem_of(ragged_classification(6), model=models.mlp(hidden=5), loss="auto")
+def test_a_network_of_numbers_is_refused_before_anything_is_charged() -> None:
+    problem = problem_of(regression(clients=3), model=models.mlp(hidden=5))
     with pytest.raises(ConfigError, match="finetune is 'average', but"):
         Average().check(problem)
 
