@@ -84,7 +84,7 @@ class BoundRowNoise:
             step: number of the step.
             source: of the noise.
         """
-        clipped = clip_rows(rows.detach().cpu().double(), self.release.clip)
+        clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)  # strides change last bits
         noise, width = client_noise(
             L2LaplaceNoise(self.multiplier),
             source,
