@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from .noise.sources import NoiseSource
 from .report import SignalToNoise
 from .settings import Privacy
 from .sums import Gradients, RecordDraws, RecordSums
+
+if TYPE_CHECKING:
+    from .audit.canaries import RecordCanaries
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 
@@ -173,7 +176,8 @@ class Activations(Channel):
             (k, n_i) bool; None for all.
         """
         window, start = self._next()
-        return self.draws.of(client, window.uses[start, runs], runs) if self.draws.sampled else None
+        drawn = self.draws.of(client, window.uses[start, runs], runs) if self.draws.sampled else None
+        return drawn if drawn is None or self.record_canaries is None else drawn[:, : self.sums.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Return what the next activation releases: clip, sum over records, noise, divide.
@@ -197,7 +201,12 @@ class Activations(Channel):
             for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
-        value = self._noised(sums, start, window) if forced is None else forced.numpy()
+        if forced is not None:
+            value = forced.numpy()
+        elif self.record_canaries is None:
+            value = self._noised(sums, start, window)
+        else:
+            value = self._with_canaries(self.record_canaries, sums, start, window)
         self._place = step + 1
         if self.record is not None:
             self._note(step, GRADIENT, torch.from_numpy(value))
@@ -233,6 +242,19 @@ class Activations(Channel):
             drawn = self.members(client, runs) if sampled else None
             parts.append(self.sums.of(client, rows, drawn))
         return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
+
+    def _with_canaries(self, canaries: RecordCanaries, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
+        """Return means as :meth:`_noised`, of records and of the canaries that take part, in the only replicate."""
+        clients, client = torch.from_numpy(window.clients[start]), int(window.clients[start, 0])
+        if client < 0:
+            return self._noised(total, start, window)
+        drawn = self.draws.of(client, window.uses[start], np.arange(1))
+        canaries.draw(client, None if drawn is None else drawn[0])
+        added = self.sums.of_chunks([canaries.gradients(clients)], clients)
+        value = self._noised(total + added.numpy(), start, window)
+        rest = value * window.divisors[start, :, None] - total
+        canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
+        return value
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""

@@ -114,11 +114,13 @@ class GradientPlan:
 
     def with_canaries(self, canaries: int) -> GradientPlan:
         """Return this plan with about ``canaries`` records more, equally many of every client that has the most common
-        number of records, so that these clients have one price."""
-        numbers, clients = np.unique(self.counts, return_counts=True)
-        group = self.counts == numbers[clients == clients.max()].max()
-        counts = self.counts + group * max(1, round(canaries / group.sum()))
-        rate = 1.0 if self.batch_size is None else np.minimum(1.0, self.batch_size / np.maximum(counts, 1))
+        number of records, or of uses where each has a cap of its own, so that these clients have one price."""
+        sizes = self.counts if self.caps is None else self.caps * (self.counts > 0)
+        numbers, clients = np.unique(sizes, return_counts=True)
+        group = sizes == numbers[clients == clients.max()].max()
+        counts, rate = self.counts + group * max(1, round(canaries / group.sum())), self.rate
+        if self.batch_size is not None:
+            rate = np.minimum(1.0, self.batch_size / np.maximum(counts, 1))
         return replace(self, counts=counts, rate=rate)
 
     def check(self, *, clients: int | None) -> None:

@@ -141,7 +141,7 @@ class LocalSteps:
         rows, owners = (part.to(sums.device) for part in canaries.gradients(clients))
         value = self._noised(sums + self._sums.of_chunks([(rows, owners)], clients), clients, steps)
         expected = torch.from_numpy(self.plan.expected)[clients].to(sums.device)
-        canaries.observe(clients, value * expected[:, None] - sums)
+        canaries.observe(clients, value * expected[:, None] - sums, self._scale(clients))
         return value
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
@@ -150,7 +150,6 @@ class LocalSteps:
         expected = torch.from_numpy(plan.expected)[clients]
         if channel.prices is None:
             return total / expected[:, None].to(total.device)
-        scale = torch.from_numpy(channel.prices.by_account[0])[clients] * channel.bound  # neighbours leave a record out
         noise, width = client_noise(
             LAWS[str(channel.mechanism)](1.0),
             channel.source,
@@ -158,7 +157,7 @@ class LocalSteps:
             self.addresses(clients, steps),
             plan.addresses[clients],
             total.shape[1],
-            sensitivity=scale,
+            sensitivity=self._scale(clients),
             bound=channel.bound,
         )
         total = noised(total, noise.to(total.device), None if width is None else width.to(total.device)[:, None])
@@ -168,6 +167,12 @@ class LocalSteps:
             with self._lock:
                 channel.on_grid[GRADIENT] = last
         return value
+
+    def _scale(self, clients: Tensor) -> Tensor:
+        """Return the scale of the noise on the sums of ``clients``, float64 (A,)."""
+        assert self._channel.prices is not None
+        multipliers = torch.from_numpy(self._channel.prices.by_account[0])
+        return multipliers[clients] * self._channel.bound  # neighbours leave a record out
 
     def make(self, clients: Tensor, step: int) -> Tensor:
         """Note that ``clients``, int64 (A,), make local step ``step``; return its number in each one's participation,

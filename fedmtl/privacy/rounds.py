@@ -40,13 +40,10 @@ from .sums import RecordDraws, RecordSums
 from .totals import RowTotal
 
 if TYPE_CHECKING:
-    from .audit.canaries import Canaries, RecordCanaries
+    from .audit.canaries import Canaries
 
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added to."""
-
-
-_CANARIES = "canaries."
 
 
 class Rounds(Channel):
@@ -62,8 +59,6 @@ class Rounds(Channel):
         local: the local steps of the round that has begun, where the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
-        canaries, record_canaries: set one of them where an audit has added clients to the population, or records to
-            clients; None elsewhere.
     """
 
     def __init__(
@@ -85,8 +80,6 @@ class Rounds(Channel):
         self.sampler, self.gradients = sampler, gradients
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
         self.rows_are_noised = False
-        self.canaries: Canaries | None = None
-        self.record_canaries: RecordCanaries | None = None
         self.local: LocalSteps | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._adaptive = settings[0].clip_norm if settings else None
@@ -487,22 +480,14 @@ class Rounds(Channel):
             text += f"; {self.sampler.separation} rounds from one to the next at least, which correlated noise needs"
         return text
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep of the channel: the clip norms of the last round and of the next one (2,),
-        where they adapt, the charges of replicates, which no file holds, and what an audit has seen of canaries."""
-        planted = self.canaries or self.record_canaries
-        canaries = {} if planted is None else planted.state()
-        return (self.norms() or super().state()) | {f"{_CANARIES}{name}": value for name, value in canaries.items()}
+    def _state(self) -> dict[str, Tensor]:
+        return self.norms() or super()._state()
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        if planted := self.canaries or self.record_canaries:
-            names = {name for name in state if name.startswith(_CANARIES)}
-            planted.restore({name.removeprefix(_CANARIES): state[name] for name in names})
-            state = {name: value for name, value in state.items() if name not in names}
+    def _restore(self, state: dict[str, Tensor]) -> None:
         if isinstance(self._adaptive, QuantileClip):
             self.set_norms(state)
         else:
-            super().restore(state)
+            super()._restore(state)
 
     def norms(self) -> dict[str, Tensor]:
         """Return the clip norms of the last round and of the next one, float64 (2,) for each release; none where they

@@ -223,16 +223,23 @@ def open_run(
     stop = problem.rounds
     if isinstance(bound, BoundSchedule):
         stop = min(stop, bound.steps)
-        plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
+        plans = _with_canaries(releases_of(algorithm, replace(problem, rounds=stop), bound), canaries)
         channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
     else:
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
         order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
-        plans = releases_of(algorithm, problem, bound)
-        if canaries:
-            plans = tuple(plan.with_canaries(canaries) if isinstance(plan, GradientPlan) else plan for plan in plans)
+        plans = _with_canaries(releases_of(algorithm, problem, bound), canaries)
         channel = open_channel(privacy, plans, bound, steps=stop, order=order, **options)
     return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)
+
+
+def _with_canaries(
+    plans: tuple[ReleasePlan | GradientPlan, ...], canaries: int
+) -> tuple[ReleasePlan | GradientPlan, ...]:
+    """Return plans with ``canaries`` records in that of gradients."""
+    return tuple(
+        plan.with_canaries(canaries) if canaries and isinstance(plan, GradientPlan) else plan for plan in plans
+    )
 
 
 @dataclass(frozen=True)

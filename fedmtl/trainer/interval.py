@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .._check import Count, Fraction, check_fields
-from ..errors import ConfigError
-from ..privacy import Price, Rounds
+from ..errors import ConfigError, PrivacyError
+from ..privacy import Activations, Price, Rounds
 from ..privacy.noise.registry import LAWS
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Interval:
     does not know, and an attack guesses the coins from what the run releases. Their rows are worst-case ones, in a
     direction of their own, so that the models are those of a run that also met ``canaries`` adverse clients; more of
     them measure more precisely, and cost more accuracy. Where the unit is one record, about as many records join those
-    of the clients with the most common number of records.
+    of the clients with the most common number of records, or, where clients act one at a time, of activations.
 
     Args:
         canaries: number of members that join.
@@ -69,22 +68,22 @@ def check_interval(settings: Trainer) -> None:
         return
     if not isinstance(settings.audit, Interval):
         raise ConfigError(f"audit is {settings.audit!r}; give Interval(canaries=200) or None.")
-    if settings.noiseless or settings.algorithm.one_at_a_time:
+    if settings.noiseless:
         raise ConfigError(
-            f"audit measures a claimed epsilon of an algorithm in rounds, and privacy is {settings.privacy!r} of "
-            f"{settings.algorithm.name}; give ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, and an "
-            f"algorithm in rounds, or leave audit out."
+            f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of {settings.algorithm.name}; give "
+            f"ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, or leave audit out."
         )
     if settings.runs > 1:
         raise ConfigError("audit measures one run; leave replicates and epsilons out, or audit.")
 
 
-def plant(settings: Trainer, channel: Rounds) -> None:
-    """Add the canaries of a run to its channel.
+def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None:
+    """Add the canaries of a run to its channel, whose clients have ``own`` records, int64 (n,).
 
     Raises:
         ConfigError: the run releases nothing.
-        PrivacyError: see :meth:`~fedmtl.privacy.audit.canaries.Canaries.check`.
+        PrivacyError: canaries of several prices, or no epsilon is claimed that may hold; see also
+            :meth:`~fedmtl.privacy.audit.canaries.Canaries.check`.
     """
     if settings.audit is None:
         return
@@ -94,15 +93,28 @@ def plant(settings: Trainer, channel: Rounds) -> None:
     if not channel.releases_anything or prices is None:
         raise ConfigError(f"audit measures what is released, and {settings.algorithm.name} releases nothing.")
     if plan is not None:
-        law, scale = LAWS[str(channel.mechanism)](1.0), channel.bound * torch.from_numpy(prices.by_account[0])
-        own = settings.data.train.counts
-        channel.record_canaries = RecordCanaries(plan, own, law, scale, channel.bound, settings.seed)
+        law = LAWS[str(channel.mechanism)](1.0)
+        planted = channel.record_canaries = RecordCanaries(plan, own, law, channel.bound, settings.seed)
+        if prices.refuted is not None:
+            raise PrivacyError(
+                f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave "
+                f"audit out."
+            )
+        if len(np.unique(prices.kind[0][planted.clients])) > 1:
+            raise PrivacyError(
+                "Canaries join clients of one price; give one epsilon to all clients, or leave audit out."
+            )
+        if isinstance(channel, Activations):
+            channel.sums.counts = own.numpy()  # canaries have no rows
         return
+    assert isinstance(channel, Rounds)
     channel.canaries = Canaries(settings.audit.canaries, len(settings.data), channel.sampler, settings.seed)
     channel.canaries.check(channel.releases)
 
 
-def certificate(settings: Interval, channel: Rounds, epsilon: float, change: Tensor | None) -> dict[str, Any]:
+def certificate(
+    settings: Interval, channel: Rounds | Activations, epsilon: float, change: Tensor | None
+) -> dict[str, Any]:
     """Return the certificate of a finished run, JSON-ready.
 
     Args:
@@ -129,7 +141,7 @@ def certificate(settings: Interval, channel: Rounds, epsilon: float, change: Ten
     if records is not None:
         independent, accounts = records.independent(), records.clients.numpy()
         record |= {"unit": "record", "added": {"to": records.own_records, "each": records.each}}
-    elif clients is not None and channel.privacy is not None:
+    elif clients is not None and channel.privacy is not None and isinstance(channel, Rounds):
         independent = isinstance(channel.privacy.clip_norm, float | int) and clients.independent(channel.releases)
         record |= {"unit": "client"}
         size = 0 if change is None else change.numel()

@@ -438,7 +438,7 @@ class Run:
             report = replace(report, outside=(OUTSIDE.format(count=self.settings.runs), *report.outside))
         if self.settings.audit is not None:
             model = self.algorithm.shared(state)
-            change = None if model is None else model - problem.initial
+            change = None if model is None or self.algorithm.one_at_a_time else model - problem.initial
             interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
             report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
         metric = main_metric(problem.data.spec).name

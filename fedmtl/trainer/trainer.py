@@ -335,7 +335,7 @@ class Trainer:
             replay=replay,
             canaries=self.canaries,
         )
-        plant(self, channel)
+        plant(self, channel, problem.data.train.counts)
         return channel, source
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:

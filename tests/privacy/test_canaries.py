@@ -8,10 +8,21 @@ import torch
 from scipy import stats
 
 import fedmtl.privacy.rounds
-from fedmtl import ClientPrivacy, CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, QuantileClip
+from fedmtl import (
+    ClientPrivacy,
+    CyclicCohorts,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    QuantileClip,
+    RecordPrivacy,
+)
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy import ReleasePlan, open_channel
-from fedmtl.privacy.audit.canaries import Canaries
+from fedmtl.privacy import GradientPlan, ReleasePlan, open_channel
+from fedmtl.privacy.accounting.composition import trade_off
+from fedmtl.privacy.audit.canaries import Canaries, RecordCanaries
+from fedmtl.privacy.audit.interval import guess, refuted
+from fedmtl.privacy.noise.registry import LAWS
 
 CLIENTS, CANARIES, DIMENSION, STEPS, NOISE = 6, 1000, 2000, 3, 2.0
 
@@ -182,3 +193,72 @@ def test_coins_are_fair_and_those_of_the_seed():
     assert not torch.equal(one, other)
     assert stats.binomtest(int(one.sum()), 9_000).pvalue > 1e-4
     assert np.isclose(float((one == other).double().mean()), 0.5, atol=0.05)
+
+
+OWN = np.array([5, 7, 9])
+ACTS = (0, 1, 2, 0, 1, 2, -1, 0, 1)
+
+
+def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0, **plan):
+    """The canaries of a channel of three clients, two of which have ``each`` beside their records and act three times,
+    after these activations; and the channel."""
+    planned = GradientPlan(
+        ids=("a", "b", "c"),
+        counts=OWN + np.array([each, each, 0]),
+        dimension=each,
+        caps=np.array([3, 3, 2]),
+        **plan,
+    )
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=noise, mechanism=mechanism, delta=1e-5)
+    channel = open_channel(privacy, (planned,), "a schedule", seed=seed)
+    law = LAWS[mechanism](1.0)
+    canaries = channel.record_canaries = RecordCanaries(planned, torch.from_numpy(OWN), law, channel.bound, seed)
+    channel.sums.counts = OWN
+    channel.begin(0, torch.tensor([acts]))
+    for _ in acts:
+        rows = [torch.randn(len(runs), int(OWN[client]), each, dtype=torch.float64) for client, runs in channel.acting]
+        channel.release(rows)
+    return canaries, channel
+
+
+@pytest.mark.parametrize("allocation", [None, (np.array([1.0, 2.0, 3.0]),) * 2 + (np.ones(2),)])
+def test_scores_in_activations_have_the_law_of_gaussian_likelihood_ratios(allocation):
+    canaries, _ = activated(allocation=allocation)
+    weights = np.ones(3) if allocation is None else allocation[0] / 2
+    mu = math.sqrt((weights**2).sum()) / NOISE
+    centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
+    assert stats.kstest(centred.numpy() / mu, "norm").pvalue > 1e-3
+    assert bool((canaries.uses == 3).all())
+
+
+def test_activations_of_laplace_noise_score_within_epsilon():
+    canaries, _ = activated("laplace")
+    assert float(canaries.scores.abs().max()) <= 3 / NOISE + 1e-6
+    assert float((canaries.scores > 0).eq(canaries.coins).double().mean()) > 0.55
+
+
+def test_sampled_activations_are_scored_as_a_mixture():
+    """Under replace-one the likelihood ratio of one value of the coin has the mean 1 under the other."""
+    canaries, _ = activated(rate=0.3, noise=1.0)
+    ratios = canaries.scores[~canaries.coins].exp()
+    assert abs(float(ratios.mean()) - 1) < 5 * float(ratios.std()) / math.sqrt(len(ratios))
+    assert float(canaries.scores[canaries.coins].exp().mean()) > 1.1
+
+
+def test_silent_activations_add_nothing_to_scores():
+    canaries, _ = activated(at_cap="silent", each=50)
+    more, _ = activated(at_cap="silent", each=50, acts=(*ACTS, 0, 1, 0))
+    torch.testing.assert_close(more.scores, canaries.scores, rtol=0, atol=1e-6)
+    assert torch.equal(more.uses, canaries.uses)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_bounds_of_sound_activations_exceed_the_claim_as_rarely_as_stated(rate):
+    """A bound exceeds the claim where the guesses refute the multiplier of the run."""
+    above, runs = 0, 100
+    for seed in range(runs):
+        canaries, channel = activated(rate=rate, each=40, noise=1.0, seed=seed)
+        assert canaries.independent()
+        curve = trade_off(channel.prices.kinds[0].after(3, 1.0), 1)
+        above += refuted(guess(canaries.scores.numpy(), canaries.coins.numpy()), curve, independent=True)
+    assert stats.binomtest(above, runs, 0.05, alternative="greater").pvalue > 1e-3

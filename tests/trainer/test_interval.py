@@ -28,15 +28,19 @@ from fedmtl import (
     models,
 )
 from fedmtl._rounding import rounded_down
+from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.cli import main
-from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import Activations, ClientPrivacy
 from fedmtl.privacy.noise.grid import client_noise, release_noise
 from fedmtl.trainer.interval import MODEL, RELEASES, certificate
 from fedmtl.trainer.run import check_ranks
 from fedmtl.trainer.verify import verify
 
 from .settings import CLIENTS, DELTA, SOLVER, trainer
+from .test_asynchronous import LAPLACE
+from .test_asynchronous import trainer as one_at_a_time
 from .test_interruption import Interrupting
 
 CANARIES = 200
@@ -223,6 +227,57 @@ def test_a_secure_run_of_records_is_resumed_and_verified(tmp_path):
     assert seeded.fit(resume=True).privacy.interval == replace(seeded, folder=None).fit().privacy.interval
 
 
+TASKS = load_synthetic_tasks(tasks=20, train_examples=15, test_examples=10, features=20, public_examples=30)
+ACTIVATIONS = {"data": TASKS, "audit": Interval(canaries=400)}
+
+
+@pytest.mark.parametrize("case", ["learner", "public start", "moments", "p2p", "pp_dmtl"])
+def test_activations_measure_less_than_they_claim(case):
+    """20 canaries of each of 20 tasks, which have as many coordinates; the noise of PP-DMTL is spherical."""
+    found = one_at_a_time(case, **ACTIVATIONS).fit().privacy.interval
+    assert (found["unit"], found["canaries"], found["uses"]) == ("record", 400, 12)
+    assert found["observers"][0]["bounds"][0]["independent"] == (case != "pp_dmtl")
+    assert 0 <= found["measured"] < found["claimed"]
+    assert found["measured"] > 1 or case == "pp_dmtl"
+
+
+@pytest.mark.parametrize("case", ["learner", "p2p"])
+def test_halved_noise_of_activations_is_measured_above_the_claim(monkeypatch, case):
+    original = Activations._units
+
+    def halved(*args):
+        noise, widths = original(*args)
+        return noise / 2, widths
+
+    monkeypatch.setattr(Activations, "_units", halved)
+    found = one_at_a_time(case, **ACTIVATIONS).fit().privacy.interval
+    assert found["measured"] > found["claimed"]
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_activations_are_resumed_and_verified(tmp_path, source):
+    folder = tmp_path / "run"
+    options = ACTIVATIONS | {"privacy": replace(LAPLACE, source=source)}
+    part = one_at_a_time("learner", **options, folder=folder)
+    with pytest.raises(KeyboardInterrupt):
+        replace(part, callbacks=(Interrupting(103),)).fit()
+    found = part.fit(resume=True).privacy.interval
+    assert (folder / "private" / "ledger.jsonl").is_file()
+    checks = {check.name: check.verdict for check in verify(folder).checks}
+    assert "FAILED" not in checks.values()
+    assert checks["interval"] == "confirmed"
+    if source == "seeded":
+        assert found == one_at_a_time("learner", **options).fit().privacy.interval
+
+
+def test_activations_without_one_claim_for_all_canaries_are_refused():
+    with pytest.raises(PrivacyError, match=r"Canaries measure a claimed epsilon, and .* has none that holds"):
+        one_at_a_time("pp_dmtl", algorithm=PublishedPPDMTL(row_norm=1.0), **ACTIVATIONS).fit()
+    budgets = {name: 1.0 + k for k, name in enumerate(TASKS.ids)}
+    with pytest.raises(PrivacyError, match="Canaries join clients of one price; give one epsilon to all clients"):
+        one_at_a_time("learner", privacy=replace(LAPLACE, epsilon=budgets), **ACTIVATIONS).fit()
+
+
 def test_a_baseline_has_no_canaries():
     _, result = interval(baselines=("local",))
     assert result.baselines["local"].privacy.interval is None
@@ -233,7 +288,7 @@ def test_a_baseline_has_no_canaries():
     [
         (
             {"privacy": None},
-            "audit measures a claimed epsilon of an algorithm in rounds, and privacy is None of fedavg",
+            "audit measures a claimed epsilon, and privacy is None of fedavg",
         ),
         ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
         ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),

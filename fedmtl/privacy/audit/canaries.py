@@ -10,8 +10,9 @@ and Pearson where canaries do not overlap.
 Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is a lower bound on
 that of the run as it was made, so of its clip, sum, noise, sampling and charges together.
 
-Where the unit is one record, canaries are records of clients that have equally many: they have the same price. Their
-gradients are in every local step what the rows of canary clients are in a round.
+Where the unit is one record, canaries are records of clients that have the same price. Their gradients are in every
+local step of DP-SGD, and in every activation of a client that acts one at a time, what the rows of canary clients are
+in a round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,29 +201,31 @@ class Canaries(_Coins):
 
 
 class RecordCanaries(_Coins):
-    """The canaries of one run of DP-SGD in rounds, each a record of a client.
+    """The canaries of one run of DP-SGD in rounds, or of clients that act one at a time, each a record of a client.
 
     Args:
         plan: of the gradients, with the canaries among the numbers of records, behind each client's own.
         own: int64 (n,), the clients' numbers of records without canaries.
         law: of the noise, at a multiplier of 1.
-        scale: float64 (n,), the scale of each client's noise.
         bound: C, on the gradient of a record.
         seed: of the coins and the directions.
 
     Attributes:
         clients: int64 (g,), those that have canaries.
-        own_records: how many records each of them has beside.
+        own_records: how many records each of them has beside; None where they differ.
         each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
+        paired: whether the coin chooses between a gradient and its negative.
     """
 
-    def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, scale: Tensor, bound: float, seed: int) -> None:
+    def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int) -> None:
         added = torch.from_numpy(plan.counts) - own
         self.clients, self.each = added.nonzero()[:, 0], int(added.max())
         super().__init__(len(self.clients) * self.each, len(own), seed)
-        self.own_records = int(own[self.clients[0]])
+        numbers = own[self.clients].unique().tolist()
+        self.own_records = numbers[0] if len(numbers) == 1 else None
         self._own, self._law, self._bound = own, law, bound
-        self._rates, self._std = torch.from_numpy(plan.rates), law.std(1.0, plan.dimension) * scale
+        self._rates, self._unit = torch.from_numpy(plan.rates), law.std(1.0, plan.dimension)
+        self.paired = plan.relation == "replace"
         key = derive_key(seed, "canaries/gradient")
         self._places, self._values = _directions(self.each, plan.dimension, law.norm == "l1", key)
         self._dimension, self._group = plan.dimension, torch.full_like(own, -1)
@@ -241,33 +245,44 @@ class RecordCanaries(_Coins):
             self._drawn[client] = positions[row, planted[row]] - self._own[client]
         return drawn & ~planted
 
+    def draw(self, client: int, drawn: np.ndarray | None) -> None:
+        """Note which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own records; None for
+        all."""
+        if int(self._group[client]) >= 0:
+            part = np.ones(self.each) if drawn is None else drawn[int(self._own[client]) :]
+            self._drawn[client] = torch.from_numpy(np.flatnonzero(part))
+
     def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients (N, D) of the canaries that were drawn and are in, longer than the clip norm, and the
-        places of their clients in ``clients``, int64 (N,)."""
+        """Return the gradients (N, D) of the canaries that were drawn, longer than the clip norm, and the places of
+        their clients in ``clients``, int64 (N,). A canary that is out has the negative one under replace-one, else a
+        gradient of zero."""
         rows, owners = [torch.zeros(0, self._dimension, dtype=torch.float64)], []
         for place, client in enumerate(clients.tolist()):
             drawn = self._drawn.pop(client, self.clients[:0])
-            drawn = drawn[self.coins[self._group[client] * self.each + drawn]]
+            coins = self.coins[self._group[client] * self.each + drawn]
+            signs = torch.where(coins, 1.0, -1.0 if self.paired else 0.0)[:, None]
             row = torch.zeros(len(drawn), self._dimension, dtype=torch.float64)
-            rows.append(row.scatter_(1, self._places[drawn], _LOUD * self._bound * self._values[drawn]))
+            rows.append(row.scatter_(1, self._places[drawn], _LOUD * self._bound * signs * self._values[drawn]))
             owners += [place] * len(drawn)
         return torch.cat(rows), torch.tensor(owners, dtype=torch.int64)
 
-    def observe(self, clients: Tensor, rest: Tensor) -> None:
-        """Take in the evidence of one local step.
+    def observe(self, clients: Tensor, rest: Tensor, scale: Tensor) -> None:
+        """Take in the evidence of one local step, or activation.
 
         Args:
             clients: int64 (A,).
             rest: (A, D), the released sums without the gradients of the clients' own records: noise and canaries.
+            scale: float64 (A,), of the noise.
         """
-        for client, noise in zip(clients.tolist(), rest, strict=True):
+        for client, noise, std in zip(clients.tolist(), rest.cpu(), (self._unit * scale).tolist(), strict=True):
             group = int(self._group[client])
             if group < 0:
                 continue
-            values = self._bound * self._values
-            evidence = _evidence(self._law, noise.cpu(), self._places, values, float(self._std[client]))
+            values, rate = self._bound * self._values, self._rates[client]
             part = slice(group * self.each, (group + 1) * self.each)
-            self.scores[part] += _mixture(evidence, self._rates[client])
+            self.scores[part] += _mixture(_evidence(self._law, noise, self._places, values, std), rate)
+            if self.paired:
+                self.scores[part] -= _mixture(_evidence(self._law, noise, self._places, -values, std), rate)
             self.uses[part] += 1
 
 
