@@ -15,6 +15,7 @@ from fedmtl import (
     ClientPrivacy,
     FedAvg,
     FixedCohort,
+    Interval,
     Local,
     LocalSGD,
     PoissonSampling,
@@ -46,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pmtl-records": {"privacy": RecordPrivacy(**PRIVACY)},
     "fedavg": {"algorithm": FedAvg(local=SOLVER)},
     "fedavg-adam": {"algorithm": FedAvg(local=SOLVER, server_optimizer=ADAM)},
+    "fedavg-canaries": {"algorithm": FedAvg(local=SOLVER), "audit": Interval(canaries=20)},
     "local": {"algorithm": Local(local=SOLVER)},
 }
 POINTED = ("pmtl-global", "pmtl-records")  # whose folders hold different files and charges
