@@ -734,8 +734,8 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     assert cli.main(["report", str(sweep)]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        f"fedmtl: left out, unfinished: {sweep}/1 (fedmtl resume {sweep}/1)",
-        f"fedmtl: left out, failed: {sweep}/2: PoissonSampling.cohort is 31, but there are only 30 clients; it "
+        f"fedmtl: left out: {sweep}/1: unfinished: continue it with fedmtl resume {sweep}/1",
+        f"fedmtl: left out: {sweep}/2: failed: PoissonSampling.cohort is 31, but there are only 30 clients; it "
         "must be at most the population.",
     ]
     assert cli.main(["resume", str(sweep)]) == 2

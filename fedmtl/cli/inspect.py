@@ -111,6 +111,6 @@ def report(words: list[str]) -> int:
 
         files += plot_result(Result.load(run), target, target, **drawn)
     for folder, why in made.left_out.items():
-        say(f"left out: {folder} {why}")
+        say(f"left out: {folder}: {why}")
     print("\n".join(map(str, files)))
     return 0

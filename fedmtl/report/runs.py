@@ -68,7 +68,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> dict[Path, str]:
             elif (private / ERROR).is_file():
                 runs[run] = f"failed: {(private / ERROR).read_text(encoding='utf-8').strip()}"
             elif (private / "config.yaml").is_file() or (private / "checkpoint.safetensors").is_file():
-                runs[run] = f"unfinished: continue it by fedmtl resume {run}"
+                runs[run] = f"unfinished: continue it with fedmtl resume {run}"
     return runs
 
 

@@ -21,14 +21,17 @@ from ..local import LocalTraining
 from ..privacy import (
     Activations,
     BoundSampler,
+    FullParticipation,
     GradientPlan,
     NoiseSource,
+    PoissonSampling,
     Privacy,
     ReleasePlan,
     Rounds,
     Sampler,
     open_channel,
 )
+from ..privacy.samplers import USUAL_COHORT
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
 from .evaluation import (
     Metrics,
@@ -131,6 +134,8 @@ def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0)
     and keys of the clients where they act one at a time."""
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
+    if schedule == PoissonSampling() and len(data) < USUAL_COHORT:  # with canaries as without
+        return FullParticipation().bind(len(data) + canaries)
     return schedule.bind(len(data) + canaries)
 
 

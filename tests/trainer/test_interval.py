@@ -322,3 +322,8 @@ def test_the_command_takes_canaries(tmp_path, capsys):
     assert "measured (95%)" in capsys.readouterr().out
     assert main(["audit", "--interval", "--canaries", "50", *words, "audit.confidence=0.9"]) == 0
     assert "measured (90%)" in capsys.readouterr().out
+
+
+def test_few_clients_all_take_part_with_canaries_as_without() -> None:
+    run = trainer(**AUDITED | {"schedule": PoissonSampling()})
+    assert run.bound == FullParticipation().bind(len(run.data) + CANARIES)
