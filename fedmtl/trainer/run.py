@@ -88,7 +88,8 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
             comparison[name] = baseline
     result = replace(result, baselines=comparison)
     if folder is not None:
-        ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), settings.data))
+        data, _ = held_out(settings.data, settings.finetune)  # with the numbers of records that were trained on
+        ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), data))
     return result
 
 

@@ -328,7 +328,6 @@ def test_plans_that_activations_do_not_follow_are_refused() -> None:
         {"steps": np.zeros(3, dtype=np.int64)},  # nothing would be charged
         {"relation": "zero_out"},
         {"batch_size": 2},
-        {"ranks": torch.arange(3)},
     ):
         with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for clients that act one at a time"):
             open_channel(PURE, (replace(plan, **unused),), "a schedule", seed=0)

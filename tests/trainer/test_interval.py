@@ -15,6 +15,7 @@ import fedmtl.trainer.run
 from fedmtl import (
     FedAvg,
     FederatedDataset,
+    Finetune,
     FixedCohort,
     FullParticipation,
     Interval,
@@ -327,3 +328,38 @@ def test_the_command_takes_canaries(tmp_path, capsys):
 def test_few_clients_all_take_part_with_canaries_as_without() -> None:
     run = trainer(**AUDITED | {"schedule": PoissonSampling()})
     assert run.bound == FullParticipation().bind(len(run.data) + CANARIES)
+
+
+def test_canary_records_stand_behind_the_records_that_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where records are withheld for validation, positions behind those left would be records of the next client."""
+    sums, noised = [], fedmtl.privacy.local_steps.LocalSteps._noised
+
+    def noted(self, total, clients, steps):
+        sums[-1].append((clients, total.clone()))
+        return noised(self, total, clients, steps)
+
+    monkeypatch.setattr(fedmtl.privacy.local_steps.LocalSteps, "_noised", noted)
+    solver, generator = LocalSGD(lr=0.2, batch_size=8), torch.Generator().manual_seed(0)
+    rows = {f"c{i}": (torch.randn(12, 5, generator=generator), torch.arange(12) % 3) for i in range(4)}
+    for scale in (1.0, 3.0):
+        sums.append([])
+        data = FederatedDataset.from_tensors(
+            rows | {"c2": (scale * rows["c2"][0], rows["c2"][1])}, test_fraction=0.2, classes=3
+        )
+        trainer(
+            algorithm=FedAvg(local=solver),
+            data=data,
+            model=models.mlp(hidden=20),
+            schedule=FullParticipation(),
+            privacy=RecordPrivacy(clip_norm=0.7, epsilon=4.0, delta=1e-5),
+            rounds=1,
+            audit=Interval(canaries=40),
+            finetune=Finetune(kind="vanilla", local=solver, validation=0.3),
+        ).fit()
+    changed = {
+        int(client)
+        for (clients, first), (_, second) in zip(*sums, strict=True)
+        for client, distance in zip(clients, (first - second).norm(dim=1), strict=True)
+        if distance > 1e-9
+    }
+    assert changed == {2}

@@ -22,6 +22,7 @@ from fedmtl import (
     CyclicCohorts,
     EarlyStopping,
     FedAvg,
+    Finetune,
     FixedCohort,
     FullParticipation,
     PeerToPeer,
@@ -555,6 +556,8 @@ def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> 
     records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
     folder = run(tmp_path / "run", privacy=records)
     assert failed(folder) == {}
+    withheld = Finetune(kind="vanilla", local=SOLVER, validation=0.3)
+    assert failed(run(tmp_path / "withheld", privacy=records, finetune=withheld)) == {}
 
     def halved(lines: list[dict]) -> list[dict]:
         kinds = [
