@@ -57,6 +57,8 @@ def process(
     ("words", "said"),
     [
         (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
+        (["algoritm=3"], "algoritm is no setting; did you mean algorithm? accepted:"),
+        (["algorithm=auto", "lr=1"], "did you mean algorithm=fedavg algorithm.local.lr? accepted:"),
         (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
         (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted: clip_norm, epsilon,"),

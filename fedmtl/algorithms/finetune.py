@@ -152,6 +152,8 @@ class Finetune(Personalization):
     validation: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.kind == "average":
+            raise ConfigError("Finetune.kind is 'average'; averaging is fedmtl.Average() (command: finetune=average).")
         one_of(self, ("vanilla", "mean", "kl", "ewc"), kind=self.kind)
         one_of(self, ("auto", "shared", "personal"), start=self.start)
         non_negative(self, lam=self.lam)

@@ -59,7 +59,8 @@ def adapt(words: list[str]) -> int:
     if objects["finetune"] is None and _given(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
     data = made(config["data"], "data")
-    run = Result.load(options.folder, objects["model"], trust=TRUST.get())
+    model = None if objects["model"] == "auto" else objects["model"]  # an automatic model is a factory in the files
+    run = Result.load(options.folder, model, trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
     if not _given(options.overrides, "data"):
         raise ConfigError(

@@ -30,6 +30,7 @@ def check(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides, options.config_dir))
+    privacy, given = made(config["privacy"], "privacy"), {}
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
         node["bounds"], lines = _draft(node)
@@ -41,7 +42,6 @@ def check(words: list[str]) -> int:
 
     from ..trainer.check import check as outlook
 
-    privacy, given = made(config["privacy"], "privacy"), {}
     if config["algorithm"]["_target_"] is None:  # of automatic settings
         model = {name: value for name, value in config["model"].items() if name not in ("fix", "lora")}
         given = {"model": made(model, "model"), "schedule": made(config["schedule"], "schedule")}
@@ -68,6 +68,8 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
         label = name == node["target"] and node.get("classes") is not None
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{kinds:,} categories'}"
         text += f", {missing:,} missing" if missing else ""
+        if name == node["target"] and name not in bounds and looks_like_id(column):
+            raise ConfigError(f"data.target is {name!r}, which looks like an id of rows; choose another, or bound it.")
         if looks_like_id(column) or (not number and kinds > _MOST):
             text += "; it looks like an id: leave it out of data.features"
         elif name == node["target"] and not (number or node.get("labels")):

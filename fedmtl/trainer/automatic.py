@@ -114,12 +114,12 @@ class Automatic:
     clients: int
 
     def text(self) -> str:
-        """Return what was chosen, and why."""
+        """Return what was chosen, and why; nu is :attr:`level`, of networks :attr:`noise`."""
         clip = "no clip" if self.privacy is None else f"clip {self.privacy.initial_norm:.3g}"
-        symbol = "nu_r" if isinstance(self.privacy, RecordPrivacy) else "nu"
+        nu = self.noise if self.level is None else self.level
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
-            f"automatic settings from public facts ({symbol} = {self.noise:.3g}): {self.algorithm.title}, "
+            f"automatic settings from public facts (nu = {nu:.3g}): {self.algorithm.title}, "
             f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, then "
             f"{self.finetune.text()}",
             width=120,
@@ -208,7 +208,9 @@ def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Al
     if data.domain is None or not math.isfinite(data.domain.l2):
         raise ConfigError(
             f"{data.name} states no public bound on rows, from which the step size follows at the record level; "
-            "declare data.bounds, or choose an algorithm, as algorithm=fedavg."
+            "declare data.bounds of a table; of other data domain=, such as FederatedDataset.from_tensors(..., "
+            "domain=fedmtl.data.Domain(l1=5.0, l2=5**0.5, target=1.0)) of five features in [-1, 1]; or choose an "
+            "algorithm, as algorithm=fedavg."
         )
     loud, row = noise > 0.1, data.domain.l2**2 + 1
     lr = (2.0 if loud else 0.15) / row * (4.0 if classes else 1.0)

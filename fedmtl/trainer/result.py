@@ -54,6 +54,8 @@ class Result(Scored):
         released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
         shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
+        cut_targets: the share of the training targets at an end of their public range, where those beyond it are cut
+            off; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
         terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of their own, see
             :meth:`adapt`; ``None`` where they are not known.
@@ -92,6 +94,7 @@ class Result(Scored):
     released: Mapping[str, GridValue] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
     shortened: Mapping[str, float] = field(default_factory=dict)
+    cut_targets: float = 0.0
     trained: bool = True
     terms: Mapping[str, Any] | None = None
     tested: int = 0
@@ -326,8 +329,9 @@ class Result(Scored):
             lines += self.finetuned.lines()
         if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in self.shown:
             lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
-        worse = ", ".join(text for stage in stages if (text := self._worse_than_constant(stage)))
-        lines += [f"  warning: worse than predicting a constant: {worse}{self._remedy}"] if worse else []
+        worse = {text: stage for stage in stages if (text := self._worse_than_constant(stage))}
+        remedy = self._remedy(list(worse.values()))
+        lines += [f"  warning: worse than predicting a constant: {', '.join(worse)}{remedy}"] if worse else []
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
@@ -336,10 +340,10 @@ class Result(Scored):
             lines.append(f"  best mean{self._best()}")
         return lines
 
-    @property
-    def _remedy(self) -> str:
-        """Return which settings may make a bad model better."""
-        names = ["a larger privacy.epsilon"] * (0 < self.epsilon < math.inf)
+    def _remedy(self, stages: Sequence[Stage]) -> str:
+        """Return which settings may make bad models better."""
+        names = ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
+        names += ["a larger privacy.epsilon"] * any(0 < (stage.epsilon or 0) < math.inf for stage in stages)
         names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
         return f"; try {' or '.join(names)}" if names else ""
 

@@ -66,7 +66,7 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     folder = None if settings.folder is None else RunFolder(Path(settings.folder))
     schedule, clients = settings.schedule, len(settings.data)
     if schedule == PoissonSampling() and clients < USUAL_COHORT:
-        text = "all %d clients take part in every round: cohorts have %d clients unless schedule.cohort is set"
+        text = "all %d clients take part in every round: fewer than the usual cohort of %d"
         logger.info(text, clients, USUAL_COHORT)
     with ranks.agree():
         check_ranks(settings, ranks)
@@ -172,6 +172,7 @@ def single_run(
         if settings.further_metrics:
             try_metrics(problem, settings.further_metrics)
         about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
+        about["cut_targets"] = (problem.data.train.y.abs() >= problem.data.limit).double().mean().item()
         about["chosen"] = chosen(settings, algorithm)
         about["terms"] = terms_of(replace(settings, finetune=resolved.finetune))
         result = Run(resolved, problem, clients, evaluated, engine or Engine(), folder, ranks, about)(resume)

@@ -17,6 +17,7 @@ from fedmtl import (
     ClientPrivacy,
     FedAvg,
     FedProx,
+    Finetune,
     FixedCohort,
     FullParticipation,
     LocalSGD,
@@ -301,3 +302,57 @@ def test_a_table_takes_automatic_settings_unless_something_of_them_is_chosen(wor
 def test_automatic_settings_are_compared_in_a_sweep() -> None:
     plain, tuned = {"algorithm": {"_target_": "fedmtl.FedAvg"}}, {"finetune": {"_target_": "fedmtl.Average"}}
     assert unlike([{"algorithm": {"_target_": None}} | tuned, plain]).startswith("finetuned after training: auto; not:")
+
+
+def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypatch) -> None:
+    from fedmtl.cli.main import main
+
+    random = np.random.default_rng(0)
+    rows = [f"w{i % 9},{random.uniform(0, 1):.3f},{random.uniform(1, 16):.2f},{i}" for i in range(180)]
+    (tmp_path / "x.csv").write_text("\n".join(["ward,age,cost,id", *rows]))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *TABLE, "data.client=ward", "data.target=id"]) == 2
+    assert main(["check", *TABLE, "data.client=ward", "data.target=cost", "privacy.epsilon=-1"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("looks like an id") == 1
+    assert not printed.out
+    assert not (tmp_path / "experiment").exists()
+    words = [*TABLE, "data.client=ward", "data.target=cost", "data.features=[age]"]
+    words.append("data.bounds={age: [0, 1], cost: [0, 2]}")
+    assert main([*words, "privacy.epsilon=3", "hydra.run.dir=run"]) == 0
+    assert main(["adapt", "run", *words, "--out", "new"]) == 0
+    assert "9 new clients" in capsys.readouterr().out
+
+
+def test_most_targets_cut_off_are_named_by_the_warning() -> None:
+    data = replace(numbers(12), limit=1e-3, target_range=(0.0, 2.0))
+    result = Trainer(data=data, privacy=ClientPrivacy(epsilon=1.0), rounds=1, progress=False).fit()
+    assert result.cut_targets > 0.5
+    stages = result.stages("run")
+    assert "data.bounds" in result._remedy(stages)
+    assert "privacy.epsilon" in result._remedy(stages)
+    noiseless = [replace(stage, epsilon=math.inf) for stage in stages] + [replace(stages[0], epsilon=0.0)]
+    assert "privacy.epsilon" not in result._remedy(noiseless)
+
+
+def test_records_need_a_domain() -> None:
+    data = numbers(12)
+    text = check(replace(data, domain=Domain(2.0, 2**0.5, 1.0)), RecordPrivacy(epsilon=3.0))
+    level = float(text.split("(nu = ")[1].split(")")[0])  # on the scale of the verdict, as of whole clients
+    assert ("nu is above 4" in text, "nu is between 1 and 4" in text) == (level > 4, 1 < level <= 4)
+    with pytest.raises(ConfigError, match=r"domain=fedmtl\.data\.Domain\("):
+        check(replace(data, domain=None), RecordPrivacy(epsilon=3.0))
+
+
+def test_averaging_is_no_kind_of_finetuning() -> None:
+    with pytest.raises(ConfigError, match=r"fedmtl\.Average\(\) \(command: finetune=average\)"):
+        Finetune(kind="average")
+
+
+def test_clients_fewer_than_a_cohort_all_take_part(caplog) -> None:
+    caplog.set_level("INFO", logger="fedmtl")
+    Trainer(
+        algorithm=FedAvg(), data=numbers(12), model=models.linear_regression(), privacy=None, rounds=1,
+        schedule=PoissonSampling(), progress=False,
+    ).fit()  # fmt: skip
+    assert "all 12 clients take part in every round: fewer than the usual cohort of 100" in caplog.messages
