@@ -144,7 +144,7 @@ def test_the_choice_is_that_of_least_training_loss() -> None:
 def test_units_and_settings(tmp_path) -> None:
     records = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
     assert trainer(algorithm=ClusteredPMTL(clusters=PARITY, local=SOLVER), privacy=records).fit().epsilon > 0
-    with pytest.raises(PrivacyError, match="not made of locally trained models alone"):
+    with pytest.raises(PrivacyError, match="not made only of locally trained models"):
         trainer(algorithm=IFCA(local=SOLVER), privacy=records).fit()
     file = tmp_path / "clusters.csv"
     file.write_text("client,cluster\n" + "".join(f"{client},{name}\n" for client, name in PARITY.items()))

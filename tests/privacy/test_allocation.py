@@ -307,7 +307,7 @@ def test_what_repetitions_do_not_go_with(tmp_path: Path) -> None:
         (GAUSSIAN, {"sampler": PoissonSampling(4)}, "FullParticipation"),
         (RecordPrivacy(clip_norm=1.0, epsilon=1.0), {}, "ClientPrivacy"),
         ([GAUSSIAN], {}, "1 privacy settings"),
-        ([GAUSSIAN, ClientPrivacy(clip_norm=3.0, epsilon=1.0)], {}, "differ in epsilon"),
+        ([GAUSSIAN, ClientPrivacy(clip_norm=3.0, epsilon=1.0)], {}, "differ only in epsilon"),
     ):
         with pytest.raises(ConfigError, match=match):
             opened(privacy, one, replicates=2, **options)  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ def test_rows_follow_their_clients_to_any_number_of_processes(sizes: tuple[int, 
             step += 1
             exercise(stores, reference, generator, times=1)
             checkpoint(tmp_path, stores, step)
-    with pytest.raises(NotImplementedError, match="its own clients alone"):
+    with pytest.raises(NotImplementedError, match="only the tensors of its own clients"):
         ranks_of(2)[0].whole("model")
 
 
