@@ -252,7 +252,7 @@ class RunFolder:
         write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
-        """Write the plots, the clients with the baselines, result.json, the mark of a finished run, and the lists."""
+        """Write the plots, the clients with the baselines, and result.json, the mark of a finished run."""
         with uncollected():
             from .plots import plot_result
 
@@ -269,7 +269,6 @@ class RunFolder:
         names = [name for name in (result.algorithm, *result.baselines) if name in METHODS]
         summary["methods"] = {name: list(METHODS[name]) for name in names}
         write_json(self.private / "result.json", plain(summary))
-        self.write_lists()
 
     def read_run(
         self, model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()

@@ -89,7 +89,12 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     result = replace(result, baselines=comparison)
     if folder is not None:
         data, _ = held_out(settings.data, settings.finetune)  # with the numbers of records that were trained on
-        ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), data))
+
+        def write() -> None:
+            folder.write_result(result, table_settings(settings, result.module), data)
+            folder.write_lists()
+
+        ranks.share(write)
     return result
 
 

@@ -53,7 +53,7 @@ def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -
     for one in (found, worst):
         state, _ = run_activations(one, work, block.client)
         ends.append(float(one.objective(work, state)))
-    assert found.a2 > 2 * worst.steps(work)[0]
+    assert found.a2 > 2 * worst.step_size(work)
     assert ends[0] < ends[1]
 
 
