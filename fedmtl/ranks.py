@@ -112,8 +112,8 @@ class Ranks:
         return owner
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks at rank 0; elsewhere something else. It is exact where all partial sums are, as
-        those of :func:`fedmtl.privacy.clip.clipped_sum`, and then the same for any number of ranks.
+        """Return the sum over ranks. It is complete on rank 0 only; ignore it on others. It is exact where all partial
+        sums are, as those of :func:`fedmtl.privacy.clip.clipped_sum`, and then the same for any number of ranks.
 
         Args:
             values: float64, the same shape everywhere; overwritten.

@@ -1,10 +1,14 @@
 """The ledger: what has been charged, written before the noise it pays for is drawn.
 
-Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
-noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
-begins, with its session number; of a resumed run before its first charge, so that one that charges nothing leaves the
-file as it is), ``charge`` (consecutive steps, with the cohort of each where participations are
-charged), ``remaining`` (the run stopped early and is charged as if it had continued) and ``close`` (a clean end).
+Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). The lines are
+
+- the header: settings, releases, noise, fingerprint, and a random number of the run, so that no two runs have the same
+  hashes;
+- ``open``: a process begins, with its session number. A resumed run writes it before its first charge, so that one that
+  charges nothing leaves the file as it is;
+- ``charge``: consecutive steps, with the cohort of each where participations are charged;
+- ``remaining``: the run stopped early and is charged as if it had continued;
+- ``close``: a clean end.
 
 A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
 and it begins at most at the end of what was charged before. The releases of an account share every step, so lines hold

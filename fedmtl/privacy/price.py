@@ -152,7 +152,8 @@ class Price:
             of: whose budget it is, for errors.
 
         Raises:
-            ConfigError: a budget that cannot be met, or not in one use of sums that neighbours do not replace.
+            ConfigError: no noise meets the budget; or one use with ``multiplier`` exceeds it, unless neighbours
+                replace rows.
         """
         if budget == math.inf:
             return 0.0, uses

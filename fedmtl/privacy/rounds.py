@@ -260,7 +260,7 @@ class Rounds(Channel):
         return self._totals[name]
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
-        """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
+        """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore it on others.
 
         That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
         in the order of the clients.

@@ -148,7 +148,7 @@ def certificate(
         same = [one for one in channel.releases.values() if one.form == "vector" and one.dimension == size]
         if change is not None and same and len(clients) <= size:
             scores[MODEL] = clients.final_scores(same[0], change)
-    took_part = planted.uses > 0  # of sampled ones all
+    took_part = planted.uses > 0  # canaries that sampling never drew are dropped, unless none was drawn
     took_part |= ~took_part.any()
     observers = []
     for observer, each in scores.items():

@@ -318,7 +318,7 @@ class Run:
         every = self.settings.checkpoint_every
         try:
             for block in self.source.blocks(step):
-                self.source.begin(block)  # charged on the disk before any data are read
+                self.source.begin(block)  # charged before any client computes; in secure mode the line is on the disk
                 state, step = self.engine.step(self, state, block), block.step + 1
                 if self.problem.tally is not None and not self.warned:  # at once, not only at the next evaluation
                     self._warn(step, self.problem.tally)

@@ -8,9 +8,9 @@ with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Own
 own clocks tick; the learner keeps a central model theta_L and a copy theta_i for each of the N owners, all 0 at first.
 At a tick owner i answers with the noised mean gradient of its n_i records (x_j, y_j), and the models move:
 
+    tbar    = (theta_L + theta_i) / 2                                                              (6)
     Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                              (3)
     Qbar_i  = Q_i + w,   w the noise of the release, of i.i.d. Laplace coordinates in the paper    (4)
-    tbar    = (theta_L + theta_i) / 2                                                              (6)
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
 
@@ -125,16 +125,17 @@ class AsyncLearner(CentralLearner):
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         theta_l, theta = public["theta_l"].numpy(), client_rows(public["theta"])
         counts, (runs, p) = problem.data.train.counts.numpy(), theta_l.shape
-        n, a = len(counts), np.full(runs, self.effective_step(len(counts), problem.rounds))
+        owners, a = len(counts), np.full(runs, self.effective_step(len(counts), problem.rounds))
         # operands of the shape of a model, or of none: broadcasting costs NumPy more than the arithmetic
         share, own_step, central_step = (
-            np.repeat(each[:, None], p, 1) for each in (counts / counts.sum(), a * n, a * self.central_share(n))
+            np.repeat(each[:, None], p, 1)
+            for each in (counts / counts.sum(), a * owners, a * self.central_share(owners))
         )
-        of_g, owners, low, high = map(np.array, (2 * self.reg, 2.0 * n, -self.theta_max, self.theta_max))
+        of_g, two_n, low, high = map(np.array, (2 * self.reg, 2.0 * owners, -self.theta_max, self.theta_max))
 
         def serve(answers: Answers) -> None:
             tbar, slope = answers.points, of_g * answers.points  # of g
-            owned = tbar - own_step[answers.runs] * (slope / owners + share.take(answers.clients, 0) * answers.values)
+            owned = tbar - own_step[answers.runs] * (slope / two_n + share.take(answers.clients, 0) * answers.values)
             theta[answers.at] = np.minimum(np.maximum(owned, low), high)  # (5)
             central = tbar - central_step[answers.runs] * slope
             theta_l[answers.runs] = np.minimum(np.maximum(central, low), high)  # (7')

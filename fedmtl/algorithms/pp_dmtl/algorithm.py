@@ -64,11 +64,11 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
             that a larger step is stable than for the worst case
             (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). The server repeats a task's
             last gradient at every event, so a column moves on by gradients taken long before.
-        delay: the most events from an activation of a task to its next but one, for which a gradient taken at the
-            column of the first is used: a public property of the schedule, :func:`largest_delay`. ``None``: 2 T, which
-            is tasks that act in turn. With latencies between 0 and a maximum it is about 4 T, and with stragglers more;
-            where it is too small P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)`` is
-            stable whatever the delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a x_{n-k}.)
+        delay: the greatest age, in events, of a gradient still in use: a public property of the schedule,
+            :func:`largest_delay`. ``None``: 2 T, which is tasks that act in turn. With latencies between 0 and a
+            maximum it is about 4 T, and with stragglers more; where it is too small P may oscillate with
+            growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)`` is stable whatever the delays up to that: Erbe,
+            Xia, Yu, 1995, on x_{n+1} - x_n = -a x_{n-k}.)
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
             B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
             be public knowledge; only stability rests on it.
@@ -82,8 +82,8 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
-        refine_across: the strength of g in that fit across the row space of P, which is public, so that the refinement
-            is free along the directions that the tasks share and tied elsewhere: ``refine_tau / 2``
+        refine_across: the strength of g in that fit across the row space of P, which is public. A weaker pull along
+            directions the tasks share, a stronger one elsewhere: ``refine_tau / 2``
             times the square of q_t along these directions, and ``refine_across / 2`` times that of the rest. P has no
             directions: as without it. ``own_penalty="frobenius"``. A threshold above the noise keeps P to what is
             signal. None: ``refine_tau`` in all directions.

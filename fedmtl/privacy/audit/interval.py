@@ -23,10 +23,11 @@ independent, and guess i is right with the larger of the two posterior probabili
 depends only on observation i. So the r_i are independent, and the mean of each is at most ``(1 + TV_z) / 2``, where
 ``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess "out") is
 ``1/2 + (P(in) - Q(in)) / 2``. The number of right guesses among m is thus dominated by a binomial number, and the test
-is exact (Clopper and Pearson). The assumption is what the claim
-says of additive noise: orthogonal canaries meet independent noise, where score i is the sum of the products of each
-release, less the sum of the other rows (which the adversary of differential privacy knows), with the direction of
-canary i. A run that breaks its claim may break the assumption, too; the claim is refuted all the same.
+is exact (Clopper and Pearson). The assumption is what the claim says of additive noise: orthogonal canaries meet
+independent noise. Score i is the log likelihood ratio of the two values of coin i, summed over the releases. It depends
+only on the product of each release with the direction of canary i, after the sum of the other rows (which the
+adversary of differential privacy knows) is subtracted. A run that breaks its claim may break the assumption,
+too; the claim is refuted all the same.
 
 **Any canaries.** F_z alone (Mahloujifar, Melis, Chaudhuri 2025, "Auditing f-differential privacy in one run"; Steinke,
 Nasr, Jagielski 2023, "Privacy auditing with one (1) training run"). Let N of the r guesses made be right, and N_i be
@@ -38,9 +39,10 @@ and since N is N_i + 1 where guess i is right,
     E[N; N >= v + 1] / m <= F_z(E[r - N; N >= v] / m)    for v = 0, ..., r - 1.
 
 The largest P(N >= c) under these inequalities comes from going down from v = c with the smallest mass at each count
-that they allow, first all of tau at N = c: any other mass makes both sums at every v, and the total, larger (as a mass
-added at k >= v gives to the sums (k, r - k), and the inequality at v - 1 answers an addition (a, b) with
-(r - v) a >= v b by one with (r - v + 1) a' >= (v - 1) b'). If the total passes 1 before v = 0, P(N >= c) < tau. For
+that they allow, and all of tau at N = c. Lemma: any other masses with P(N >= c) = tau have both sums at every v, and
+the total, at least as large. For mass added at counts k >= v adds (k, r - k) to the sums, so it adds (a, b) with
+(r - v) a >= v b; the inequality at v - 1 then turns this into an addition (a', b') with (r - v + 1) a' >= (v - 1) b'.
+If the total exceeds 1 at any count down to 0, the count 0 included, P(N >= c) < tau. For
 pure epsilon, r independent guesses that are right with probability ``exp(epsilon) / (1 + exp(epsilon))`` meet all
 inequalities with equality; the test is at most a tenth of a standard deviation from their binomial law for r of at
 least 1,000. Here the attacker abstains: the surest guesses are right more often.
@@ -199,7 +201,7 @@ def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, indepen
 
 
 def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
-    """Return whether any mechanism under ``curve`` has so many right guesses with probability below ``tail``."""
+    """Return whether any mechanism under ``curve`` has so many right guesses with probability at most ``tail``."""
     r, m, total = guesses.made, guesses.canaries, tail
     right, wrong = tail * guesses.right / m, tail * (r - guesses.right) / m
     for count in range(guesses.right - 1, -1, -1):
