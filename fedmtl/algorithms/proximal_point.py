@@ -57,7 +57,7 @@ class ProximalPoint(FedAvg):
     steps: Count = 20
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
-    name, title, colour = "proximal_point", "Proximal point", "#7B3F00"
+    name, title, colour = "proximal_point", "Proximal point", "#0000ff"
     baseline = False
 
     def check_solver(self) -> None:

@@ -153,9 +153,9 @@ def certificate(
     observers = []
     for observer, each in scores.items():
         bounds = []
-        for all_guessed in (True, False) if independent and observer == RELEASES else (False,):
+        for for_independent in (True, False) if independent and observer == RELEASES else (False,):
             chosen = each[took_part].nan_to_num().numpy(), planted.coins[took_part].numpy()
-            bounds.append({"independent": all_guessed, **asdict(guess(*chosen, 1.0 if all_guessed else SHARE))})
+            bounds.append({"independent": for_independent, **asdict(guess(*chosen, 1.0 if for_independent else SHARE))})
         observers.append({"observer": observer, "attack": _ATTACKS[observer], "bounds": bounds})
     account = int(accounts[spent[accounts].argmax()])
     record |= {"canaries": len(planted), "account": account, "uses": int(spent[account]), "observers": observers}
