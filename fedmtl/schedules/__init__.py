@@ -1,7 +1,8 @@
 """Who acts, and when: iterators of events."""
 
+from .activations import BoundSchedule
 from .block import Block, rounds
-from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
+from .clocks import AsynchronousSchedule, Latencies, PoissonClocks, Synchronous
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
 

@@ -1,4 +1,9 @@
-"""The activations of one replicate in order: clients that act independently, and rounds that wait for the slowest."""
+"""The activations of a schedule, in order: clients that act independently, and rounds that wait for the slowest.
+
+Who acts when depends on no data, so the draws are those of a simulation: addressed by
+(seed, purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its times when
+others join, and a window of a run is the same whatever was asked before.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._check import positive_int
+from ..errors import ConfigError
 from ..random import derive_key, keyed_uniform
+from .block import Block
 from .dropouts import Absences, Dropouts
 from .latency import Law
 
@@ -20,50 +28,106 @@ Ints = NDArray[np.int64]
 Gaps = Callable[[Ints, Ints], Array]
 """Clients (k,) and the numbers of their activations (k, count) to the latencies (k, count)."""
 
+ENDLESS = 1 << 31
+"""The cap of a client without one."""
+
 _CHUNK = 1 << 16  # activations that are computed at once
+_TABLE = 1 << 20  # activations of all replicates that are made at once at least
 
 
-@dataclass(frozen=True, eq=False)
-class Clients:
-    """What the n clients of a schedule do.
+@dataclass(eq=False)
+class BoundSchedule:
+    """A schedule for n given clients.
+
+    The activations that were asked for are kept as a table, with about twice as many for later windows: 12 bytes for an
+    activation of a replicate.
 
     Attributes:
-        names: of the clients.
-        keys: int64 (n,), their addresses in random draws.
+        kind: what the clients do, in words.
         law: of the gaps.
         scale: float64 (n,), factors of the gaps.
-        caps: int64 (n,), the most activations of each client; 0 never acts.
+        caps: int64 (n,), the most activations of each client in a run; 0 never acts.
+        names: of the clients.
+        keys: int64 (n,), their addresses in random draws.
         purpose: name of the stream of random numbers.
+        most: activations of a run; None if the clients' caps end it.
         waits: whether the server waits for the slowest client of every round.
         dropouts: when clients are away; None if they never are.
+        clients: n.
+        steps: the most activations of a run. Fewer clients may be left to act in the end (absences without return); a
+            table is then filled up with -1.
     """
 
-    names: Sequence[str]
-    keys: Tensor
+    kind: str
     law: Law
     scale: Array
     caps: Ints
+    names: Sequence[str]
+    keys: Tensor
     purpose: str
+    most: int | None
     waits: bool = False
     dropouts: Dropouts | None = None
 
-    def uniform(self, purpose: str, seed: int, replicate: int, clients: Ints, index: Ints) -> Array:
-        """Return numbers ``index`` (k, count) of the streams of ``clients`` (k,), in [0, 1)."""
-        key = derive_key(seed, f"schedule/{purpose}", replicate)
-        return keyed_uniform(key, self.keys[clients][:, None], 0, torch.from_numpy(index)).numpy()
+    def __post_init__(self) -> None:
+        if not self.caps.any():
+            raise ConfigError(f"{self.kind}: no client ever acts; at least one client needs a rate and a cap above 0.")
+        self.clients = len(self.caps)
+        total = int(self.caps.sum()) if self.caps.max() < ENDLESS else ENDLESS
+        self.steps = total if self.most is None else min(total, self.most)
+        self.caps = np.minimum(self.caps, self.steps)
+        self._table: tuple[tuple[int, int], Tensor, Tensor] = (0, 0), torch.empty(0, 0), torch.empty(0, 0)
 
-    def activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
+    def describe(self) -> str:
+        """Return one phrase for the report."""
+        low, high = int(self.caps.min()), int(self.caps.max())
+        most = f"{high}" if low == high else f"{low} to {high}"
+        return f"{self.clients} clients, {self.kind}, at most {most} activations of one client"
+
+    def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
+        """Return events ``start`` to ``stop - 1``.
+
+        A replicate whose clients have all finished is filled up with client -1 at the time of its last activation.
+
+        Args:
+            seed: of the run.
+            start, stop: 0 <= start <= stop <= ``steps``.
+            replicates: R.
+
+        Raises:
+            ConfigError: the window is not inside the run, or there is no replicate.
+        """
+        if not 0 <= start <= stop <= self.steps:
+            raise ConfigError(f"events {start} to {stop} were asked for; a window must be within [0, {self.steps}].")
+        positive_int("events", replicates=replicates)
+        key, time, client = self._table
+        if key != (seed, replicates) or time.shape[1] < stop:
+            before = time.shape[1] if key == (seed, replicates) else 0
+            size = min(self.steps, max(1, stop, 2 * before, _TABLE // replicates))
+            time = torch.zeros(replicates, size, dtype=torch.float64)
+            client = torch.full((replicates, size), -1, dtype=torch.int32)
+            for replicate in range(replicates):
+                when, who = map(torch.from_numpy, self._activations(seed, replicate, size))
+                time[replicate, : len(when)], client[replicate, : len(when)] = when, who.int()
+                time[replicate, len(when) :] = when[-1] if len(when) else 0.0
+            self._table = (seed, replicates), time, client
+        return Block(start, time[:, start:stop], client[:, start:stop, None].long())
+
+    def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
         """Return time and client of the first ``count`` activations of a replicate; fewer where all have finished."""
 
+        def uniform(purpose: str, clients: Ints, index: Ints) -> Array:
+            key = derive_key(seed, f"schedule/{purpose}", replicate)
+            return keyed_uniform(key, self.keys[clients][:, None], 0, torch.from_numpy(index)).numpy()
+
         def gaps(clients: Ints, index: Ints) -> Array:
-            drawn = self.uniform(self.purpose, seed, replicate, clients, index)
+            drawn = uniform(self.purpose, clients, index)
             return self.law(drawn, clients[:, None], index) * self.scale[clients, None]
 
-        def uniform(index: Ints) -> Array:
-            everyone = np.arange(len(self.caps))
-            return self.uniform("dropouts", seed, replicate, everyone, np.tile(index, (len(everyone), 1)))
+        def departures(index: Ints) -> Array:
+            return uniform("dropouts", np.arange(self.clients), np.tile(index, (self.clients, 1)))
 
-        absences = None if self.dropouts is None else Absences(self.dropouts, self.names, uniform)
+        absences = None if self.dropouts is None else Absences(self.dropouts, self.names, departures)
         return (_rounds if self.waits else _merged)(self.caps, gaps, absences, count)
 
 

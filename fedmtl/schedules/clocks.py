@@ -1,9 +1,4 @@
-"""Schedules of asynchronous runs: Poisson clocks, latencies without waiting, and the synchronous counterpart.
-
-Who acts when depends on no data, so the draws are those of a simulation: addressed by
-(seed, purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its times when
-others join, and a window of a run is the same whatever was asked before.
-"""
+"""Settings of asynchronous runs: Poisson clocks, latencies without waiting, and the synchronous counterpart."""
 
 from __future__ import annotations
 
@@ -21,87 +16,14 @@ from torch import Tensor
 from .._check import Range, bounded, given, non_negative, positive, positive_int
 from ..errors import ConfigError
 from ..random import id_keys
-from .activations import Clients
-from .block import Block
+from .activations import ENDLESS, BoundSchedule
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency, exponential
-
-
-class BoundSchedule:
-    """A schedule for n given clients.
-
-    The activations that were asked for are kept as a table, with about twice as many for later windows: 12 bytes for an
-    activation of a replicate.
-
-    Args:
-        clients: what they do.
-        kind: what they do, in words.
-        events: the most activations of a run; None if the clients' caps end it.
-
-    Attributes:
-        steps: the most activations of a run. Fewer clients may be left to act in the end (absences without return); a
-            table is then filled up with -1.
-        clients: n.
-    """
-
-    def __init__(self, clients: Clients, kind: str, events: int | None) -> None:
-        if not clients.caps.any():
-            raise ConfigError(f"{kind}: no client ever acts; at least one client needs a rate and a cap above 0.")
-        self._who, self._kind, self.clients = clients, kind, len(clients.caps)
-        total = int(clients.caps.sum()) if clients.caps.max() < _ENDLESS else _ENDLESS
-        self.steps = total if events is None else min(total, events)
-        self._table: tuple[tuple[int, int], Tensor, Tensor] = (0, 0), torch.empty(0, 0), torch.empty(0, 0)
-
-    @property
-    def caps(self) -> NDArray[np.int64]:
-        """Return the most events of each client in a run, int64 (n,)."""
-        return np.minimum(self._who.caps, self.steps)
-
-    def describe(self) -> str:
-        """Return one phrase for the report."""
-        low, high = int(self.caps.min()), int(self.caps.max())
-        most = f"{high}" if low == high else f"{low} to {high}"
-        return f"{self.clients} clients, {self._kind}, at most {most} activations of one client"
-
-    def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
-        """Return events ``start`` to ``stop - 1``.
-
-        Args:
-            seed: of the run.
-            start, stop: 0 <= start <= stop <= ``steps``.
-            replicates: R.
-
-        Raises:
-            ConfigError: the window is not inside the run, or there is no replicate.
-        """
-        if not 0 <= start <= stop <= self.steps:
-            raise ConfigError(f"events {start} to {stop} were asked for; a window must be within [0, {self.steps}].")
-        positive_int("events", replicates=replicates)
-        key, time, client = self._table
-        if key != (seed, replicates) or time.shape[1] < stop:
-            before = time.shape[1] if key == (seed, replicates) else 0
-            size = min(self.steps, max(1, stop, 2 * before, _TABLE // replicates))
-            time, client = self._made(seed, replicates, size)
-            self._table = (seed, replicates), time, client
-        return Block(start, time[:, start:stop], client[:, start:stop, None].long())
-
-    def _made(self, seed: int, replicates: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return times, float64, and clients, int32, of the first activations, (R, size) each.
-
-        A replicate whose clients have all finished is filled up with client -1 at the time of its last activation.
-        """
-        times, clients = np.zeros((replicates, size)), np.full((replicates, size), -1, np.int32)
-        for replicate in range(replicates):
-            time, client = self._who.activations(seed, replicate, size)
-            times[replicate, : len(time)], clients[replicate, : len(time)] = time, client
-            times[replicate, len(time) :] = time[-1] if len(time) else 0.0
-        return torch.from_numpy(times), torch.from_numpy(clients)
 
 
 class AsynchronousSchedule(ABC):
     """Settings that become a :class:`BoundSchedule` once the clients are known."""
 
-    @abstractmethod
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
         """Return the schedule of ``clients`` clients.
 
@@ -115,6 +37,14 @@ class AsynchronousSchedule(ABC):
             ConfigError: a setting does not fit n clients, or no client ever acts.
             DataError: a trace is malformed or misses a client.
         """
+        positive_int("bind", clients=clients)
+        if keys is None:
+            keys = torch.arange(clients) if names is None else torch.from_numpy(id_keys(names))
+        return self._bound([str(i) for i in range(clients)] if names is None else names, keys.cpu())
+
+    @abstractmethod
+    def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
+        """Return the schedule of the clients ``names`` with these keys for random draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +74,14 @@ class PoissonClocks(AsynchronousSchedule):
         _check_length(self, self.events, "per_client", self.per_client)
         non_negative(self, **_each("rate", self.rate))
 
-    def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        named, key = _names_and_keys(clients, names, keys)
-        rate = _per_client(self, "rate", self.rate, clients, np.float64)
-        caps = _per_client(self, "per_client", self.per_client, clients, np.int64)
+    def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
+        rate = _per_client(self, "rate", len(names), np.float64)
+        caps = _per_client(self, "per_client", len(names), np.int64)
         caps[rate == 0] = 0
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
-        who = Clients(named, key, exponential, scale, caps, "poisson")
-        return BoundSchedule(who, "independent Poisson clocks", self.events)
+        return BoundSchedule(
+            "independent Poisson clocks", exponential, scale, caps, names, keys, "poisson", self.events
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,22 +118,21 @@ class Latencies(AsynchronousSchedule):
         _check_length(self, self.events, "activations", self.activations)
         positive(self, **_each("scale", self.scale))
 
-    def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        named, key = _names_and_keys(clients, names, keys)
+    def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
         if self.dropouts is not None:
-            self.dropouts.check(named)
-        caps = _per_client(self, "activations", self.activations, clients, np.int64)
-        scale = _per_client(self, "scale", self.scale, clients, np.float64)
+            self.dropouts.check(names)
+        caps = _per_client(self, "activations", len(names), np.int64)
+        scale = _per_client(self, "scale", len(names), np.float64)
         server = "the server waits for the slowest" if self.waits else "the server never waits"
         if isinstance(self.latency, RandomLatency):
-            kind, law = f"{self.latency.law} latencies", self.latency.bind(named)
+            kind, law = f"{self.latency.law} latencies", self.latency.bind()
         elif isinstance(self.latency, TraceLatency):
-            kind, law = "latencies of a trace", self.latency.bind(named)
+            kind, law = "latencies of a trace", self.latency.bind(names)
         else:
             kind, scale = "equal latencies", scale * self.latency
             law = lambda uniform, client, index: np.ones(index.shape)  # noqa: E731
-        who = Clients(named, key, law, scale, caps, "latency", self.waits, self.dropouts)
-        return BoundSchedule(who, f"{kind} between activations, {server}", self.events)
+        kind = f"{kind} between activations, {server}"
+        return BoundSchedule(kind, law, scale, caps, names, keys, "latency", self.events, self.waits, self.dropouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,16 +152,7 @@ class Synchronous(Latencies):
     waits = True
 
 
-_ENDLESS = 1 << 31
-_CAP = Range(lambda v: isinstance(v, numbers.Integral) and 0 <= int(v) < _ENDLESS, "a whole number in [0, 2**31)")
-_TABLE = 1 << 20  # activations of all replicates that are made at once at least
-
-
-def _names_and_keys(clients: int, names: Sequence[str] | None, keys: Tensor | None) -> tuple[Sequence[str], Tensor]:
-    positive_int("bind", clients=clients)
-    if keys is None:
-        keys = torch.arange(clients) if names is None else torch.from_numpy(id_keys(names))
-    return [str(i) for i in range(clients)] if names is None else names, keys.cpu()
+_CAP = Range(lambda v: isinstance(v, numbers.Integral) and 0 <= int(v) < ENDLESS, "a whole number in [0, 2**31)")
 
 
 def _entries(value: Any) -> list[Any] | None:
@@ -240,15 +160,16 @@ def _entries(value: Any) -> list[Any] | None:
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 
-def _per_client(settings: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
-    """Return a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`_ENDLESS`."""
+def _per_client(settings: object, name: str, clients: int, dtype: type) -> NDArray[Any]:
+    """Return a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`ENDLESS`."""
+    value = getattr(settings, name)
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
             f"{type(settings).__name__}.{name} has {len(entries):,} entries for {clients:,} clients; "
             "give one number, or one a client."
         )
-    single = _ENDLESS if value is None else value
+    single = ENDLESS if value is None else value
     return np.broadcast_to(np.asarray(single if entries is None else entries, dtype), (clients,)).copy()
 
 

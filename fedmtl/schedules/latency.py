@@ -66,8 +66,8 @@ class RandomLatency:
             raise ValueError(f"scipy.stats.{self.law} is no continuous distribution")
         return law(**self.parameters)
 
-    def bind(self, names: Sequence[str]) -> Law:
-        """Return the law for clients of these names."""
+    def bind(self) -> Law:
+        """Return the law."""
         distribution = self._distribution()
         return lambda uniform, client, index: distribution.ppf(uniform)
 

@@ -306,7 +306,7 @@ def test_the_size_of_chunks_and_tables_changes_nothing(monkeypatch, name):
     whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
     for chunk in (1, 8, 64):
         monkeypatch.setattr("fedmtl.schedules.activations._CHUNK", chunk)
-        monkeypatch.setattr("fedmtl.schedules.clocks._TABLE", chunk)
+        monkeypatch.setattr("fedmtl.schedules.activations._TABLE", chunk)
         bound = SCHEDULES[name].bind(5)
         for start, stop in ((0, 1), (1, 30), (30, 900)):
             assert same(bound.events(11, start, stop, replicates=3), whole.window(start, stop))
