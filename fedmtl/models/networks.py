@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,21 +27,6 @@ Settings = ParamSpec("Settings")
 
 class NamedFactory(partial[nn.Module]):
     """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the settings that it has."""
-
-    def description(self) -> dict[str, Any] | None:
-        """Return the maker under ``"factory"`` and its arguments, JSON-ready; None where one of them is a factory or a
-        module of the caller's own."""
-        described: dict[str, Any] = {"factory": self.func.__name__}
-        for name, value in self.keywords.items():
-            if isinstance(value, NamedFactory):
-                value = value.description()
-                if value is None:
-                    return None
-            elif callable(value):
-                return None
-            value = value.item() if isinstance(value, np.generic) else value
-            described[name] = list(value) if isinstance(value, tuple) else value
-        return described
 
 
 def factory(

@@ -225,26 +225,18 @@ def open_run(
         )
     options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
     bound = schedule if isinstance(schedule, BoundSampler | BoundSchedule) else bind_schedule(schedule, problem.data)
-    stop = problem.rounds
+    stop, blocks = problem.rounds, bound if isinstance(bound, BoundSampler) else bound.describe()
     if isinstance(bound, BoundSchedule):
         stop = min(stop, bound.steps)
-        plans = _with_canaries(releases_of(algorithm, replace(problem, rounds=stop), bound), canaries)
-        channel: Rounds | Activations = open_channel(privacy, plans, bound.describe(), **options)
-    else:
+    plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
+    if canaries:
+        plans = tuple(plan.with_canaries(canaries) if isinstance(plan, GradientPlan) else plan for plan in plans)
+    if isinstance(bound, BoundSampler):
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
         order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
-        plans = _with_canaries(releases_of(algorithm, problem, bound), canaries)
-        channel = open_channel(privacy, plans, bound, steps=stop, order=order, **options)
+        options |= {"steps": stop, "order": order}
+    channel: Rounds | Activations = open_channel(privacy, plans, blocks, **options)
     return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)
-
-
-def _with_canaries(
-    plans: tuple[ReleasePlan | GradientPlan, ...], canaries: int
-) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Return plans with ``canaries`` records in that of gradients."""
-    return tuple(
-        plan.with_canaries(canaries) if canaries and isinstance(plan, GradientPlan) else plan for plan in plans
-    )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from .metrics import REGISTRY, Metric
 from .personalize import NewClients
 from .problem import describe, made
 from .scored import Finetuned, Scored
-from .targets import named_model, restored
+from .targets import restored
 
 if TYPE_CHECKING:
     from .result import Result
@@ -389,7 +389,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
         "network": {
-            "made": model.description() if isinstance(model, NamedFactory) else None,
+            "made": describe(model) if isinstance(model, NamedFactory) else None,
             "spec": asdict(problem.data.spec),
             "seed": problem.seed,
             "dtype": str(problem.initial.dtype).removeprefix("torch."),
@@ -406,9 +406,12 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
         ModelError: ``model`` has other parameters.
     """
     if model is None:
-        if network["made"] is None:
+        try:
+            model = restored(network["made"])
+        except ConfigError:  # it has parts of the caller's own
+            model = None
+        if model is None:
             return None
-        model = named_model(network["made"])
     spec = DataSpec(**restored(network["spec"]))
     kind = getattr(torch, network["dtype"])
     module = made(as_model(model), spec, network["seed"])

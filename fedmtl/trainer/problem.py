@@ -31,6 +31,7 @@ from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
+from ..models.networks import NamedFactory
 from ..privacy import NoiseSource
 from ..random import derive_key
 from ..ranks import ALONE, Ranks
@@ -299,9 +300,9 @@ def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None =
 
 
 def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields, arrays by a digest, functions by their
-    qualified name, the caller's own also by their code, and by the values that they are bound to or close over, other
-    objects by class and attributes.
+    """A JSON-ready description of settings: dataclasses by class and fields, factories of :mod:`fedmtl.models` by
+    function and settings, arrays by a digest, functions by their qualified name, the caller's own also by their code,
+    and by the values that they are bound to or close over, other objects by class and attributes.
 
     Args:
         value: what is described.
@@ -312,6 +313,8 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name), within) for f in dataclasses.fields(value)}
         return {"class": type(value).__qualname__, **fields}
+    if isinstance(value, NamedFactory):
+        return {"class": value.func.__name__, **describe(value.keywords, within)}
     if isinstance(value, Mapping):
         return {str(k): describe(v, within) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

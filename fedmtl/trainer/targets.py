@@ -17,7 +17,6 @@ from torch import nn
 from .. import models
 from ..data.loaders import LOADERS
 from ..errors import ConfigError, first_line
-from ..models import ModelFactory
 from .callbacks import Callback
 
 _SETTINGS = tuple(f"fedmtl.{name}" for name in ("algorithms", "data", "graphs", "local", "privacy", "schedules"))
@@ -56,7 +55,8 @@ def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = Fa
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by class and fields.
+    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by class and fields,
+    and factories of :mod:`fedmtl.models` by their functions and settings.
 
     Raises:
         ConfigError: an object that its description does not give back, or a class that is neither of this package nor
@@ -67,7 +67,7 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
         if "class" not in values:
             return values
         name = str(values.pop("class"))
-        places = ("fedmtl.algorithms", "fedmtl.local", *trust)
+        places = ("fedmtl.algorithms", "fedmtl.local", "fedmtl.models", *trust)
         place = next((place for place in places if hasattr(import_module(place), name)), None)
         if place is None:
             raise ConfigError(f"{name!r} is no class of {', '.join(places)}; name its module: trust=[MODULE].")
@@ -77,15 +77,6 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
         except Exception as error:
             raise ConfigError(f"{name!r} cannot be made from its description: {error}") from error
     return tuple(restored(item, trust) for item in description) if isinstance(description, list) else description
-
-
-def named_model(description: Mapping[str, Any]) -> ModelFactory:
-    """Return the factory of :class:`fedmtl.models.networks.NamedFactory.description`."""
-    arguments = {name: value for name, value in description.items() if name != "factory"}
-    if "model" in arguments:
-        arguments["model"] = named_model(arguments["model"])
-    factory: ModelFactory = resolved_target(f"fedmtl.models.{description['factory']}")(**arguments)
-    return factory
 
 
 def _within(module: str, trust: Sequence[str]) -> bool:

@@ -103,9 +103,9 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
     with pytest.raises(ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.local"):
         Result.load(tmp_path / "run")
-    path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"factory": "networks.wraps"}}}))
-    with pytest.raises(ConfigError, match=r"'fedmtl.models.networks.wraps', which a file may not name"):
-        Result.load(tmp_path / "run")
+    for name in ("networks", "networks.wraps", "my_method.Mine"):
+        path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"class": name}}}))
+        assert Result.load(tmp_path / "run").module is None
     assert not (own / "imported").exists()
 
 
