@@ -29,7 +29,7 @@ from .errors import ConfigError, FedmtlError, TrainingError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
-_NOTICE = 10.0  # seconds after which a process says that it waits for them
+_NOTICE = 10.0  # seconds after which a process logs what it waits for
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)  # gloo has no class for it
 
@@ -71,7 +71,7 @@ class Ranks:
         try:
             begins = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
             if begins:
-                with _noticed():
+                with noticed(f"{_awaited()}, at most {_ARRIVAL.total_seconds() / 60:g} minutes"):
                     dist.init_process_group("gloo", timeout=_ARRIVAL)
         except dist.DistError as error:
             raise ConfigError(
@@ -211,9 +211,9 @@ def _awaited() -> str:
 
 
 @contextmanager
-def _noticed() -> Iterator[None]:
-    """Say after some seconds in the block whom this process waits for."""
-    timer = Timer(_NOTICE, lambda: logger.warning("%s, at most %g minutes", _awaited(), _ARRIVAL.total_seconds() / 60))
+def noticed(text: str) -> Iterator[None]:
+    """Log a warning if the block takes longer than some seconds."""
+    timer = Timer(_NOTICE, logger.warning, ["%s", text])
     timer.daemon = True
     timer.start()
     try:

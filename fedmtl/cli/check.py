@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ _MOST = 50  # categories of a column that is no id
 _EPILOG = """\
 examples
   fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
-  fedmtl --config-dir . experiment=mine       the run of the draft that it writes, once you have confirmed its bounds
+  fedmtl --config-dir . experiment=visits     the run of the draft that it writes, once you have confirmed its bounds
 
 The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what you
 know of the columns. --public prints only what follows from declared facts, and writes nothing.
@@ -38,7 +39,7 @@ def check(words: list[str]) -> int:
             node["classes"] = made(node, "data").classes
             node["bounds"], lines = _draft(node)
         print("\n".join(lines))
-        _write(config | {"data": node}, Path("experiment") / "mine.yaml")
+        _write(config | {"data": node})
 
     from ..trainer.check import check as outlook
 
@@ -85,12 +86,15 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     return bounds, [head, *lines]
 
 
-def _write(config: Config, file: Path) -> None:
-    """Write an experiment with the data and the budget of a configuration; one that is there already stays."""
+def _write(config: Config) -> None:
+    """Write an experiment, named after the table, with the data and the budget of a configuration; one that is there
+    already stays."""
     from omegaconf import OmegaConf
 
+    name = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem)
+    file = Path("experiment") / f"{name}.yaml"
     if file.exists():
-        print(f"{file} is there already and stays as it is")
+        print(f"{file} is there already and stays as it is; remove it for a new draft")
         return
     data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
     data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
@@ -100,4 +104,4 @@ def _write(config: Config, file: Path) -> None:
     lines += ["  - override /data: table", "  - override /algorithm: auto", ""]
     file.parent.mkdir(exist_ok=True)
     write_text(file, "\n".join([*lines, OmegaConf.to_yaml(OmegaConf.create(values))]))
-    print(f"wrote {file}; fedmtl --config-dir . experiment=mine runs it")
+    print(f"wrote {file}; fedmtl --config-dir . experiment={name} runs it")

@@ -40,6 +40,8 @@ FIXED = (
 )
 SETTING = "config."
 """How the columns of settings begin."""
+FINETUNE = f"{SETTING}finetune"
+"""The column of the kind of finetuning."""
 ERROR = "error.txt"
 """In the private folder of a run that failed, why."""
 _PLAIN_WORDS = {"algorithm", "local", "model", "data", "privacy", "schedule"}  # that a short name goes without
@@ -154,14 +156,16 @@ def configuration(run: Path, result: Mapping[str, Any]) -> dict[str, str]:
 
 def _labels(rows: DataFrame) -> list[str]:
     """Return a short name of each row's experiment: the method's, with what differs between the experiments of one
-    method, unit and data, such as ``PMTL lam 0.1``."""
+    method, unit and data, such as ``PMTL lam 0.1`` or ``FedAvg + finetuning (kl)``."""
     labels = {}
     for _, same in rows.groupby(list(KIND), dropna=False):
         keys = differing(same)
         names = dict(zip(keys, _short_names(keys), strict=True))
         for place, row in same.iterrows():
-            words = [f"{name} {_short_value(row[key])}" for key, name in names.items() if isinstance(row[key], str)]
-            labels[place] = f"{title_of(row['algorithm'])} {', '.join(words)}".rstrip()
+            values = {key: _short_value(row[key]) for key in keys if isinstance(row[key], str)}
+            kind = f" ({values.pop(FINETUNE)})" if FINETUNE in values else ""
+            words = ", ".join(f"{names[key]} {value}" for key, value in values.items())
+            labels[place] = f"{title_of(row['algorithm'])}{kind} {words}".rstrip()
     return [labels[place] for place in rows.index]
 
 
@@ -214,7 +218,9 @@ def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, compa
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
     epsilon = _number(file, outcome, "epsilon", missing=math.inf)
     asked = [f"{name}{part}" for name in outcome.get("metrics") or () if name != main for part in DISTRIBUTION]
-    applicable = of_baseline(settings, releases=epsilon > 0) if comparison or epsilon == 0 else settings
+    applicable = of_baseline(settings, releases=epsilon > 0) if comparison or epsilon == 0 else dict(settings)
+    if "finetune" in applicable:
+        applicable["finetune"] = applicable.pop("finetune.kind", applicable["finetune"]).lower()
     row = {
         "comparison": comparison,
         "algorithm": name.lower() + (" + finetuning" if outcome.get("finetune") else ""),

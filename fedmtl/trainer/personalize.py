@@ -23,6 +23,7 @@ from ..local import Execution, operation_threads
 from ..local.losses import Loss
 from ..models import BoundedOutputs
 from ..privacy import Privacy, RecordPrivacy
+from ..ranks import noticed
 from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, further_metrics, main_metric, resolve_metrics
@@ -75,7 +76,7 @@ def finetuned(
         trained: the models before.
         problem: the data, with the records that clients train on.
         finetune: the settings.
-        name: of what is finetuned, for a warning.
+        name: of what is finetuned, for warnings.
         validation: the data with validation records as test side, where clients choose.
         metrics: to measure beside the usual ones.
 
@@ -88,7 +89,8 @@ def finetuned(
     if trained.shared is not None and trained.shared_by_client is not None:
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
         scores = {"shared": trained.shared_by_client} | scores
-    reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
+    with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
+        reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
     final, chosen = models["finetuned"], dict[str, str]()

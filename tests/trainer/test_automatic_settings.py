@@ -1,7 +1,9 @@
 """Automatic settings: what they follow from, the proximal point method, and what a user sees."""
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -252,8 +254,15 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     printed = capsys.readouterr().out
     assert "  sex: 2 categories\n" in printed
     assert "sharing is " in printed
-    assert main(["--config-dir", ".", "experiment=mine", "hydra.run.dir=run"]) == 0
+    assert main(["--config-dir", ".", "experiment=visits", "hydra.run.dir=run"]) == 0
     assert "proximal_point + finetuning" in capsys.readouterr().out
+    shutil.copy("visits.csv", "visits 2.csv")
+    draft = Path("experiment/visits.yaml")
+    draft.write_text("# confirmed\n")
+    for name, said in (("visits", "is there already and stays as it is; remove it"), ("visits 2", "experiment=visits_2")):
+        assert main(["check", *words, "data.features=[age, sex]", f"data.path={name}.csv"]) == 0
+        assert said in capsys.readouterr().out
+    assert draft.read_text() == "# confirmed\n"
     assert main(["check", *words]) == 2
     assert "180 categories; it looks like an id: leave it out of data.features" in capsys.readouterr().out
 
