@@ -259,7 +259,7 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     shutil.copy("visits.csv", "visits 2.csv")
     draft = Path("experiment/visits.yaml")
     draft.write_text("# confirmed\n")
-    for name, said in (("visits", "is there already and stays as it is; remove it"), ("visits 2", "experiment=visits_2")):
+    for name, said in (("visits", "is there already and stays as it is; remove"), ("visits 2", "experiment=visits_2")):
         assert main(["check", *words, "data.features=[age, sex]", f"data.path={name}.csv"]) == 0
         assert said in capsys.readouterr().out
     assert draft.read_text() == "# confirmed\n"
