@@ -288,19 +288,20 @@ class LocalTraining:
     ) -> Iterator[PrivateStep]:
         like, steps, frozen = stack.rows, records.steps(clients), self._frozen(stack.rows)
         first, keys = self.data.train.offsets[clients], self.data.keys[clients]
-        begin = records.begin_training(clients)
         for number in range(int(steps.max())):
-            step, active = begin + number, int((steps > number).sum())
-            index, mask = records.batch(clients[:active], step)
+            active = int((steps > number).sum())
+            index, mask = records.batch(clients[:active])
             filler = 0 if width is None else -mask.shape[1] % width
             mask, index = pad(mask, (0, filler)), pad(index, (0, filler))
             index = torch.where(mask, index, 0)  # padding is read, but never used
             x, y = self.data.gather("train", first[:active, None] + index, dtype=like.dtype, device=like.device)
-            address = address_of(keys[:active], self.round, step) if stack.has_dropout else None
+            address = None
+            if stack.has_dropout:
+                address = address_of(keys[:active], self.round, records.numbers(clients[:active]))
             gradients = partial(
                 example_gradients, stack, x, y, self.loss, mask=mask, width=width, address=address, position=index
             )
-            release = partial(_release, records, clients[:active], step, frozen)
+            release = partial(_release, records, clients[:active], frozen)
             yield PrivateStep(active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1))
 
 
@@ -310,14 +311,14 @@ def _corrected(gradient: Gradient, correction: Tensor, target: Tensor, keep: flo
     target.sub_(correction, alpha=rate)
 
 
-def _release(records: LocalSteps, clients: Tensor, step: int, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:
+def _release(records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:
     """Release the sums of gradients of records without their ``frozen`` coordinates."""
     if frozen is not None:
         chunks = ((part.index_fill(1, frozen, 0.0), owner) for part, owner in chunks)
-    return records.release(clients, step, chunks)
+    return records.release(clients, chunks)
 
 
-def address_of(keys: Tensor, round: int, step: int) -> Tensor:
-    """Return what addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
-    tail = torch.tensor([round, step]).expand(len(keys), 2)
-    return torch.cat([keys[:, None], tail], dim=1)
+def address_of(keys: Tensor, round: int, step: int | Tensor) -> Tensor:
+    """Return what addresses the dropout masks of a local step: client keys (k,), and the number of the step, one or
+    (k,) -> int64 (k, 3)."""
+    return torch.stack([keys, torch.full_like(keys, round), torch.as_tensor(step).expand(len(keys))], dim=1)

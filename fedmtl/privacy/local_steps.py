@@ -21,17 +21,14 @@ from .noise.grid import GridValue, client_noise, noised
 from .noise.registry import LAWS
 
 if TYPE_CHECKING:
-    from .audit.canaries import RecordCanaries
     from .rounds import Rounds
 
 
 class LocalSteps:
-    """The local steps of one round.
+    """The local steps of one round, which every client makes in order.
 
-    Step t of training j has the number ``j * stride + t``, so that steps which clients make at the same
-    time have one number; the stride is the length of the longest training. In a client's own participation it is step
-    ``j * length + t`` with its own length, which addresses its noise and its subset of records, so that neither depends
-    on who else takes part.
+    The number of a step in its client's own participation addresses its noise and its subset of records, so that
+    neither depends on who else takes part.
 
     Args:
         channel: of the run.
@@ -44,69 +41,56 @@ class LocalSteps:
         if plan is None or draws is None or sums is None:
             raise PrivacyError("The channel was opened without a plan of local steps.")
         self._channel, self.plan, self._draws, self._sums, self._round = channel, plan, draws, sums, round
-        member = torch.zeros(len(plan.ids), dtype=torch.bool)
-        member[clients] = True
-        length = torch.from_numpy(plan.local_steps // plan.trainings)
-        self._length = torch.where(member, length, 0)
-        self._done = torch.zeros(len(member), dtype=torch.int64)
+        self._charged, self._made = torch.zeros(2, len(plan.ids), dtype=torch.int64)
+        self._charged[clients] = torch.from_numpy(plan.local_steps)[clients]
         self._lock = threading.Lock()
-        self.stride = max(1, int(length.max()) if len(length) else 1)
 
     def steps(self, clients: Tensor) -> Tensor:
         """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not
         take part."""
-        return self._length[clients]
+        return self._charged[clients] // self.plan.trainings
 
-    def own_numbers(self, clients: Tensor, step: int) -> Tensor:
-        """Return int64 (A,): the number of a local step in the participation of each of ``clients``."""
-        training, place = divmod(step, self.stride)
-        return training * self._length[clients] + place
-
-    def addresses(self, clients: Tensor, own: Tensor) -> Tensor:
-        """Return int64 (A,): local steps ``own`` of this round in the streams of ``clients``."""
-        return self._round * torch.from_numpy(self.plan.local_steps)[clients] + own
-
-    def step_numbers(self, client: int) -> list[int]:
-        """Return the numbers of all local steps of one participation of ``client``."""
-        own = range(int(self.plan.local_steps[client]) // self.plan.trainings)
-        return [training * self.stride + step for training in range(self.plan.trainings) for step in own]
-
-    def begin_training(self, clients: Tensor) -> int:
-        """Return the number of the first local step of the next training of ``clients``, int64 (k,).
+    def numbers(self, clients: Tensor) -> Tensor:
+        """Return int64 (k,): the number of the next local step in the participation of each of ``clients``.
 
         Raises:
-            PrivacyError: all trainings that were charged have been made, or the clients are not at the same training.
+            PrivacyError: a client that is named twice, or has made all the steps that are charged.
         """
-        length = self.steps(clients)
-        length, done = length[length > 0], self._done[clients[length > 0]]
-        training = torch.unique(done // length).tolist()
-        if not training:
-            return 0
-        if len(training) > 1 or bool((done % length != 0).any()):
+        made = self._made[clients]
+        if torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(
-                f"Round {self._round}: clients that train at the same time must be at the same local training."
+                f"A local step of round {self._round}: a client is named twice, but each makes the step once. "
+                f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
             )
-        if training[0] >= self.plan.trainings:
+        if bool((made >= self._charged[clients]).any()):
             raise PrivacyError(
-                f"Round {self._round}: local training number {training[0] + 1} of one participation, but the algorithm "
-                f"declares {self.plan.trainings}, and no more are charged. Set ReleasePlan(trainings=...)."
+                f"Round {self._round}: a local step is not charged. Its client is not in the round, or has made the "
+                f"steps of all local trainings that the algorithm declares: ReleasePlan(trainings="
+                f"{self.plan.trainings})."
             )
-        return training[0] * self.stride
+        return made
 
-    def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return the records of one local step, drawn anew for each client; see
+    def make(self, clients: Tensor) -> None:
+        """Note that ``clients``, int64 (A,), make their next local step: once there is noise, its address is used.
+
+        Raises:
+            PrivacyError: as for :meth:`numbers`.
+        """
+        with self._lock:
+            self._made[clients] = self.numbers(clients) + 1
+
+    def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records of the next local step of each of ``clients``; see
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
-        own = self.own_numbers(clients, step)
-        positions, drawn = self._draws.batch(clients, self.addresses(clients, own))
+        positions, drawn = self._draws.batch(clients, self._addresses(clients, self.numbers(clients)))
         canaries = self._channel.record_canaries
         return positions, drawn if canaries is None else canaries.without(clients, positions, drawn)
 
-    def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
+    def release(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` in the next local step of every client: a public value.
 
         Args:
             clients: int64 (A,), each with a local step that is charged and not yet made.
-            step: number of the local step in this round; a client makes its steps in order.
             chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each
                 record's client among ``clients``, int64 (N,).
 
@@ -114,30 +98,37 @@ class LocalSteps:
             (A, D) float64 on the device of the gradients.
 
         Raises:
-            PrivacyError: as for :meth:`make`, or another round has begun.
+            PrivacyError: as for :meth:`numbers`, or another round has begun.
         """
         channel, round = self._channel, self._round
         if channel.local is not self:
             raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
-        steps = self.make(clients, step)
+        steps = self.numbers(clients)
         names = [f"{GRADIENT}/{self.plan.ids[k]}/{t}" for k, t in zip(clients.tolist(), steps.tolist(), strict=True)]
         forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
-        value = torch.stack(forced) if forced else None
-        if value is None or channel.tap is not None:
-            sums, canaries = self._sums.of_chunks(chunks, clients), channel.record_canaries
-            if channel.tap is not None:
-                channel.tap(round, f"{GRADIENT}/{step}", clients, sums)
-            if canaries is not None:
-                value = self._with_canaries(canaries, sums, clients, steps)
-            value = self._noised(sums, clients, steps) if value is None else value
+        sums = None if forced and channel.tap is None else self._sums.of_chunks(chunks, clients)
+        if channel.tap is not None and sums is not None:
+            for client, step, row in zip(clients.split(1), steps.tolist(), sums.split(1), strict=True):
+                channel.tap(round, f"{GRADIENT}/{step}", client, row)
+        self.make(clients)
+        value = torch.stack(forced) if forced else self._value(sums, clients, steps)
         if channel.record is not None:
             with self._lock:
                 for name, row in zip(names, value.cpu(), strict=True):
                     channel.record.append((round, name, row.clone()))
         return value
 
-    def _with_canaries(self, canaries: RecordCanaries, sums: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
-        """Return noised means as :meth:`_noised`, of records and of the canaries that were drawn and are in."""
+    def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return int64 (A,): local steps ``steps`` of this round in the streams of ``clients``."""
+        return self._round * torch.from_numpy(self.plan.local_steps)[clients] + steps
+
+    def _value(self, sums: Tensor | None, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return noised means of sums (A, D) of ``clients`` in their ``steps``: of records, and of the canaries that
+        were drawn and are in."""
+        assert sums is not None
+        canaries = self._channel.record_canaries
+        if canaries is None:
+            return self._noised(sums, clients, steps)
         rows, owners = (part.to(sums.device) for part in canaries.gradients(clients))
         value = self._noised(sums + self._sums.of_chunks([(rows, owners)], clients), clients, steps)
         expected = torch.from_numpy(self.plan.expected)[clients].to(sums.device)
@@ -154,7 +145,7 @@ class LocalSteps:
             LAWS[str(channel.mechanism)](1.0),
             channel.source,
             "noise/gradient",
-            self.addresses(clients, steps),
+            self._addresses(clients, steps),
             plan.addresses[clients],
             total.shape[1],
             sensitivity=self._scale(clients),
@@ -173,25 +164,3 @@ class LocalSteps:
         assert self._channel.prices is not None
         multipliers = torch.from_numpy(self._channel.prices.by_account[0])
         return multipliers[clients] * self._channel.bound  # neighbours leave a record out
-
-    def make(self, clients: Tensor, step: int) -> Tensor:
-        """Note that ``clients``, int64 (A,), make local step ``step``; return its number in each one's participation,
-        int64 (A,).
-
-        Raises:
-            PrivacyError: a client that is named twice, has no such step, or has made it already.
-        """
-        training, place = divmod(step, self.stride)
-        length = self.steps(clients)
-        if torch.unique(clients).numel() != clients.numel():
-            raise PrivacyError(
-                f"Local step {step} of round {self._round}: a client is named twice, but each makes the step once. "
-                f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
-            )
-        if training >= self.plan.trainings or bool((place >= length).any()):
-            raise PrivacyError(f"Local step {step} of round {self._round} is not charged for every client given.")
-        with self._lock:
-            if bool((self._done[clients] != training * length + place).any()):
-                raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
-            self._done[clients] += 1
-        return self.own_numbers(clients, step)

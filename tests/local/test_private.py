@@ -35,13 +35,14 @@ class FakeRecords:
 
     def __init__(self, data: FederatedDataset, steps: list[int], *, draw: float | None = None, clip: bool = False):
         self.data, self.reserved, self.draw, self.clip = data, torch.tensor(steps), draw, clip
+        self.made = torch.zeros(len(steps), dtype=torch.int64)
         self.asked: list[tuple[int, ...]] = []
 
     def steps(self, clients):
         return self.reserved[clients]
 
-    def begin_training(self, clients):
-        return 0
+    def numbers(self, clients):
+        return self.made[clients]
 
     def drawn(self, client: int, step: int) -> torch.Tensor:
         """Positions of one client's records in one step, whoever is computed beside it."""
@@ -54,16 +55,17 @@ class FakeRecords:
     def denominator(self, client: int) -> float:
         return int(self.data.train.counts[client]) * (1.0 if self.draw is None else self.draw)
 
-    def batch(self, clients, step):
-        own = [self.drawn(client, step) for client in clients.tolist()]
+    def batch(self, clients):
+        own = [self.drawn(client, int(self.made[client])) for client in clients.tolist()]
         width = max(len(positions) for positions in own)
         index = torch.full((len(own), width), 10**9)  # padding must never be used as it is
         for row, positions in zip(index, own, strict=True):
             row[: len(positions)] = positions
         return index, torch.arange(width) < torch.tensor([[len(positions)] for positions in own])
 
-    def release(self, clients, step, chunks):
+    def release(self, clients, chunks):
         self.asked.append(tuple(clients.tolist()))
+        self.made[clients] += 1
         total = 0.0
         for rows, owner in chunks:
             if self.clip:

@@ -839,10 +839,10 @@ def _by_all_records(self, client, factors, drawn=None):
     return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
 
 
-def _realized_records(self, clients, step, chunks):
+def _realized_records(self, clients, chunks):
     """Divided by the number of records that were drawn."""
     chunks = list(chunks)
-    value = _release_local(self, clients, step, chunks)
+    value = _release_local(self, clients, chunks)
     drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
     return value * (torch.from_numpy(self.plan.expected)[clients] / drawn.clamp(min=1.0))[:, None]
 
@@ -874,8 +874,11 @@ def _shuffled_batches(self, clients, address):
     return out, mask
 
 
-def _one_batch_a_round(self, clients, step):
-    return _batch(self, clients, 0)
+def _one_batch_a_round(self, clients):
+    made, self._made = self._made, torch.zeros_like(self._made)
+    batch = _batch(self, clients)
+    self._made = made
+    return batch
 
 
 def _everybody(self, client, uses, replicates):
@@ -950,9 +953,9 @@ def _targets_of_the_next(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(FederatedDataset, "gather", gathered)
 
 
-def _half_of_the_batch(self, clients, step, chunks):
+def _half_of_the_batch(self, clients, chunks):
     """Gradients of every second record that was drawn go into the sum."""
-    return _release_local(self, clients, step, [(rows[::2], place[::2]) for rows, place in chunks])
+    return _release_local(self, clients, [(rows[::2], place[::2]) for rows, place in chunks])
 
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1198,8 +1201,8 @@ def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
     patch.setattr(gradients, "Prices", cheap)
 
 
-def _steps_for_nothing(self, clients, step):
-    return self.own_numbers(clients, step)
+def _steps_for_nothing(self, clients):
+    return self._made[clients]
 
 
 def _allocation_ignored_in_charge(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1441,7 +1444,7 @@ def _examples(problem, block, channel):
 
 
 def _local_batch(problem, block, channel):
-    return channel.local.batch(block.cohort, 0)[1].sum()
+    return channel.draws.batch(block.cohort, torch.zeros_like(block.cohort))[1].sum()
 
 
 def _subset_size(problem, block, channel):
@@ -1919,7 +1922,7 @@ MUTANTS = [
         ("adaptive",),
     ),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
-    Mutant("local steps without a charge", _set(LocalSteps, "make", _steps_for_nothing), CHARGES, RECORDS),
+    Mutant("local steps without a charge", _set(LocalSteps, "numbers", _steps_for_nothing), CHARGES, RECORDS),
     Mutant(
         "accountant halved",
         _accountant_halved,

@@ -77,8 +77,9 @@ def test_every_client_draws_its_own_poisson_subset() -> None:
     draws = 0
     for step in range(150):
         begin(channel, step)
-        for local in range(2):
-            index, mask = channel.local.batch(clients, local)
+        for _ in range(2):
+            index, mask = channel.local.batch(clients)
+            channel.local.make(clients)
             draws += 1
             for k, n in enumerate((12, 30, 50)):
                 drawn = np.zeros(n)
@@ -102,9 +103,9 @@ def test_every_client_draws_its_own_poisson_subset() -> None:
 def test_subsets_do_not_depend_on_who_is_drawn_together() -> None:
     channel = door(NOISED)
     begin(channel)
-    index, mask = channel.local.batch(torch.arange(5), 1)
+    index, mask = channel.local.batch(torch.arange(5))
     for chosen in ([4], [2, 0], [1, 4, 3]):
-        part, inside = channel.local.batch(torch.tensor(chosen), 1)
+        part, inside = channel.local.batch(torch.tensor(chosen))
         for row, k in enumerate(chosen):
             assert part[row][inside[row]].tolist() == index[k][mask[k]].tolist()
 
@@ -113,17 +114,19 @@ def test_a_batch_of_all_records_is_all_records() -> None:
     for batch in (None, 100):
         channel = door(NOISED, who=plan_of(batch=batch))
         begin(channel)
-        index, mask = channel.local.batch(torch.arange(5), 0)
+        index, mask = channel.local.batch(torch.arange(5))
         for k, n in enumerate(COUNTS):
             assert index[k][mask[k]].tolist() == list(range(n))
-    _, mask = _one(plan_of((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
+    _, mask = _one(plan_of((5, 40), batch=8)).batch(torch.tensor([0, 1]))
     assert mask[0].sum() == 5  # a client with fewer records than the batch takes all of them
 
 
 def test_subsets_are_of_the_rate_that_is_charged() -> None:
     channel = door(NOISED, who=replace(plan_of(), batch_size=None))
     begin(channel)
-    taken = torch.stack([channel.local.batch(torch.arange(5), step)[1].sum(1) for step in range(2)]).sum(0)
+    taken = channel.local.batch(torch.arange(5))[1].sum(1)
+    begin(channel, 1)
+    taken += channel.local.batch(torch.arange(5))[1].sum(1)
     q = np.minimum(1.0, BATCH / np.array(COUNTS))
     assert (stats.binom(2 * np.array(COUNTS), q).sf(taken.numpy() - 1) > 1e-7).all()
 
@@ -146,10 +149,10 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     rows[3, 1] = math.nan
     small = torch.full((1, wide), 1e-6)
     nothing = torch.zeros(0, wide), torch.zeros(0, dtype=torch.int64)
-    with_rows = channel.local.release(clients, 0, iter([(rows, whose), (small, torch.tensor([1]))]))
+    with_rows = channel.local.release(clients, iter([(rows, whose), (small, torch.tensor([1]))]))
     other = door(privacy, who=plan_of(dimension=wide))
     begin(other)
-    noise = other.local.release(clients, 0, [nothing])
+    noise = other.local.release(clients, [nothing])
     order = 1 if mechanism == "laplace" else 2
     clean = rows.double()
     clean[3] = 0
@@ -174,9 +177,9 @@ def test_noise_belongs_to_the_client_the_round_and_the_local_step() -> None:
         channel = door(NOISED, seed=seed)
         for number in range(rounds):
             begin(channel, number)
-        for local in range(step):
-            channel.local.release(torch.tensor(clients), local, [EMPTY])
-        return channel.local.release(torch.tensor(clients), step, [EMPTY])
+        for _ in range(step):
+            channel.local.release(torch.tensor(clients), [EMPTY])
+        return channel.local.release(torch.tensor(clients), [EMPTY])
 
     together = noise([0, 1, 2, 3, 4])
     assert torch.equal(noise([3, 1]), together[[3, 1]])
@@ -193,7 +196,7 @@ def test_one_record_moves_the_release_by_at_most_the_clip() -> None:
             rows = torch.ones(3, DIMENSION)
             rows[2] = value
             keep = rows if extra else rows[:2]
-            moved.append(channel.local.release(torch.tensor([2]), 0, [(keep, torch.zeros(len(keep)).long())]))
+            moved.append(channel.local.release(torch.tensor([2]), [(keep, torch.zeros(len(keep)).long())]))
         assert float((moved[1] - moved[0]).norm()) <= 0.5 / BATCH
         assert bool(torch.isfinite(moved[1]).all())
 
@@ -288,17 +291,13 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
     expected = [STEPS[k] if k in inside else 0 for k in range(5)]
     assert channel.local.steps(everyone).tolist() == expected
     with pytest.raises(PrivacyError, match="not charged"):
-        channel.local.release(torch.tensor(outside[:1]), 0, [EMPTY])
-    first = torch.tensor(inside[:1])
-    with pytest.raises(PrivacyError, match="out of order"):
-        channel.local.release(first, expected[inside[0]] - 1, [EMPTY])
+        channel.local.release(torch.tensor(outside[:1]), [EMPTY])
     again = door(NOISED)
     begin(again)
-    again.local.release(torch.tensor([1]), 0, [EMPTY])
-    with pytest.raises(PrivacyError, match="made already"):
-        again.local.release(torch.tensor([1]), 0, [EMPTY])
+    again.local.release(torch.tensor([3]), [EMPTY])
     with pytest.raises(PrivacyError, match="not charged"):
-        again.local.release(torch.tensor([3]), 1, [EMPTY])
+        again.local.release(torch.tensor([3]), [EMPTY])
+    assert again.local.numbers(torch.tensor([0, 1])).tolist() == [0, 0]
 
 
 def test_one_address_of_noise_serves_one_release() -> None:
@@ -308,14 +307,15 @@ def test_one_address_of_noise_serves_one_release() -> None:
     begin(channel)
     first = channel.local
     with pytest.raises(PrivacyError, match="named twice"):
-        first.release(torch.tensor([1, 2, 1]), 0, [EMPTY])
-    first.release(one, 0, [EMPTY])
-    for step in (0, 4):
-        with pytest.raises(PrivacyError, match=r"made already|not charged"):
-            first.release(one, step, [record])
+        first.release(torch.tensor([1, 2, 1]), [EMPTY])
+    values = [first.release(one, [EMPTY]) for _ in range(STEPS[1])]
+    assert torch.cat(values).unique().numel() == STEPS[1] * DIMENSION
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="not charged"):
+            first.release(one, [record])
     begin(channel, 1)
     with pytest.raises(PrivacyError, match="Round 0 is over"):
-        first.release(torch.tensor([2]), 0, [record])
+        first.release(torch.tensor([2]), [record])
 
 
 def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() -> None:
@@ -323,23 +323,20 @@ def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() ->
     channel = door(NOISED, who=who)
     begin(channel)
     clients, noise, subsets = torch.tensor([2, 4]), [], []
-    for training in range(2):
-        first = channel.local.begin_training(clients)
-        assert first == training * max(STEPS)
-        for step in range(first, first + 5):  # client 2 makes 5 local steps a training, client 4 makes 13
-            subsets.append(channel.local.batch(clients, step)[0].flatten().tolist())
-            noise.append(channel.local.release(clients, step, [EMPTY]).flatten())
-        for step in range(first + 5, first + 13):
-            channel.local.release(clients[1:], step, [EMPTY])
-    assert channel.local.step_numbers(2) == [0, 1, 2, 3, 4, 13, 14, 15, 16, 17]
+    assert channel.local.steps(clients).tolist() == [5, 13]
+    for _ in range(2):
+        for _ in range(5):
+            subsets.append(channel.local.batch(clients)[0].flatten().tolist())
+            noise.append(channel.local.release(clients, [EMPTY]).flatten())
+        for _ in range(5, 13):
+            channel.local.release(clients[1:], [EMPTY])
+    assert channel.local.numbers(torch.tensor([1])).tolist() == [0]
     assert len({tuple(subset) for subset in subsets}) == len(subsets)
     assert torch.unique(torch.cat(noise)).numel() == 2 * 5 * 2 * DIMENSION
-    with pytest.raises(PrivacyError, match="number 3 of one participation, but the algorithm declares 2"):
-        channel.local.begin_training(clients)
+    with pytest.raises(PrivacyError, match=r"not charged.*all local trainings.*trainings=2"):
+        channel.local.batch(clients)
     with pytest.raises(PrivacyError, match="not charged"):
-        channel.local.release(clients, 2 * max(STEPS), [EMPTY])
-    with pytest.raises(PrivacyError, match="same local training"):
-        channel.local.begin_training(torch.tensor([1, 2]))
+        channel.local.release(clients, [EMPTY])
 
 
 def test_nobody_takes_part_more_often_than_the_cap() -> None:
@@ -365,19 +362,19 @@ def test_a_recording_gives_the_same_gradients() -> None:
     first.record = []
     begin(first)
     rows = torch.randn(4, DIMENSION, generator=torch.Generator().manual_seed(1))
-    value = first.local.release(torch.tensor([2, 4]), 0, [(rows, torch.tensor([0, 1, 1, 0]))])
+    value = first.local.release(torch.tensor([2, 4]), [(rows, torch.tensor([0, 1, 1, 0]))])
     assert [(step, name) for step, name, _ in first.record] == [(0, "gradient/client-2/0"), (0, "gradient/client-4/0")]
     second = door(NOISED, seed=9, replay=first.record)
     begin(second)
-    assert torch.equal(second.local.release(torch.tensor([4, 2]), 0, [EMPTY]), value[[1, 0]])
+    assert torch.equal(second.local.release(torch.tensor([4, 2]), [EMPTY]), value[[1, 0]])
     with pytest.raises(PrivacyError, match="gradient/client-1/0"):
-        second.local.release(torch.tensor([1]), 0, [EMPTY])
+        second.local.release(torch.tensor([1]), [EMPTY])
 
 
 def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=math.inf))
     begin(channel)
-    assert not channel.local.release(torch.tensor([0]), 0, [EMPTY]).any()
+    assert not channel.local.release(torch.tensor([0]), [EMPTY]).any()
     assert channel.epsilon == math.inf
     assert channel.report.headline == "not private: epsilon = inf, clip only, no noise"
 
@@ -395,7 +392,7 @@ def test_secure_noise_is_fresh_and_on_the_grid(tmp_path: Path) -> None:
     for name in "ab":
         channel = door(privacy, ledger_path=tmp_path / name)
         begin(channel)
-        values.append(channel.local.release(torch.tensor([2]), 0, [EMPTY]))
+        values.append(channel.local.release(torch.tensor([2]), [EMPTY]))
         assert channel.report.headline.startswith("private: epsilon")
         assert channel.on_grid["gradient"].off_grid == 0
         assert channel.on_grid["gradient"].width <= 0.5 * 1.7 * 2.0**-40 < 2 * channel.on_grid["gradient"].width

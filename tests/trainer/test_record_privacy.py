@@ -194,7 +194,7 @@ def test_a_training_that_is_not_declared_is_refused_before_anything_is_charged(t
 
 def test_a_training_more_than_were_charged_is_refused_where_it_happens(monkeypatch):
     monkeypatch.setattr("fedmtl.trainer.engine.check_trainings", lambda *of: None)
-    with pytest.raises(PrivacyError, match=r"local training number 2 .* declares 1.*trainings="):
+    with pytest.raises(PrivacyError, match=r"not charged.*all local trainings.*trainings=1"):
         run_of(algorithm=_Twice(local=SOLVER, trainings=1))
 
 
@@ -209,7 +209,7 @@ class _TwoAtOnce(FedAvg):
 
 @pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])
 def test_two_models_of_a_client_do_not_share_one_charge(chunk):
-    with pytest.raises(PrivacyError, match=r"named twice|made already|number 2 of one participation"):
+    with pytest.raises(PrivacyError, match=r"named twice|not charged"):
         run_of(algorithm=_TwoAtOnce(local=SOLVER), execution=Execution(chunk, 0))
 
 

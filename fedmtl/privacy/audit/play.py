@@ -285,16 +285,15 @@ def _local_steps(
     for step, clients in rounds(setup, channel, start, stop):
         releases = channel.local
         assert releases is not None
-        numbers = sorted({number for k in clients.tolist() for number in releases.step_numbers(k)[:local]})
-        for count, number in enumerate(numbers):
-            acting = torch.tensor([k for k in clients.tolist() if number in releases.step_numbers(k)])
-            used, mask = releases.batch(acting, number)
+        most = np.minimum(total, local)
+        for count in range(int(most[clients.numpy()].max(initial=0))):
+            acting = clients[torch.from_numpy(most)[clients] > count]
+            used, mask = releases.batch(acting)
             rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
-            value = releases.release(acting, number, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
-            own = releases.own_numbers(acting, number)
-            for k, noised, n, at, there in zip(acting.tolist(), value, own.tolist(), used, mask, strict=True):
-                drawn = _marked(at[there].numpy())
-                made.releases.append(Released(noised, claims.of(GRADIENTS, k), k, step * int(total[k]) + n, drawn))
+            value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
+            for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
+                drawn, use = _marked(at[there].numpy()), step * int(total[k]) + count
+                made.releases.append(Released(noised, claims.of(GRADIENTS, k), k, use, drawn))
     return made
 
 

@@ -240,14 +240,17 @@ def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> list[np.
     channel, who, subsets = setup.open(seed), torch.tensor([client]), []
     local = int(setup.records.local_steps[client])
     for draw in range(draws):
-        index, mask = LocalSteps(channel, draw // local, who).batch(who, draw % local)
+        if draw % local == 0:
+            steps = LocalSteps(channel, draw // local, who)
+        index, mask = steps.batch(who)
         subsets.append(torch.sort(index[mask]).values.numpy())
+        steps.make(who)
     return subsets
 
 
 def _all_records(setup: Setup, seed: int) -> Finding:
     clients = torch.arange(len(setup.sizes))[: 4 * CLIENTS]
-    index, mask = LocalSteps(setup.open(seed), 0, clients).batch(clients, 0)
+    index, mask = LocalSteps(setup.open(seed), 0, clients).batch(clients)
     wrong = sum(
         sorted(i[m].tolist()) != list(range(int(n)))
         for i, m, n in zip(index, mask, setup.sizes[clients.numpy()], strict=True)

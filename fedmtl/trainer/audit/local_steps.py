@@ -81,7 +81,7 @@ def local_steps(
         local = channels[0].local
         if kind != GRADIENT or local is None:
             return
-        index, mask = local.batch(clients, int(number))
+        index, mask = local.batch(clients)
         rows = data.train.offsets[clients][:, None] + index
         for client, total, places, drawn in zip(clients.tolist(), sums, rows, mask, strict=True):
             made.setdefault(int(number), {})[client] = (total.cpu().clone(), places[drawn])
