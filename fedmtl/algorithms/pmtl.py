@@ -4,9 +4,16 @@ Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Fed
 
     min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ],   wbar = (1/K) sum_k w_k          (Objective 2)
 
-Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised (Algorithm 1). The observers
-are the other clients and the public: billboard privacy, which implies joint differential privacy. The server is a
-trusted aggregator.
+Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of Algorithm 1, with
+m the expected size of a cohort and z the noise multiplier:
+
+    a random cohort S_t receives the mean wtilde^t                                                        (1)
+    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations of every k in S_t       (2)
+    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k with u_k the sum of what k has sent           (3)
+    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (4)
+
+The observers are the other clients and the public: billboard privacy, which implies joint differential privacy. The
+server is a trusted aggregator.
 
     data = load_data("digits")
     Trainer(algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.5, epochs=5)), data=data, model=models.softmax_regression(),
@@ -93,9 +100,9 @@ class PMTL(Algorithm):
         return State({"global": problem.initial.clone()}, problem.client_store(fields))
 
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
-        # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
+        # (1), (2): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde
         mean, start = c.shared, c.models(c.shared)
-        # 3. what every member sends
+        # (3): what every member sends
         if self.delta == "global":
             models = torch.empty_like(start)
             change = c.change(self.local, start, lam=self.lam, anchor=mean, trained=models)
@@ -105,7 +112,7 @@ class PMTL(Algorithm):
         return {"update": update}, c.keep(models, start) | {"sent": c.own["sent"] + update}
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # 4. the server moves the mean by the clipped, noised sum over the public denominator
+        # (4): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = self._server_lr(released.denominator, problem.clients)
         return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
 

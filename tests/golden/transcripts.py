@@ -58,7 +58,9 @@ RUNS = {
     "pp_dmtl, subsamples, L2,1 norm": (
         f"{_PP_DMTL} algorithm.penalty=l21 algorithm.batch_rate=0.4 privacy.mechanism=l2_laplace privacy.delta=0"
     ),
-    "pp_dmtl, published": _PP_DMTL.replace("algorithm=pp_dmtl", "algorithm=pp_dmtl_published"),
+    "pp_dmtl, published": _PP_DMTL.replace(
+        "algorithm=pp_dmtl", "algorithm=pp_dmtl_published algorithm.start=zero algorithm.a1=0"
+    ),
     "async_learner": f"{_STEPS} data.problem=regression",
     "public_start": (
         f"{_STEPS.replace('async_learner', 'public_start')} algorithm.loss=logistic data.public_examples=30 "

@@ -9,8 +9,16 @@ With ``curator_epsilon`` every task adds noise to its own clipped model before i
 
 In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
 noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each task applies M to its own model
-and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
-is a task with its model and all its data, the observers are the other tasks and the public.
+and takes a gradient step on its own data. By the steps of Algorithm 1, with eta = 1 / L:
+
+    wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                                                 Step 3
+    Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                                         Steps 4, 5
+    M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma              Step 6
+             or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                                     (Algorithm 3)
+    what_i = M w_i,   z_i = what_i + b_t (what_i - what_i of before),   w_i = z_i - eta grad L_i(z_i)     Step 7
+
+Without noise and clip this is proximal gradient descent. The protected unit is a task with its model and all its data,
+the observers are the other tasks and the public.
 
     Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data, model=models.linear_regression(bias=False),
             schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()

@@ -4,15 +4,21 @@ Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with
 
     min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
 
-P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and does not wait;
-the server puts it in column t of a matrix S whose other columns stay as they are, takes one proximal step on all of P
-and returns p_t, which task t uses at its next activation (Algorithm 1). The protected unit is a record of a task, the
-observers are the server and the other tasks, neighbours differ by one record replaced.
+P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and does not wait; the
+server takes one proximal step on all of P and returns p_t, which task t uses at its next activation. At an activation
+of task t, by the lines of Algorithm 1:
 
-The accounting of the paper bounds one step of q_t from the *same* q_t, but q_t is a private state that nothing noises,
-so its sensitivity grows along the run (:mod:`.published`). Here one clipped, noised gradient G_t serves both blocks,
-since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases only. After
-training, q_t is fitted once to the raw records and never sent.
+    G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z                               lines 9, 11 to 13
+    q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g                            line 10
+    S   = S with G_t in column t                                                                   line 14
+    P   = prox_{a2 lam r}(P - a2 S)                                                                line 15
+    p_t of the task is column t of P, until its next activation                                    line 16
+
+The protected unit is a record of a task, the observers are the server and the other tasks, neighbours differ by one
+record replaced. The accounting of the paper bounds one step of q_t from the *same* q_t, but there q_t moves on the raw
+records, a private state that nothing noises, so its sensitivity grows along the run (:mod:`.published`). Here one
+clipped, noised gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and
+q_t are then functions of releases only. After training, q_t is fitted once to the raw records and never sent.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),

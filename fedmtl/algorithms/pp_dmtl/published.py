@@ -1,9 +1,15 @@
 """PP-DMTL as printed, for reproduction (Xie et al., KDD 2017, Algorithm 1); its epsilon is infinite.
 
-A task keeps q_t, moves it on its raw records (line 10), and sends the noised gradient at p_t + q_t + z1 (lines 11 to
-13). Theorem 3.5 is of one iteration: with S1 = 2 a1 C1 C2 / n_t, Lemma 1 bounds how far one step moves q_t when a
-record is replaced, from the *same* q_t. Every further step adds S1 and shrinks what was there by 1 - a1 tau at least,
-so after k iterations q_t may have moved by S1 (1 - (1 - a1 tau)^k) / (a1 tau).
+A task keeps q_t, moves it on its raw records, and sends the noised gradient there:
+
+    q_t = q_t - a1 ((1/n_t) sum_j grad l(x_tj . (p_t + q_t), y_tj) + tau q_t)                      lines 9, 10
+    z1, z2 of density prop. to exp(-b ||z||_2),   b1 = epsilon_1 / S1,   b2 = epsilon_2 / S2       line 11, (12)
+    G_t = (1/n_t) sum_j grad l(x_tj . (p_t + q_t + z1), y_tj) + z2                                 lines 12, 13
+
+and the server does what :mod:`.algorithm` says (lines 14 to 16). Theorem 3.5 is of one iteration: with S1 = 2 a1 C1 C2
+/ n_t, Lemma 1 bounds how far one step moves q_t when a record is replaced, from the *same* q_t. Every further step adds
+S1 and shrinks what was there by 1 - a1 tau at least, so after k iterations q_t may have moved by S1 (1 - (1 - a1
+tau)^k) / (a1 tau).
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._check import NonNegative
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
 from ...schedules import Block, BoundSchedule
@@ -35,11 +42,13 @@ class PublishedPPDMTL(PPDMTL):
     """Algorithm 1 as printed, with noise of equation (12), ``mechanism="l2_laplace"``.
 
     Args:
-        start: of q_t, ``"zero"``, or ``"single_task"``, the single-task fit that Algorithm 1 starts from.
-        refine: as for :class:`PPDMTL`, with another default.
+        start: of q_t, ``"single_task"``, the single-task fit that Algorithm 1 starts from, or ``"zero"``.
+        a1, refine: as for :class:`PPDMTL`, with the defaults of the paper: the step size of section 4.1, and no fit
+            of q_t after training.
     """
 
-    start: Literal["zero", "single_task"] = "zero"
+    start: Literal["single_task", "zero"] = "single_task"
+    a1: NonNegative = 0.1
     refine: bool = False
 
     name, title = "pp_dmtl_published", "PP-DMTL, published"
