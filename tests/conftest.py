@@ -28,6 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_sync() -> Iterator[None]:
+    """Leaves it to the system when files are written to the disk: tests kill processes, but no machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 def quick_figures(patch: pytest.MonkeyPatch) -> None:
     """Let runs write a line of text in place of each figure: drawing takes seconds, and has tests of its own."""
     import fedmtl.report.figures as figures
