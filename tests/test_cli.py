@@ -59,6 +59,8 @@ def process(
         (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
         (["algoritm=3"], "algoritm is no setting; did you mean algorithm? accepted:"),
         (["algorithm=auto", "lr=1"], "did you mean algorithm=fedavg algorithm.local.lr? accepted:"),
+        (["algorithm=auto", "fraction=.1"], "did you mean schedule=poisson schedule.cohort? accepted:"),
+        (["algorithm=auto", "optimizer=adam"], "did you mean algorithm=fedavg algorithm.local? accepted:"),
         (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
         (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted: clip_norm, epsilon,"),
@@ -228,7 +230,7 @@ def test_the_default_is_the_main_job() -> None:
 
     made = settings(resolve(compose(())))
     assert made["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
-    ways = fedmtl.Finetune(kind="kl", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10))
+    ways = fedmtl.Finetune(kind="auto", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10))
     assert made["finetune"] == ways
     assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
     assert made["schedule"] == fedmtl.PoissonSampling()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from .cohort import AFTER, Cohort
 FINETUNE_ROUND = AFTER - 1
 """The round number that addresses the batches of finetuning."""
 
-Kind = Literal["vanilla", "mean", "kl", "ewc"]
+Kind = Literal["vanilla", "mean", "kl", "ewc", "auto"]
 Start = Literal["auto", "shared", "personal"]
 
 
@@ -115,7 +115,8 @@ class Finetune(Personalization):
 
     Args:
         kind: ``"vanilla"``, ``"mean"``, ``"kl"`` or ``"ewc"``, see the module's first lines; ``"kl"`` needs one of the
-            losses that have a name.
+            losses that have a name. ``"auto"`` is ``"kl"``, and of real targets :class:`~fedmtl.Average` for linear
+            models, whose step size nobody has to choose, and ``"mean"`` for others.
         lam: strength of the pull to the model that a client starts from; without meaning for ``"vanilla"``.
         local: the local solver: step size, steps or epochs, batches. Its ``decay``, which goes by rounds, is not used;
             ``"ewc"`` takes its pull by the proximal step always, since the strengths come from the data.
@@ -154,7 +155,7 @@ class Finetune(Personalization):
     def __post_init__(self) -> None:
         if self.kind == "average":
             raise ConfigError("Finetune.kind is 'average'; averaging is fedmtl.Average() (command: finetune=average).")
-        one_of(self, ("vanilla", "mean", "kl", "ewc"), kind=self.kind)
+        one_of(self, get_args(Kind), kind=self.kind)
         one_of(self, ("auto", "shared", "personal"), start=self.start)
         non_negative(self, lam=self.lam)
         if not (isinstance(self.validation, (int, float)) and 0.0 <= self.validation < 1.0):

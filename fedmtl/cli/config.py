@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
 _PAIRS = "pairs"  # the group of sizes of data for one algorithm, which both names choose
+_USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
 
 
@@ -82,13 +83,12 @@ def check(
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, of which a table takes the automatic settings where they choose no algorithm,
-    schedule or model."""
-    chosen = any(word.startswith(("algorithm", "experiment=", "schedule", "model")) for word in words)
-    if chosen or "data=table" not in words:
+    """Return the words of a command, in which data of the user take the automatic settings unless an algorithm, an
+    experiment or a setting of the schedule is chosen."""
+    places = [place for place, word in enumerate(words) if word in _USERS_DATA]
+    if not places or any(word.startswith(("algorithm", "experiment=", "schedule.")) for word in words):
         return list(words)
-    place = words.index("data=table")  # settings stand together, before or after the options
-    return [*words[:place], "algorithm=auto", *words[place:]]
+    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]  # settings stand between the options
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]:

@@ -97,10 +97,10 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
     last = key.rsplit(".", 1)[-1]
-    if last == "lr" and not any(name.startswith("algorithm.") for name in accepted):
-        return ["algorithm=fedavg algorithm.local.lr"]  # automatic settings have no such setting
     if last in GUESSED:
-        return [GUESSED[last]] * (GUESSED[last] in accepted)
+        meant = GUESSED[last]
+        choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(meant.split(".")[0], "")
+        return [meant] if meant in accepted else [f"{choose}{meant}"] * bool(choose)  # automatic settings lack both
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
     alike = [name for name in alike if name.split(".")[0] not in alike or name == alike[0]]  # of a group itself alone

@@ -16,9 +16,8 @@ import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..algorithms import Average, FedAvg, FedProx, Personalization, ProximalPoint, ServerOptimizer
 from ..algorithms.base import Algorithm
@@ -32,22 +31,8 @@ from ..privacy.opening import calibrated_release
 from .problem import made
 
 LARGEST_COHORT = 300
+_FAR, _LOOKED_AT = 10.0, 10_000  # the size of numbers that are not scaled, and records in which they are looked for
 _USEFUL = {"client": 1.0, "record": 0.05}  # noise up to which sharing was useful on the tables of the study
-
-
-def multiplier_of_one_release(epsilon: float, delta: float) -> float:
-    """Return the least noise multiplier of one Gaussian release at (epsilon, delta).
-
-    The root of delta = Phi(1 / 2s - epsilon s) - exp(epsilon) Phi(-1 / 2s - epsilon s) (Balle and Wang: "Improving the
-    Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8).
-    """
-
-    def excess(log_scale: float) -> float:
-        s = math.exp(log_scale)
-        spent = math.exp(log_ndtr(0.5 / s - epsilon * s)) - math.exp(epsilon + log_ndtr(-0.5 / s - epsilon * s))
-        return math.log(max(spent, 1e-300)) - math.log(delta)
-
-    return math.exp(brentq(excess, math.log(1e-3), math.log(1e6)))
 
 
 def noise_of(
@@ -84,11 +69,13 @@ def noise_level(
 
 def _multiplier(privacy: Privacy, units: int, rounds: int) -> float:
     """Return the multiplier of one release: by the budget, or from that of each of ``rounds`` releases."""
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+
     if privacy.epsilon is None:
         assert privacy.noise_multiplier is not None
         return privacy.noise_multiplier / math.sqrt(rounds)
     epsilon = privacy.epsilon if isinstance(privacy.epsilon, (int, float)) else min(privacy.epsilon.values())
-    return multiplier_of_one_release(float(epsilon), privacy.resolved_delta(units) or 1e-5)
+    return float(get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5))
 
 
 @dataclass(frozen=True)
@@ -125,6 +112,36 @@ class Automatic:
             width=120,
             subsequent_indent="  ",
         )
+
+    def outlook(self) -> str:
+        """Return what the noise says of sharing."""
+        if self.level is None:
+            return "sharing is uncertain: what nu means for networks is not known"
+        if self.level > 4:
+            return (
+                f"sharing is hopeless: nu is {self.level:.3g}, above 4, and clients keep little more than what their "
+                "own records give; a larger privacy.epsilon or more clients lower it"
+            )
+        if self.level == 0:
+            return "no noise"
+        return (
+            f"sharing is {'likely useful: nu is at most 1' if self.level <= 1 else 'uncertain: nu is between 1 and 4'}"
+        )
+
+
+def unscaled(data: FederatedDataset) -> str:
+    """Return a warning of features or real targets far outside of [-1, 1], for which automatic settings are made; empty
+    where the first records have none."""
+    if not isinstance(data.train.x, Tensor):
+        return ""
+    x, y = data.gather("train", torch.arange(min(int(data.train.counts.sum()), _LOOKED_AT)))
+    values = {"features": x} | ({"targets": y} if data.classes is None else {})
+    found = {name: float(value.abs().max()) for name, value in values.items() if value.numel()}
+    far = " and ".join(f"{name} as large as {most:,.4g}" for name, most in found.items() if most > _FAR)
+    return far and (
+        f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for [-1, 1]: declare "
+        "data.bounds of a table, or scale by public constants"
+    )
 
 
 def automatic(

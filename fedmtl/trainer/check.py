@@ -13,7 +13,7 @@ from .._rounding import rounded_up
 from ..data import FederatedDataset
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, Sampler
-from .automatic import Automatic, automatic
+from .automatic import automatic, unscaled
 from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3
@@ -57,25 +57,18 @@ def check(
         counts = data.train.counts
         low, middle, high = (int(value) for value in (counts.min(), counts.median(), counts.max()))
         lines.append(f"training rows a client, private: {low:,} smallest, {middle:,} median, {high:,} largest")
+        lines += [unscaled(data)] * bool(unscaled(data))
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
-    return "\n".join([*lines, chosen.text(), *_outlook(data, privacy, chosen, given)])
+    lines += [
+        chosen.text(),
+        chosen.outlook() + "; compare with local training, which the run prints" * bool(chosen.noise),
+    ]
+    return "\n".join([*lines, *([_enough(data, privacy, chosen.level, given)] if chosen.level else [])])
 
 
-def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic, given: Mapping[str, Any]) -> list[str]:
-    """Return what the noise level nu means, and at which epsilon or number of clients it would be 1."""
-    level = chosen.level
-    if level is None:
-        return [
-            "sharing is uncertain: what nu means for networks is not known; compare with local training, see the run"
-        ]
-    if level == 0:
-        return ["no noise"]
-    verdict = "likely useful: nu is at most 1" if level <= 1 else "uncertain: nu is between 1 and 4"
-    verdict += "; compare with local training, which the run prints"
-    verdict = (
-        verdict if level <= 4 else "hopeless: nu is above 4, and clients are left with models of their own records"
-    )
+def _enough(data: FederatedDataset, privacy: Privacy, level: float, given: Mapping[str, Any]) -> str:
+    """Return at which epsilon or number of clients the noise ``level`` would be 1."""
     kind = type(privacy)
 
     def excess(log_epsilon: float) -> float:
@@ -85,5 +78,4 @@ def _outlook(data: FederatedDataset, privacy: Privacy, chosen: Automatic, given:
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
     clients = math.ceil(len(data) * (level if isinstance(privacy, ClientPrivacy) else level**2))  # of as many records
-    enough = f"nu is 1 at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients"
-    return [f"sharing is {verdict}", f"{enough} of as many records"]
+    return f"nu is 1 at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients of as many records"

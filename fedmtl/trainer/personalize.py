@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from .._rounding import number_text
+from ..algorithms.average import Average
 from ..algorithms.base import Problem
 from ..algorithms.finetune import Finetune, Personalization, settled
+from ..algorithms.linear.data import check_linear
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from ..local import Execution, operation_threads
-from ..local.losses import Loss
+from ..local.losses import Loss, half_mse, mse
 from ..models import BoundedOutputs
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
@@ -59,6 +61,22 @@ def held_out(
     where = f"{data.name} (validation)"
     fit, validation = cut(data.train, data.ids, test_fraction=finetune.validation, seed=_HOLD_OUT_SEED, where=where)
     return replace(data, train=fit, verify=False), replace(data, train=fit, test=validation, verify=False)
+
+
+def usual_finetuning(finetune: Personalization, problem: Problem) -> Personalization:
+    """Return the finetuning that kind ``"auto"`` stands for; others as they are."""
+    if not isinstance(finetune, Finetune) or finetune.kind != "auto":
+        return finetune
+    if problem.loss not in (mse, half_mse):
+        return replace(finetune, kind="kl")
+    pulled = replace(finetune, kind="mean")
+    if finetune.start == "personal" or finetune.validation:
+        return pulled
+    try:
+        check_linear(problem)
+    except ModelError:
+        return pulled
+    return Average()
 
 
 def finetuned(
@@ -289,6 +307,7 @@ def personalize(
     execution = Execution() if execution is None else execution
     problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        finetune = usual_finetuning(finetune, problem).resolved(0.0)
         finetune.check(problem)
         if further:
             try_metrics(problem, further)

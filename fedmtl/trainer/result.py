@@ -345,6 +345,8 @@ class Result(Scored):
         names = ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
         names += ["a larger privacy.epsilon"] * any(0 < (stage.epsilon or 0) < math.inf for stage in stages)
         names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
+        pulled = self.finetuned is not None and self.finetuned.settings.kind in ("kl", "vanilla", "ewc")
+        names += ["finetune=auto"] * (pulled and "nmse" in self.by_client)
         return f"; try {' or '.join(names)}" if names else ""
 
     def _worse_than_constant(self, stage: Stage) -> str:

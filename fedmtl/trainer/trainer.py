@@ -26,7 +26,7 @@ from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
-from .automatic import automatic, noise_level
+from .automatic import automatic, noise_level, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, Source, bind_schedule, open_run
 from .inputs import (
@@ -41,6 +41,7 @@ from .inputs import (
 )
 from .interval import Interval, check_interval, plant
 from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
+from .personalize import usual_finetuning
 from .problem import build_problem, coded_for, resolve_device
 from .result import Result
 from .run import fitted
@@ -190,11 +191,9 @@ class Trainer:
                 check_schedule(ProximalPoint(), self.schedule, self.privacy)
             chosen = automatic(self.data, self.privacy, **set_here)
             logger.info("%s", chosen.text())
-            if chosen.level is not None and chosen.level > 4:
-                text = (
-                    "the noise is %.3g times that at which sharing helps: use a larger privacy.epsilon, or more clients"
-                )
-                logger.warning(text, chosen.level)
+            warnings = [unscaled(self.data), chosen.outlook() if (chosen.level or 0.0) > 4 else ""]
+            for text in filter(None, warnings):
+                logger.warning("%s", text)
             for name in (*left, "privacy"):
                 object.__setattr__(self, name, getattr(chosen, name))
             if not isinstance(self.baselines, str):
@@ -300,7 +299,7 @@ class Trainer:
         if finetune is not None:
             schedule = None if isinstance(self.schedule, AsynchronousSchedule) else self.schedule
             level = noise_level(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
-            finetune = finetune.resolved(level)
+            finetune = usual_finetuning(finetune, problem).resolved(level)
         same = algorithm is self.algorithm and finetune is self.finetune
         return self if same else replace(self, algorithm=algorithm, finetune=finetune)
 

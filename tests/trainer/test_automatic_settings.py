@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
-from dp_accounting.pld import PLDAccountant
 from scipy.optimize import minimize
 
 from fedmtl import (
@@ -37,7 +35,8 @@ from fedmtl.cli.sweep import unlike
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution
-from fedmtl.trainer.automatic import automatic, multiplier_of_one_release, noise_of
+from fedmtl.trainer.automatic import automatic, noise_of
+from fedmtl.trainer.personalize import usual_finetuning
 from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of, run
 from tests.helpers import regression
@@ -52,13 +51,6 @@ def numbers(clients: int, count: int = 12, seed: int = 0) -> FederatedDataset:
         rows[f"c{client}"] = x, np.clip(y, -1, 1).astype(np.float32)
     data = FederatedDataset.from_tensors(rows, classes=None, domain=Domain(2.0, 2**0.5, 1.0))
     return replace(data, limit=1.0)
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_the_multiplier_of_one_release_is_that_of_the_library(epsilon: float) -> None:
-    accountant = PLDAccountant()
-    accountant.compose(GaussianDpEvent(multiplier_of_one_release(epsilon, 1e-5)))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, rel=2e-3)
 
 
 def test_nu_is_the_noise_of_a_round_over_the_clip() -> None:
@@ -301,10 +293,14 @@ TABLE = ("data=table", "data.path=x.csv")
         (("-m", *TABLE, "seed=1,2"), ("-m", "algorithm=auto", *TABLE, "seed=1,2")),
         ((*TABLE, "schedule.cohort=3"), (*TABLE, "schedule.cohort=3")),
         ((*TABLE, "algorithm.local.lr=1"), (*TABLE, "algorithm.local.lr=1")),
+        (
+            ("data=images", "model=mlp", "schedule=full"),
+            ("algorithm=auto", "data=images", "model=mlp", "schedule=full"),
+        ),
         (("rounds=3",), ("rounds=3",)),
     ],
 )
-def test_a_table_takes_automatic_settings_unless_something_of_them_is_chosen(words, expected) -> None:
+def test_data_of_the_user_take_automatic_settings_unless_something_of_them_is_chosen(words, expected) -> None:
     assert tuple(with_automatic(words)) == expected
 
 
@@ -344,13 +340,35 @@ def test_most_targets_cut_off_are_named_by_the_warning() -> None:
     assert "privacy.epsilon" not in result._remedy(noiseless)
 
 
+def test_numbers_that_are_not_scaled_are_named(caplog) -> None:
+    data, raw = numbers(9), numbers(9)
+    raw = replace(raw, train=replace(raw.train, x=raw.train.x * 300, y=raw.train.y * 50))
+    for one, expected in ((data, False), (raw, True)):
+        caplog.clear()
+        Trainer(data=one, privacy=ClientPrivacy(epsilon=8.0), progress=False)
+        assert ("features as large as 2" in caplog.text, "targets as large as" in caplog.text) == (expected, expected)
+        assert ("features as large as" in check(one)) == expected
+        assert "as large as" not in check(one, public=True)
+
+
 def test_records_need_a_domain() -> None:
     data = numbers(12)
     text = check(replace(data, domain=Domain(2.0, 2**0.5, 1.0)), RecordPrivacy(epsilon=3.0))
     level = float(text.split("(nu = ")[1].split(")")[0])  # on the scale of the verdict, as of whole clients
-    assert ("nu is above 4" in text, "nu is between 1 and 4" in text) == (level > 4, 1 < level <= 4)
+    assert ("above 4" in text, "nu is between 1 and 4" in text) == (level > 4, 1 < level <= 4)
     with pytest.raises(ConfigError, match=r"domain=fedmtl\.data\.Domain\("):
         check(replace(data, domain=None), RecordPrivacy(epsilon=3.0))
+
+
+def test_the_usual_finetuning_follows_from_the_target_and_the_model() -> None:
+    usual = Finetune(kind="auto", lam=0.3)
+    linear = problem_of(regression(clients=3), loss="auto")
+    assert usual_finetuning(usual, linear) == Average()
+    network = problem_of(regression(clients=3), model=models.mlp(hidden=5), loss="auto")
+    assert usual_finetuning(usual, network) == replace(usual, kind="mean")
+    assert usual_finetuning(replace(usual, start="personal"), linear).kind == "mean"
+    classes = problem_of(load_data("digits", clients=3), model=models.softmax_regression(), loss="auto")
+    assert usual_finetuning(usual, classes) == replace(usual, kind="kl")
 
 
 def test_averaging_is_no_kind_of_finetuning() -> None:
