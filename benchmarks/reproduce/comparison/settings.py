@@ -18,6 +18,7 @@ from fedmtl import (
     MPMTL,
     PMTL,
     PPSGD,
+    Average,
     ClientPrivacy,
     Ditto,
     FedAvg,
@@ -30,6 +31,7 @@ from fedmtl import (
     LocalSGD,
     PFedMe,
     PoissonSampling,
+    ProximalPoint,
     RecordPrivacy,
     Result,
     Trainer,
@@ -40,6 +42,7 @@ from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data.examples import Examples, cut
 from fedmtl.errors import DataError
+from fedmtl.trainer.automatic import LARGEST_COHORT
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
 DELTA = 1e-5
@@ -61,7 +64,7 @@ class Setting:
 
     algorithm: Algorithm
     clip: float | None
-    finetune: Finetune | None = None
+    finetune: Finetune | Average | None = None
     hidden: int = 0
 
     def text(self) -> str:
@@ -70,7 +73,7 @@ class Setting:
         for field in ("lam", "mu", "alpha", "ratio", "clusters", "rho"):
             if field in getattr(own, "__dataclass_fields__", {}) and (field == "rho" or not isinstance(own, MPMTL)):
                 parts.append(f"{field} {getattr(own, field)}")
-        if isinstance(own, (FedAvg, Local)) and self.finetune is None:
+        if isinstance(own, (FedAvg, Local)) and own.local is not None and not isinstance(self.finetune, Finetune):
             parts.append(f"{own.local.epochs} epochs")
         if isinstance(own, Local):
             parts.append(f"lr {own.local.lr:g}")
@@ -80,7 +83,7 @@ class Setting:
             parts.append(f"{own.head_local.epochs} epochs of the head")
         if self.clip is not None:
             parts.append(f"clip {self.clip:g}")
-        if self.finetune is not None:
+        if isinstance(self.finetune, Finetune):
             pull = "" if self.finetune.kind == "vanilla" else f" lam {self.finetune.lam:g}"
             parts.append(f"then {self.finetune.kind}{pull}, {self.finetune.local.epochs} epochs")
         return ", ".join(parts)
@@ -130,11 +133,13 @@ class Study:
         ways = [
             Finetune(kind=kind, lam=lam, local=replace(sgd(epochs), lr=lr)) for kind, lam, epochs, lr in self.finetunes
         ]
-        own: dict[str, list[tuple[Algorithm, Finetune | None]]] = {
+        own: dict[str, list[tuple[Algorithm, Finetune | Average | None]]] = {
             "FedAvg": [(FedAvg(local=sgd(epochs)), None) for epochs in self.epochs],
             "FedProx": [(FedProx(mu=mu, local=self.solver), None) for mu in (0.01, 0.1, 1.0)],
             "IFCA": [(IFCA(clusters=clusters, local=self.solver), None) for clusters in (2, 3, 4)],
             "FedAvg, finetuned": [(FedAvg(local=self.solver), way) for way in ways],
+            "FedAvg, averaged": [(FedAvg(local=sgd(epochs)), Average()) for epochs in self.epochs],
+            "Proximal point, averaged": [(ProximalPoint(mu=mu, averaged=True), Average()) for mu in (0.01, 0.03, 0.1)],
             "PMTL": [(PMTL(lam=lam, local=self.solver), None) for lam in self.lams],
             "PMTL, finetuned": [(PMTL(lam=self.lams[-1], local=self.solver), way) for way in ways],
             "Ditto": [(Ditto(lam=lam, local=self.solver), None) for lam in self.lams],
@@ -149,7 +154,7 @@ class Study:
         if self.hidden:
             own["FedRep"] = [(FedRep(local=self.solver, head_local=sgd(epochs)), None) for epochs in (1, 3, 10)]
         if self.unit == "record":  # the vote of a client is no gradient of its records
-            del own["IFCA"]
+            del own["IFCA"], own["Proximal point, averaged"]  # nor is an exact step
         found = {"Local": [Setting(self.alone(value, rows), None) for value in self.local]}
         for name, values in own.items():
             hidden = self.hidden if name == "FedRep" else 0
@@ -203,13 +208,14 @@ class Study:
         rounds = 1 if clip is None else self.rounds
         private = clip is not None and epsilon < math.inf
         protect = RecordPrivacy if self.unit == "record" else ClientPrivacy
+        everybody = isinstance(setting.algorithm, ProximalPoint) and len(data) <= LARGEST_COHORT
         linear = models.linear_regression(bias=False) if data.classes is None else models.softmax_regression()
         return Trainer(
             algorithm=setting.algorithm,
             data=data,
             model=models.mlp(hidden=setting.hidden) if setting.hidden else linear,
             loss="half_mse" if data.classes is None else "auto",
-            schedule=FullParticipation() if clip is None else self.schedule,
+            schedule=FullParticipation() if clip is None or everybody else self.schedule,
             privacy=protect(clip_norm=clip, epsilon=epsilon, delta=DELTA) if private else None,
             rounds=rounds,
             finetune=setting.finetune,
