@@ -36,7 +36,6 @@ from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
 from .evaluation import (
     Metrics,
     bands,
-    each_run,
     evaluate_each,
     evaluate_models,
     evaluate_shared,
@@ -328,15 +327,14 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
 def _measured_replicates(run: Run, state: State) -> Measured:
     """Evaluate all replicates: a row for each budget."""
     settings, problem, algorithm = run.settings, run.problem, run.algorithm
-    groups = settings.budgets
     each = evaluate_models(problem, algorithm.models(problem, state), settings.further_metrics)
-    objective = algorithm.objective(problem, state)
     numbers = [numbers_of(problem, metrics) for metrics in each]
-    columns = {name: torch.tensor([row[name] for row in numbers], dtype=torch.float64) for name in numbers[0]}
-    columns |= {} if objective is None else {"objective": objective}
+    if (objective := algorithm.objective(problem, state)) is not None:
+        numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]
     spent = np.broadcast_to(run.channel.epsilons, settings.runs)  # of each run, the largest of its owners
-    rows = [
-        {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
-        for row, (_, members) in zip(bands(columns, groups), groups, strict=True)
-    ]
-    return Measured(rows, each[0], None, each_run(columns, groups))
+    rows: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    for budget, members in settings.budgets:
+        rows.append({"budget": budget, "epsilon": float(spent[members].max())} | bands(numbers[members]))
+        runs += [{"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])]
+    return Measured(rows, each[0], None, runs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -308,31 +307,15 @@ def evaluate_models(problem: Problem, models: Tensor, metrics: Sequence[Metric] 
     return [Metrics.of(table, metrics) for table in tables]
 
 
-def bands(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
-    """One mapping for each budget: the mean of every number under its name, its percentiles under NAME_p5, ...
-
-    Args:
-        columns: float64 (M,) by name.
-        groups: budgets with their replicates.
-    """
-    rows = []
-    for budget, members in groups:
-        row: dict[str, Any] = {"budget": budget}
-        for name, values in columns.items():
-            row[name] = float(values[members].mean())
-            if len(values[members]) > 1:
-                share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
-                marks = values[members].quantile(share).tolist()
-                row |= {f"{name}_p{mark}": value for mark, value in zip(PERCENTILES, marks, strict=True)}
-        rows.append(row)
-    return rows
-
-
-def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
-    """One mapping for each run: its budget, its number among those of the budget, and every number."""
-    rows = []
-    for budget, members in groups:
-        for repetition, place in enumerate(range(members.start, members.stop)):
-            row: dict[str, Any] = {"budget": budget, "repetition": repetition}
-            rows.append(row | {name: float(values[place]) for name, values in columns.items()})
-    return rows
+def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of every number of the runs of one budget under its name, and of several runs its percentiles
+    under NAME_p5, ..."""
+    share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
+    row: dict[str, float] = {}
+    for name in runs[0]:
+        values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
+        row[name] = float(values.mean())
+        if len(runs) > 1:
+            names = (f"{name}_p{mark}" for mark in PERCENTILES)
+            row |= dict(zip(names, values.quantile(share).tolist(), strict=True))
+    return row
