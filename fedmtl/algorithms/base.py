@@ -311,31 +311,28 @@ class Algorithm:
         """
         with problem.executor.one_thread() as threads:
             channel.threads = threads
-            return self._step(problem, state, block, channel)
-
-    def _step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
-        cohort, store = block.cohort, state.private
-        clients = cohort[problem.own(cohort)]
-        part, ids = problem, clients
-        if self.all_at_once and problem.owner is not None:
-            part, ids = problem.mine, torch.arange(len(clients))
-        c = Cohort(
-            problem=part,
-            ids=ids,
-            public=state.public,
-            own=store.gather_all(clients),
-            round=block.first,
-            clip=channel.clip,
-            local=channel.local,
-            members=cohort,
-            total=channel.total,
-        )
-        rows, own = self.client(c)
-        store.scatter_all(clients, own)
-        state.public = self.conclude(problem, state.public, rows, block, channel)
-        if type(self).receive is not Algorithm.receive:
-            store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
-        return state
+            cohort, store = block.cohort, state.private
+            clients = cohort[problem.own(cohort)]
+            part, ids = problem, clients
+            if self.all_at_once and problem.owner is not None:
+                part, ids = problem.mine, torch.arange(len(clients))
+            c = Cohort(
+                problem=part,
+                ids=ids,
+                public=state.public,
+                own=store.gather_all(clients),
+                round=block.first,
+                clip=channel.clip,
+                local=channel.local,
+                members=cohort,
+                total=channel.total,
+            )
+            rows, own = self.client(c)
+            store.scatter_all(clients, own)
+            state.public = self.conclude(problem, state.public, rows, block, channel)
+            if type(self).receive is not Algorithm.receive:
+                store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
+            return state
 
     def conclude(
         self,

@@ -181,20 +181,17 @@ class Cohort:
         lam: Strength = 0.0,
         anchor: Tensor | None = None,
         mixture: Mixture | None = None,
-        correction: Tensor | None = None,
         trained: Tensor | None = None,
-        name: str = "update",
     ) -> Rows:
-        """Return how far the clients' models are from the shared one after their local run: rows (k, D), or their
-        weighted, clipped sum where the channel needs no rows.
+        """Return how far the clients' models are from the shared one after their local run, for the release
+        ``"update"``: rows (k, D), or their weighted, clipped sum where the channel needs no rows.
 
         Args:
-            solver, start, lam, anchor, mixture, correction: see :meth:`train`.
+            solver, start, lam, anchor, mixture: see :meth:`train`.
             trained: (k, D), which the models themselves are written to. None: they are not needed.
-            name: of the release.
         """
         shared, initial = self.shared, self.initial
-        total = self.total(name) if self.total is not None and initial.device.type == "cpu" else None
+        total = self.total("update") if self.total is not None and initial.device.type == "cpu" else None
         changes = initial.new_empty(len(self.ids) if total is None else 0, self.problem.dimension)
 
         def send(place: Tensor, models: Tensor) -> None:
@@ -206,7 +203,7 @@ class Cohort:
             else:
                 total.add(self.ids[place], rows if self.weights is None else self.weights[place, None] * rows)
 
-        self._train(self._run(solver, start, lam, anchor, mixture=mixture, correction=correction), send)
+        self._train(self._run(solver, start, lam, anchor, mixture=mixture), send)
         return changes if total is None else total
 
     def _run(self, solver: LocalSolver, start: Tensor, *settings: Any, **more: Any) -> LocalTraining:
@@ -252,7 +249,8 @@ class Cohort:
                 )
 
                 def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
-                    for done, models in run.on_batches(stack, plan.part(part), place[part]):
+                    steps = run.on_batches(stack, plan.part(part), place[part])
+                    for done, models in run.train(stack, place[part], steps):
                         finish(done, models)
 
                 executor.map(work, len(place), grain=grain)
@@ -284,7 +282,8 @@ class Cohort:
         order = order[steps[order] > 0]
 
         def work(stack: StackedModule, part: slice) -> None:
-            for done, models in run.on_records(stack, self.ids[order[part]], order[part], local, width):
+            steps = run.on_records(stack, self.ids[order[part]], local, width)
+            for done, models in run.train(stack, order[part], steps):
                 finish(done, models)
 
         executor.map(work, len(order), grain=1 if single else None)

@@ -45,7 +45,7 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, p: float, *, key: int, channelwise: bool = False) -> None:
         super().__init__()
-        self.p, self.key, self.channelwise = p, key, channelwise
+        self.p, self.key, self.channelwise = p, key - (1 << 64) * (key >= 1 << 63), channelwise  # a signed number
         self.register_buffer("address", torch.zeros(3, dtype=torch.int64), persistent=False)
         self.register_buffer("first", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -56,7 +56,7 @@ class KeyedDropout(nn.Module):
         size = math.prod(shape[1:])
         index = torch.arange(shape[0] * size, device=x.device) + self.first * size
         client, step, local = self.address.unbind(-1)
-        key = local * _GOLDEN + _signed(self.key)
+        key = local * _GOLDEN + self.key
         stays = keyed_uniform(key, client, step, index).reshape(shape) >= self.p
         return torch.where(stays, x / (1.0 - self.p) if self.p < 1.0 else x, x.new_zeros(()))
 
@@ -73,10 +73,6 @@ def swap_dropout(module: nn.Module, seed: int) -> None:
                 child.p, key=derive_key(seed, f"dropout/{name}"), channelwise=isinstance(child, _CHANNELWISE)
             )
             setattr(parent, name.rpartition(".")[2], keyed)
-
-
-def _signed(key: int) -> int:
-    return key - (1 << 64) if key >= 1 << 63 else key
 
 
 _ALIGNED = 16
@@ -197,14 +193,13 @@ def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter
     return [(tuple(names), parameter) for names, parameter in by_identity.values()]
 
 
-def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: str = "trainable") -> None:
+def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
     """Set ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
 
     Args:
         module: whose parameters are chosen.
         patterns: names of parameters or modules, as :meth:`Layout.places` takes them, of a tied weight any of its
             names; None leaves the module as it is.
-        owner: the setting that they come from, for the message.
 
     Raises:
         ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a module as it is, no
@@ -215,11 +210,11 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: s
         if not any(p.requires_grad for _, p in floating):
             listed = ", ".join(name for names, _ in floating for name in names) or "none"
             raise ModelError(
-                f"The model has no trainable parameter: all are frozen, and {owner} is None; the model's parameters "
+                f"The model has no trainable parameter: all are frozen, and trainable is None; the model's parameters "
                 f"are {listed}."
             )
         return
-    chosen = named_by(patterns, [names for names, _ in floating], owner)
+    chosen = named_by(patterns, [names for names, _ in floating], "trainable")
     module.requires_grad_(False)
     for moves, (_, parameter) in zip(chosen, floating, strict=True):
         parameter.requires_grad_(moves)
@@ -233,11 +228,6 @@ def place_module(module: nn.Module, *, device: torch.device, dtype: torch.dtype)
         for t in (*module.parameters(), *module.buffers())
     )
     return module if same else copy.deepcopy(module).to(device=device, dtype=dtype)
-
-
-def _same_parameters(module: nn.Module) -> nn.Module:
-    """Return a copy of a module's structure and buffers, whose parameters are the same tensors."""
-    return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 class StackedModule:
@@ -261,8 +251,8 @@ class StackedModule:
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
-        self.train_module = _same_parameters(placed).train()
-        self.eval_module = _same_parameters(placed).eval()
+        same = {id(parameter): parameter for parameter in placed.parameters()}  # which the copies share
+        self.train_module, self.eval_module = (copy.deepcopy(placed, dict(same)).train(mode) for mode in (True, False))
         self.layout = Layout.of(self.train_module)
         self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
             self.train_module, self.layout
@@ -375,9 +365,10 @@ def prepare_module(
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
             channels = child.num_features
+            groups = next(count for count in (8, 4, 2, 1) if channels % count == 0)
             raise ModelError(
                 f"Layer {name or type(child).__name__!r} is {type(child).__name__}: its running statistics mix clients "
-                f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({_groups(channels)}, "
+                f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({groups}, "
                 f"{channels})) instead; model.fix=true, in Python models.fix(model), does so."
             )
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
@@ -480,10 +471,6 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if argument.name == "dropout_p":
             return bool(kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value) > 0)
     return True
-
-
-def _groups(channels: int) -> int:
-    return next(g for g in (8, 4, 2, 1) if channels % g == 0)
 
 
 def _describe(result: object) -> str:

@@ -208,35 +208,15 @@ class LocalTraining:
     mixture: Mixture | None = None
     correction: Tensor | None = None
 
-    def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Trained:
-        """Train one stack of clients on the batches of a plan.
+    def train(self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]) -> Trained:
+        """Train one stack of clients.
 
         Args:
             stack: computes all clients as one batch; its buffers are overwritten.
-            plan: of the k clients of the stack, in the order of decreasing numbers of steps. One without a step is
-                computed with the others, and never finishes.
-            place: int64 (k,), on the host, the clients' positions among the n.
+            place: int64 (k,), on the host, the clients' positions among the n, in the order of decreasing numbers of
+                steps.
+            steps: :meth:`on_batches` or :meth:`on_records`.
         """
-        return self._run(stack, place, self._plain_steps(stack, plan, place))
-
-    def on_records(
-        self, stack: StackedModule, clients: Tensor, place: Tensor, records: LocalSteps, width: int | None = 16
-    ) -> Trained:
-        """Train one stack of clients by DP-SGD.
-
-        How many steps a client makes, and on which records, is for ``records`` to say. The regularizer needs no data
-        and is added by the optimizer, after the release.
-
-        Args:
-            stack, place: see :meth:`on_batches`.
-            clients: int64 (k,), numbers in the data, in the order of decreasing numbers of steps, each at least 1.
-            records: draws records, clips, adds noise.
-            width: examples of a client that are computed in one batch, with those of other clients, which do not show;
-                None where there is never another one.
-        """
-        return self._run(stack, place, self._private_steps(stack, clients, records, width))
-
-    def _run(self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]) -> Trained:
         rows = stack.load(self.start, len(place), place=place)
         lam = self.lam if self.divergence is None else 0.0
         optimizer = self.solver.optimizer(
@@ -260,13 +240,9 @@ class LocalTraining:
                     beside.write(step.done)
                 yield place[step.done], rows[step.done.to(rows.device)]
 
-    def _frozen(self, rows: Tensor) -> Tensor | None:
-        """Return the coordinates that stay, int64; None where all are moving."""
-        if self.moving is None or bool(self.moving.all()):
-            return None
-        return (~self.moving).nonzero()[:, 0].to(rows.device)
-
-    def _plain_steps(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Iterator[PlainStep]:
+    def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Iterator[PlainStep]:
+        """Yield the local steps on the batches of a plan of the k clients; one without a step is computed with the
+        others, and never finishes."""
         like, towards = stack.rows, None
         if self.divergence is not None and self.anchor is not None:
             towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
@@ -277,15 +253,33 @@ class LocalTraining:
             pull = None if towards is None else self._pull(stack, towards[:active], x)
             yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
 
+    def _frozen(self, rows: Tensor) -> Tensor | None:
+        """Return the coordinates that stay, int64; None where all are moving."""
+        if self.moving is None or bool(self.moving.all()):
+            return None
+        return (~self.moving).nonzero()[:, 0].to(rows.device)
+
     def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:
         assert self.divergence is not None
         assert isinstance(self.lam, (int, float))
         values = None if stack.network is None else stack.network.forward(anchors, x)
         return Pull(self.divergence, stack.predict(anchors, x) if values is None else values[-1], self.lam)
 
-    def _private_steps(
-        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int | None
+    def on_records(
+        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int | None = 16
     ) -> Iterator[PrivateStep]:
+        """Yield the local steps of DP-SGD.
+
+        How many steps a client makes, and on which records, is for ``records`` to say. The regularizer needs no data
+        and is added by the optimizer, after the release.
+
+        Args:
+            stack: see :meth:`train`.
+            clients: int64 (k,), numbers in the data; each makes a step at least.
+            records: draws records, clips, adds noise.
+            width: examples of a client that are computed in one batch, with those of other clients, which do not show;
+                None where there is never another one.
+        """
         like, steps, frozen = stack.rows, records.steps(clients), self._frozen(stack.rows)
         first, keys = self.data.train.offsets[clients], self.data.keys[clients]
         for number in range(int(steps.max())):

@@ -45,7 +45,7 @@ def train(stack, data, solver, plan, start, place, *, round=ROUND, **pull):
     """Return the models (n, D) of the clients of a plan."""
     rows = torch.full((7, start.shape[-1]), torch.nan, dtype=torch.float64)
     run = LocalTraining(data, cross_entropy, solver, round, start, **pull)
-    for done, trained in run.on_batches(stack, plan, place):
+    for done, trained in run.train(stack, place, run.on_batches(stack, plan, place)):
         rows[done] = trained
     return rows
 

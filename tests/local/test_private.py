@@ -99,7 +99,7 @@ def private(data, module, solver: LocalSolver, start, records, clients=None, **o
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
     if len(order):
-        for place, trained in run.on_records(stack, clients[order], order, records):
+        for place, trained in run.train(stack, order, run.on_records(stack, clients[order], records)):
             models[place] = trained
     return models
 
@@ -121,7 +121,7 @@ def test_all_records_without_clip_and_noise_are_plain_training(solver, dropout):
     plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
     expected = torch.empty(7, start.shape[-1], dtype=torch.float64)
     run = LocalTraining(data, cross_entropy, solver, ROUND, start, lam=0.7, anchor=anchor)
-    for place, trained in run.on_batches(stack, plan, clients):
+    for place, trained in run.train(stack, clients, run.on_batches(stack, plan, clients)):
         expected[place] = trained
     records = FakeRecords(data, [solver.steps] * 7)
     got = private(data, module, solver, start, records, lam=0.7, anchor=anchor)
