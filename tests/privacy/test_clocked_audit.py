@@ -1,43 +1,19 @@
-"""The audit of clients that act one at a time: false alarms, published accountings, odd caps."""
+"""The audit of clients that act one at a time: published accountings, odd caps."""
 
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from scipy import stats
 
 from fedmtl import AsyncLearner
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.graphs import Ring
 from fedmtl.privacy import Channel
-from fedmtl.privacy.audit import Effort, audit_channel
-from fedmtl.trainer.audit.suite import audit_trainer, setup_of
+from fedmtl.privacy.audit import Effort
+from fedmtl.trainer.audit.suite import audit_trainer
 
-from .mutants import CLOCKED, CLOCKED_EFFORT, FEATURES, audit, trainer_of
-
-SEEDS = 40  # of each configuration
-
-
-@pytest.mark.parametrize("configuration", ["clocks, laplace", "clocks, l2_laplace"])
-def test_sound_releases_raise_no_alarm(configuration: str) -> None:
-    setup = setup_of(trainer_of("async_learner", configuration))
-    assert setup is not None
-    effort = replace(CLOCKED_EFFORT, noise=480, checks=("noise law", "freshness"))
-    statistics: dict[str, list[float]] = {}
-    for seed in range(SEEDS):
-        for finding in audit_channel(setup, seed=seed, effort=effort):
-            assert not finding.refuted, (seed, finding)
-            statistics.setdefault(finding.check, []).append(finding.statistic)
-    most = stats.binom.isf(1e-6, SEEDS, 0.02)
-    for check, values in statistics.items():
-        assert len(values) == SEEDS
-        if check.startswith("noise law"):
-            assert (np.array(values) < 0.02).sum() <= most, check
-            assert min(values) < 0.2, check
-        else:
-            assert max(values) < 6, check
+from .mutants import CLOCKED, FEATURES, audit, trainer_of
 
 
 def test_an_accounting_that_does_not_hold_is_never_the_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:

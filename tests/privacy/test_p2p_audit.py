@@ -26,8 +26,16 @@ def trainer(configuration: str, **settings) -> Trainer:
     return replace(run, algorithm=replace(run.algorithm, **settings))
 
 
-@pytest.mark.parametrize("configuration", ["laplace", "gaussian", "secure"])
-@pytest.mark.parametrize("settings", [WEIGHTED, ONCE, WEIGHTED | {"releases": 3}], ids=["weighted", "once", "three"])
+@pytest.mark.parametrize(
+    ("configuration", "settings"),
+    [
+        ("laplace", WEIGHTED),
+        ("gaussian", ONCE),
+        ("secure", ONCE),
+        ("secure", WEIGHTED | {"releases": 3}),
+        ("gaussian", WEIGHTED | {"releases": 3}),
+    ],
+)
 def test_weighted_wakeups_and_free_ones_after_the_last_release_pass(configuration: str, settings: dict) -> None:
     checks = ("noise law", "charges", "transcript")
     findings = audit(trainer(configuration, **settings), checks=checks, processes=False)

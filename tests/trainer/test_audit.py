@@ -22,7 +22,6 @@ from tests.helpers import ragged_classification, regression
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
 ALGORITHMS = {
     "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "pmtl-local": PMTL(lam=0.5, local=SOLVER, delta="local"),
     "pmtl-momentum": PMTL(local=SOLVER, server_optimizer=ServerOptimizer(options={"momentum": 0.9})),
     "fedavg": FedAvg(local=SOLVER),
     "fedprox": FedProx(local=SOLVER),
@@ -46,10 +45,9 @@ def trainer(algorithm="fedavg", sampler="full", **options) -> Trainer:
     return Trainer(**(settings | options))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_public_state_is_a_function_of_the_releases(name: str, sampler: str) -> None:
-    found = transcript(trainer(name, sampler), rounds=5)
+@pytest.mark.parametrize("name", ["pmtl-momentum", "fedprox", "fedavg-adam", "local"])  # others: the mutation gate
+def test_the_public_state_is_a_function_of_the_releases(name: str) -> None:
+    found = transcript(trainer(name, "poisson"), rounds=5)
     assert not found.refuted
     assert found.skipped == (name == "local")
 
@@ -222,7 +220,6 @@ RECORDS = {  # beside what the mutation gate passes as it is
     "all records": {"algorithm": FedAvg(local=LocalSGD(lr=0.2, steps=2, batch_size=None))},
     "laplace": {"mechanism": "laplace"},
     "l2_laplace": {"mechanism": "l2_laplace"},
-    "secure": {"source": "secure"},
     "clients sampled": {"sampler": "poisson"},
     "a cap by the noise": {"noise_multiplier": 1.2, "epsilon": 12.0},
     "budgets of their own": {"epsilon": {f"client-{k}": 3.0 + k for k in range(8)}},
@@ -238,8 +235,7 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
     findings = audit_trainer(run, rounds=2, effort=Effort(noise=4000, cohorts=100, processes=False))
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
-    unchecked = {"grid"} if name != "secure" else set()
-    assert kinds == set(CHECKS) - unchecked - {"exact sum"}
+    assert kinds == set(CHECKS) - {"grid", "exact sum"}
 
 
 def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.MonkeyPatch) -> None:
