@@ -264,6 +264,7 @@ class Node:
             return noise.added(row, torch.tensor([self.position]), step, self.channel.source)
         if isinstance(privacy, ClientPrivacy) and isinstance(privacy.clip_norm, QuantileClip):
             clip = self.channel.releases[name].clip  # the server counts who is above it, and clips to it
+            assert clip is not None
             return clip_rows(row, replace(clip, bound=2 * clip.bound))
         return self.channel.counted(name, row)
 

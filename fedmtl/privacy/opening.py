@@ -160,7 +160,7 @@ def open_channel(
         options["ledger_name"] = "none" if ledger is None else file
         if sampler is None:
             return Activations(terms.settings, account, sources, schedule=str(schedule), **options)
-        return Rounds(terms.settings, account, sources, plans=rows, order=order, **options)
+        return Rounds(terms.settings, account, sources, order=order, **options)
 
     if ranks.size == 1:
         return opened(_header(ledger_path, resume), ledger_path)
@@ -216,7 +216,7 @@ def _terms_of_rows(
     privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)  # loudest in reports
     if privacy is None or privacy.noiseless or not plans:
         refuse_rows(plans)
-        releases = {} if privacy is None else bind_releases(plans, sampler, privacy, None)
+        releases = bind_releases(plans, sampler, privacy)
         chosen = () if privacy is None else (privacy,)
         options = {"sampler": sampler, "releases": releases}
         return _Terms(settings=chosen, clients=sampler.n, caps=_caps(sampler), options=options)
@@ -362,7 +362,7 @@ def _terms_of_records(
     else:
         _check_post_processing(rows)
         sampler = sampler.capped(steps)
-        options |= {"sampler": sampler}
+        options |= {"sampler": sampler, "releases": bind_releases(rows, sampler, None)}
         schedule = _facts(sampler) | OF_RECORDS
         facts |= {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
@@ -93,29 +93,23 @@ def check_allocation(owner: str, weights: Sequence[float], uses: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class Release(ReleasePlan):
     """One release of a noised, clipped sum over a cohort of clients, the protected units, divided by a public constant.
 
     Attributes:
-        name, dimension, form: from the plan.
-        clip: bound C on one client's row.
-        noise: law of the noise, or None for clipping only.
         sampling: who takes part.
-        relation: how neighbouring populations differ.
+        clip: bound C on one client's row; None without privacy, and where rows are post-processing.
+        noise: law of the noise, or None for clipping only.
         bands: how the noise is correlated over rounds, or None where it is independent.
     """
 
-    name: str
-    dimension: int
-    form: Form = "vector"
-    clip: L1Clip | L2Clip
-    noise: NoiseLaw | None
     sampling: BoundSampler
-    relation: Relation
+    clip: L1Clip | L2Clip | None = None
+    noise: NoiseLaw | None = None
     bands: Bands | None = None
 
     def __post_init__(self) -> None:
-        if self.noise is None:
+        if self.noise is None or self.clip is None:
             return
         if self.form == "vector" and self.noise.norm != self.clip.norm:
             raise PrivacyError(
@@ -131,9 +125,14 @@ class Release:
             )
 
     @property
-    def size(self) -> int:
-        """Return the number of noised coordinates."""
-        return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
+    def bound(self) -> float:
+        """Return C; infinite without a clip."""
+        return math.inf if self.clip is None else self.clip.bound
+
+    @property
+    def relation(self) -> Relation:
+        """Return how neighbouring populations differ."""
+        return self.sampling.relation
 
     @property
     def sensitivity(self) -> float:
@@ -145,12 +144,12 @@ class Release:
         if self.form == "vector":
             return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
         norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
-        return outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
+        return outer_sensitivity(self.bound, self.relation, diagonal_norm=norm)
 
     @property
     def contribution_bound(self) -> float:
         """Return the most that one client contributes to the sum: C, or C^2 of an outer product."""
-        return self.clip.bound if self.form == "vector" else self.clip.bound**2
+        return self.bound if self.form == "vector" else self.bound**2
 
     @property
     def independent(self) -> tuple[float, float]:
@@ -174,21 +173,21 @@ class Release:
         gain = 1.0 if self.bands is None else self.bands.gain
         return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
 
-    def weighted(self, weight: float) -> Release:
-        """Return this release in a use of another weight of the allocation: the noise multiplier is divided by it."""
-        if self.noise is None or weight == 1.0:
+    def weighted(self, use: int) -> Release:
+        """Return this release in its use numbered ``use`` from 0: the noise multiplier is divided by the weight."""
+        if self.noise is None:
             return self
-        return self.with_multiplier(self.noise.multiplier / weight)
+        return self.with_multiplier(self.noise.multiplier / self.weight(use))
 
     def with_multiplier(self, multiplier: float) -> Release:
-        """Return this release with another noise multiplier."""
+        """Return this release with another noise multiplier, 0 for no noise."""
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
-        return replace(self, noise=replace(self.noise, multiplier=multiplier))
+        return replace(self, noise=replace(self.noise, multiplier=multiplier) if multiplier else None)
 
     def clipped_at(self, bound: float) -> Release:
         """Return this release with another clip norm."""
-        return replace(self, clip=replace(self.clip, bound=bound))
+        return replace(self, clip=None if self.clip is None else replace(self.clip, bound=bound))
 
 
 def step_price(
@@ -241,29 +240,22 @@ def step_price(
 def bind_releases(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
-    privacy: ClientPrivacy,
-    multiplier: float | None,
+    privacy: ClientPrivacy | None,
+    multiplier: float = 0.0,
     bands: Bands | None = None,
 ) -> dict[str, Release]:
-    """Return the typed releases of an algorithm, by name; with a :class:`QuantileClip`, what the count leaves of the
-    noise."""
-    noise: NoiseLaw | None = None
-    if multiplier is not None:
-        if isinstance(privacy.clip_norm, QuantileClip):
+    """Return the typed releases of an algorithm, by name: without ``privacy`` with neither clip nor noise; with a
+    :class:`QuantileClip`, with what the count leaves of the noise."""
+    options: dict[str, Any] = {}
+    if privacy is not None:
+        law = LAWS[privacy.mechanism]
+        if multiplier and isinstance(privacy.clip_norm, QuantileClip):
             count = privacy.clip_norm.count_multiplier(sampler.denominator, sampler.relation)
             multiplier = split_multiplier(multiplier, count)
-        noise = LAWS[privacy.mechanism](multiplier)
-    clip = CLIPS[LAWS[privacy.mechanism].norm](privacy.initial_norm)
-    return {
-        plan.name: Release(
-            name=plan.name,
-            dimension=plan.dimension,
-            form=plan.form,
-            clip=clip if plan.form == "vector" else L2Clip(privacy.initial_norm),
-            noise=noise,
-            sampling=sampler,
-            relation=sampler.relation,
-            bands=bands,
-        )
-        for plan in plans
-    }
+        options = {"noise": law(multiplier) if multiplier else None, "bands": bands}
+    releases = {}
+    for plan in plans:
+        if privacy is not None:
+            options["clip"] = CLIPS["l2" if plan.form != "vector" else law.norm](privacy.initial_norm)
+        releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
+    return releases

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from ..errors import ConfigError, PrivacyError
 from .account import Account
 from .channel import Channel
-from .clip import Clip, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
+from .clip import are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
 from .gradients import GradientPlan
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
@@ -51,7 +50,7 @@ class Rounds(Channel):
 
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
-        releases: the typed releases, by name (empty where the messages of clients are not noised).
+        releases: the typed releases, by name.
         multipliers: z of every replicate's releases and of its count of unclipped clients, 0 for one without
             noise; empty where none has any.
         gradients, draws, sums: the plan of the local steps, which records take part in them, and sums of their
@@ -68,8 +67,7 @@ class Rounds(Channel):
         sources: Sequence[NoiseSource],
         *,
         sampler: BoundSampler,
-        plans: tuple[ReleasePlan, ...] = (),
-        releases: dict[str, Release] | None = None,
+        releases: dict[str, Release],
         multipliers: tuple[float, ...] = (),
         rows: dict[str, BoundRowNoise] | None = None,
         gradients: GradientPlan | None = None,
@@ -78,10 +76,9 @@ class Rounds(Channel):
     ) -> None:
         super().__init__(settings, account, sources, **options)
         self.sampler, self.gradients = sampler, gradients
-        self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
+        self.releases, self.multipliers, self.rows = releases, multipliers, rows or {}
         self.rows_are_noised = False
         self.local: LocalSteps | None = None
-        self._plans = {plan.name: plan for plan in plans}
         self._adaptive = settings[0].clip_norm if settings else None
         self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
         self._correlated: dict[str, CorrelatedNoise] = {}
@@ -101,7 +98,7 @@ class Rounds(Channel):
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
         """Return the declared releases."""
-        return tuple(self._plans.values())
+        return tuple(self.releases.values())
 
     @property
     def denominator(self) -> float:
@@ -111,7 +108,7 @@ class Rounds(Channel):
     @property
     def releases_anything(self) -> bool:
         """Return whether anything is released, and so charged."""
-        return bool(self._plans) or self.gradients is not None
+        return bool(self.releases) or self.gradients is not None
 
     # A round
 
@@ -215,7 +212,7 @@ class Rounds(Channel):
             total = self._sum(name, rows, clients)
             value = self.ranks.share(lambda: self._noised_sum(name, total, step))
             if self.canaries is not None and rest is not None:
-                rest = smat(rest) if self._plans[name].form == "symmetric" else rest
+                rest = smat(rest) if self.releases[name].form == "symmetric" else rest
                 self.canaries.observe(self._current(name)[0], step, self._cohort, value * self.denominator - rest)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
@@ -248,15 +245,14 @@ class Rounds(Channel):
         Raises:
             PrivacyError: an undeclared name.
         """
-        if name not in self._plans:
-            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
-        plan, clip = self._plans[name], self._clip(name)
-        if clip is None or self._step is None or self.replicates > 1 or plan.form != "vector":
+        release = self._declared(name)
+        clip, short = release.clip, not are_long(release.dimension)
+        if clip is None or self._step is None or self.replicates > 1 or release.form != "vector" or short:
             return None
-        if name in self.rows or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
+        if name in self.rows or isinstance(self._adaptive, QuantileClip):
             return None
         tap = None if self.tap is None else partial(self.tap, self._step, name)
-        self._totals[name] = RowTotal(plan.dimension, clip, sum_width(clip.bound, self.sampler.n), tap)
+        self._totals[name] = RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n), tap)
         return self._totals[name]
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
@@ -267,7 +263,7 @@ class Rounds(Channel):
         """
         if isinstance(rows, RowTotal):
             return self.ranks.sum(rows.sum())
-        clip, form = self._clip(name), self._plans[name].form
+        clip, form = self.releases[name].clip, self.releases[name].form
         if form == "vector":
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
@@ -296,7 +292,7 @@ class Rounds(Channel):
             The shape, dtype and device of ``rows``.
         """
         self._checked_rows(name, rows)
-        return clip_rows(rows.reshape(-1, rows.shape[-1]), self._clip(name)).reshape(rows.shape)
+        return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(rows.shape)
 
     def counted(self, name: str, row: Tensor) -> Tensor:
         """Return one client's row as its release adds it up, float64 on the CPU: what a client in a process of its own
@@ -307,45 +303,33 @@ class Rounds(Channel):
             row: (1, D), any float dtype and device.
         """
         self._checked_rows(name, row)
-        if self._clip(name) is not None and self._plans[name].form == "vector":
+        if self.releases[name].clip is not None and self.releases[name].form == "vector":
             return self._sum(name, row, torch.zeros(1, dtype=torch.int64))[None]
         return self.clip(name, row.detach().cpu().double())
-
-    def _clip(self, name: str) -> Clip | None:
-        release = self.releases.get(name)
-        return release.clip if release is not None else None
 
     def noise_std(self, name: str) -> Tensor:
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
-        stds = [release.noise_std for release in self._current(name)]
-        return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
+        return torch.tensor([release.noise_std for release in self._current(name)], dtype=torch.float64)
 
     def _current(self, name: str) -> list[Release]:
-        """Return the release in the round that has begun, by repetition, with the noise of this use; none without a
-        clip."""
-        release = self.releases.get(name)
-        if release is None:
-            return []
-        if release.noise is None or not self.multipliers:
-            return [release] * self.replicates
-        weight = self._plans[name].weight(self._use)
-        if self.replicates == 1:
-            return [release.weighted(weight)]
-        silent = replace(release, noise=None)
-        return [release.with_multiplier(z).weighted(weight) if z else silent for z in self.multipliers]
+        """Return the release in the round that has begun, by repetition, with the noise of this use."""
+        release = self.releases[name]
+        if release.noise is None or self.replicates == 1:
+            return [release.weighted(self._use)] * self.replicates
+        return [release.with_multiplier(z).weighted(self._use) for z in self.multipliers]
 
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Return noised coordinates over the public denominator, in the form that is released: those of R
         repetitions."""
-        for release, source, each in zip(self._current(name), self.sources, self._each(total), strict=False):
+        for release, source, each in zip(self._current(name), self.sources, self._each(total), strict=True):
             if release.noise is not None:
                 noise, width = self._noise(name, release, source, step)
                 each.copy_(noised(each, noise, width))
                 if width is not None:
                     self.on_grid[name] = GridValue(step, each / self.denominator, width, self.denominator)
         value = total / self.denominator
-        return smat(value) if self._plans[name].form == "symmetric" else value
+        return smat(value) if self.releases[name].form == "symmetric" else value
 
     def _noise(self, name: str, release: Release, source: NoiseSource, step: int) -> tuple[Tensor, float | None]:
         """Return the noise of a release, (size,) float64, and the width of its grid."""
@@ -369,11 +353,11 @@ class Rounds(Channel):
         release, key = self.releases[name], f"{name}/count"
         value = self.replayed(step, key)
         if value is None:
-            count = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
+            count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
             total = self.ranks.sum(count)
             value = self.ranks.share(lambda: self._noised_count(key, total, step, settings, release))
         self._note(step, key, value)
-        self._norms[name] = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
+        self._norms[name] = settings.updated_norm(release.bound, float(value) + COUNT_BOUND)
 
     def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
         std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
@@ -406,9 +390,7 @@ class Rounds(Channel):
         return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:
-        if name not in self._plans:
-            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
-        dimension, lead = self._plans[name].dimension, () if self.replicates == 1 else (self.replicates,)
+        dimension, lead = self._declared(name).dimension, () if self.replicates == 1 else (self.replicates,)
         if (
             rows.ndim != 2 + len(lead)
             or rows.shape != (*lead, rows.shape[-2], dimension)
@@ -418,6 +400,11 @@ class Rounds(Channel):
             raise PrivacyError(
                 f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of {rows.dtype}."
             )
+
+    def _declared(self, name: str) -> Release:
+        if name not in self.releases:
+            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self.releases)}.")
+        return self.releases[name]
 
     # Its report, and what a checkpoint keeps
 
@@ -429,7 +416,7 @@ class Rounds(Channel):
             std = law.std(1.0, size) * self.prices.by_account[0] / self.gradients.expected
             ratio = float(np.median(std)) * math.sqrt(size)
             return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
-        if not self.releases or self.noise_multiplier is None:
+        if self.noise_multiplier is None:
             return None
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
         norm = loudest.noise_std * math.sqrt(loudest.size)
@@ -444,15 +431,15 @@ class Rounds(Channel):
         facts |= {
             "unit": "client",
             "relation": "none" if privacy is None else self.sampler.relation,
-            "names": tuple(self._plans),
-            "releases": charged * len(self._plans),
+            "names": tuple(self.releases),
+            "releases": charged * len(self.releases),
             "budget": None if privacy is None else privacy.epsilon,
             "sampler": self._schedule(),
             "server": "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None,
         }
-        if releases:
-            facts["clip_norm"] = max(release.clip.bound for release in releases)
-        if releases and self.noised:
+        if releases and privacy is not None:
+            facts["clip_norm"] = max(release.bound for release in releases)
+        if self.noised:
             facts["noise_std"] = max(release.noise_std for release in releases)
             bands = next((release.bands for release in releases if release.bands is not None), None)
             if bands is not None:
@@ -494,7 +481,7 @@ class Rounds(Channel):
         do not adapt."""
         if not isinstance(self._adaptive, QuantileClip):
             return {}
-        norms = {name: (r.clip.bound, self._norms.get(name, r.clip.bound)) for name, r in self.releases.items()}
+        norms = {name: (r.bound, self._norms.get(name, r.bound)) for name, r in self.releases.items()}
         return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
 
     def set_norms(self, norms: Mapping[str, Tensor]) -> None:

@@ -69,7 +69,7 @@ class BoundRowNoise:
     @property
     def sensitivity(self) -> float:
         """Return the sensitivity, 2 C."""
-        return 2.0 * self.release.clip.bound
+        return 2.0 * self.release.bound
 
     def epsilon_at(self, uses: int) -> float:
         """Return the epsilon of each client against the server after ``uses``."""
@@ -93,7 +93,7 @@ class BoundRowNoise:
             clients.cpu(),
             rows.shape[1],
             sensitivity=torch.full((len(rows),), self.sensitivity, dtype=torch.float64),
-            bound=self.release.clip.bound,
+            bound=self.release.bound,
         )
         return noised(clipped, noise, None if width is None else width[:, None])
 
@@ -129,8 +129,8 @@ def bind_rows(
         asked = plan.rows
         if asked is None:
             continue
-        release = releases.get(plan.name)
-        if release is None or release.clip.norm != "l2":
+        release = releases[plan.name]
+        if release.clip is None or release.clip.norm != "l2":
             raise PrivacyError(f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm.")
 
         price = Price(

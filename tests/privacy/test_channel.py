@@ -162,12 +162,7 @@ def test_default_delta() -> None:
 
 def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     sampler = PoissonSampling(4).bind(40)
-    fields = {
-        "name": "a",
-        "dimension": 3,
-        "sampling": sampler,
-        "relation": sampler.relation,
-    }
+    fields = {"name": "a", "dimension": 3, "uses": 1, "sampling": sampler}
     release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **fields)
     assert release.sensitivity == 0.5
     assert release.noise_std == 0.375

@@ -134,6 +134,7 @@ class Canaries(_Coins):
         purpose = f"canaries/{release.name}/{0 if fits else step}"
         if self._latest.get(release.name, ("",))[0] == purpose:
             return self._latest[release.name][1]
+        assert release.clip is not None
         single = release.clip.norm == "l1" or release.form == "diagonal"
         self._latest[release.name] = purpose, _directions(count, size, single, derive_key(self._seed, purpose))
         return self._latest[release.name][1]
@@ -149,7 +150,7 @@ class Canaries(_Coins):
         places, values = self.directions(release, step)
         sign = -1.0 if self.paired and not self.coins[canary] else 1.0
         row = torch.zeros(1, release.dimension, dtype=torch.float64)
-        row[0, places[canary]] = _LOUD * release.clip.bound * sign * values[canary]
+        row[0, places[canary]] = _LOUD * release.bound * sign * values[canary]
         return row
 
     def observe(self, release: Release, step: int, members: Tensor, rest: Tensor) -> None:
@@ -169,7 +170,7 @@ class Canaries(_Coins):
         self.uses += known * (step != self._step)
         self._step = step
         places, values = self.directions(release, step)
-        size, law, std = release.clip.bound, release.noise, release.noise_std * release.denominator
+        size, law, std = release.bound, release.noise, release.noise_std * release.denominator
         assert law is not None
         if release.form == "symmetric":
             rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(1, places, size * values)

@@ -391,5 +391,5 @@ def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, cl
     if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         return float(channel.noise_multipliers[client]) / setup.weight(client, use)
-    noise = channel.releases[name].weighted(setup.release(name).weight(use)).noise
+    noise = channel.releases[name].weighted(use).noise
     return math.nan if noise is None else float(noise.multiplier)
