@@ -17,6 +17,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor
 from .._check import positive_int
 from ..errors import ConfigError, PrivacyError
 from .noise.laws import Norm
-from .price import Price, Prices, normalized
+from .price import Price, Prices, calibrated, normalized
 from .settings import RecordPrivacy
 
 RecordRelation = Literal["zero_out", "replace"]
@@ -250,71 +251,47 @@ def record_prices(
     Raises:
         ConfigError: a budget that cannot be met, or weights that do not fit.
     """
-    weights = _weights(plan.allocation, caps)
-    places: dict[tuple[Any, ...], int] = {}
-    prices: list[Price] = []
-    asked: list[tuple[tuple[float | None, float | None, int], str]] = []
-    kind = np.empty((len(privacy), len(plan.ids)), dtype=np.int64)
-    for row, settings in enumerate(privacy):
-        if len(privacy) > 1 and settings.epsilon is not None and settings.noise_multiplier is not None:
-            raise ConfigError(
-                "Repetitions with settings of their own have the caps of all; give epsilon or noise_multiplier."
-            )
-        for client, (budget, cap) in enumerate(zip(settings.budgets(plan.ids), caps.tolist(), strict=True)):
-            own = weights[client] if weights else None  # equal ones are the same object
-            rate, sums = float(plan.rates[client]), int(plan.local_steps[client])
-            key = (budget, settings.noise_multiplier, cap, id(own), rate, sums)
-            if key not in places:
-                places[key] = len(prices)
-                asked.append(((budget, settings.noise_multiplier, cap), f" of client {plan.ids[client]!r}"))
-                prices.append(
-                    Price(
-                        mechanism=settings.mechanism,
-                        sizes=(plan.dimension,),
-                        delta=delta,
-                        sampled=rate,
-                        replaced=plan.relation == "replace",
-                        sums=sums,
-                        weights=own,
-                    )
-                )
-            kind[row, client] = places[key]
-    existing = (header or {}).get("kinds", ())
-    if len(existing) == len(asked):
-        noise = [(float(each["multiplier"]), int(each["cap"])) for each in existing]
-    else:
-        noise = [price.calibrated(*each, of=of) for price, (each, of) in zip(prices, asked, strict=True)]
-    multipliers = tuple(z for z, _ in noise)
-    result = Prices(tuple(prices), multipliers, kind, None if plan.published is None else plan.published.why_invalid)
-    return result, np.array([cap for _, cap in noise], dtype=np.int64)[kind[0]]
+    if len(privacy) > 1 and any(each.epsilon is not None and each.noise_multiplier is not None for each in privacy):
+        raise ConfigError(
+            "Repetitions with settings of their own have the caps of all; give epsilon or noise_multiplier."
+        )
 
+    @cache
+    def price(rate: float, sums: int, weights: tuple[float, ...] | None) -> Price:
+        return Price(
+            mechanism=privacy[0].mechanism,
+            sizes=(plan.dimension,),
+            delta=delta,
+            sampled=rate,
+            replaced=plan.relation == "replace",
+            sums=sums,
+            weights=weights,
+        )
 
-def prices_header(prices: Prices, caps: np.ndarray) -> dict[str, Any]:
-    """Return JSON for a ledger: one entry for every kind of client, and the kind of every client where there are
-    several."""
-    most = [int(caps[prices.kind[0] == k].max(initial=0)) for k in range(len(prices.kinds))]
-    kinds = [
-        {"price": price.to_dict(), "multiplier": z, "cap": cap}
-        for price, z, cap in zip(prices.kinds, prices.multipliers, most, strict=True)
+    uses = map(price, plan.rates.tolist(), plan.local_steps.tolist(), _weights(plan.allocation, caps))
+    accounts = list(zip(uses, caps.tolist(), strict=True))
+    asked = [
+        [
+            (use, budget, settings.noise_multiplier, cap)
+            for (use, cap), budget in zip(accounts, settings.budgets(plan.ids), strict=True)
+        ]
+        for settings in privacy
     ]
-    return {"kinds": kinds} | ({"kind_of": prices.kind[0].tolist()} if len(kinds) > 1 else {})
+    refuted = None if plan.published is None else plan.published.why_invalid
+    return calibrated(asked, header or {}, ids=plan.ids, refuted=refuted)
 
 
 def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[tuple[float, ...] | None]:
-    """Return normalized weights by client, equal ones as the same object; None where all are equal."""
+    """Return normalized weights by client; None where all are equal."""
     if allocation is None:
-        return []
+        return [None] * caps.size
     if len(allocation) != caps.size:
         raise ConfigError(f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}.")
-    made: dict[bytes, tuple[float, ...] | None] = {}
-    by_client = []
+    by_client, scaled = list[tuple[float, ...] | None](), lru_cache(normalized)
     for client, (values, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
         array = np.asarray(values, dtype=np.float64)
         if array.shape != (cap,):
             raise ConfigError(f"The allocation of client {client} has shape {array.shape}; it may act {cap} times.")
-        key = array.tobytes()
-        if key not in made:
-            equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
-            made[key] = None if equal else normalized(array.tolist())
-        by_client.append(made[key])
+        equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
+        by_client.append(None if equal else scaled(tuple(array.tolist())))
     return by_client

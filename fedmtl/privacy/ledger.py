@@ -39,7 +39,7 @@ from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, read_first
 
-VERSION = 7
+VERSION = 8
 
 
 class Ledger:

@@ -19,13 +19,13 @@ from ..ranks import ALONE, Ranks
 from .account import Account
 from .activations import Activations
 from .channel import Recording
-from .gradients import GradientPlan, prices_header, record_prices
+from .gradients import GradientPlan, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .price import Prices
+from .price import Prices, calibrated
 from .quantile import QuantileClip
 from .release import Release, ReleasePlan, bind_releases, step_price
 from .rounds import Rounds
@@ -233,20 +233,12 @@ def _terms_of_rows(
             f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
         )
     sampler = sampler.capped(steps)
-    uses = steps if sampler.cap is None else sampler.cap
-    if isinstance(z := prior.get("noise_multiplier"), float):
-        multipliers, most_uses = (z,) * len(clients), int(prior.get("max_uses") or uses)
-    else:
-        noise = [price.calibrated(each.epsilon, each.noise_multiplier, uses) for each in clients]
-        multipliers, most_uses = tuple(z for z, _ in noise), noise[0][1]
+    uses, accounts = steps if sampler.cap is None else sampler.cap, sampler.n if sampler.per_participation else 1
+    asked = [[(price, each.epsilon, each.noise_multiplier, uses)] * accounts for each in clients]
+    prices, most_uses = calibrated(asked, prior, refuted=LAWS[privacy.mechanism].refuted)
     if sampler.per_participation:
-        sampler = sampler.with_cap(most_uses)
-    kind = np.arange(len(clients))[:, None]
-    if len(clients) == 1 or len(set(multipliers)) == 1:
-        multipliers, kind = multipliers[:1] * replicates, kind[:1] * 0
-    distinct = multipliers if len(kind) > 1 else multipliers[:1]
-    prices = Prices((price,) * len(distinct), distinct, kind, LAWS[privacy.mechanism].refuted)
-    releases = bind_releases(plans, sampler, privacy, max(multipliers), bands)
+        sampler = sampler.with_cap(int(most_uses[0]))
+    releases = bind_releases(plans, sampler, privacy, max(prices.multipliers), bands)
     for release in releases.values():
         if release.noise is not None:
             sensitivity, bound = release.independent
@@ -254,16 +246,13 @@ def _terms_of_rows(
             check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
     rows = bind_rows(plans, releases, delta, prior)
     header: dict[str, Any] = {
-        "account": "everybody" if not sampler.per_participation else "client",
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
         "schedule": _facts(sampler),
-        "max_uses": sampler.cap,
-        "noise_multiplier": max(multipliers),
-        "price": price.to_dict(),
         "releases": [[plan.name, plan.form, plan.dimension] for plan in plans],
         "refuted": prices.refuted,
+        **prices.header(_caps(sampler) if sampler.per_participation else None),
     }
     if bands is not None:
         header["bands"] = list(bands.coefficients)
@@ -277,7 +266,7 @@ def _terms_of_rows(
         header=header,
         by_client=sampler.per_participation,
         budget=privacy.epsilon if replicates == 1 else None,
-        options={"sampler": sampler, "releases": releases, "multipliers": multipliers, "rows": rows},
+        options={"sampler": sampler, "releases": releases, "rows": rows},
     )
 
 
@@ -355,7 +344,7 @@ def _terms_of_records(
     plan = plan.under(records)
     plan.check(clients=None if sampler is None else sampler.n)
     options: dict[str, Any] = {"gradients": plan}
-    facts: dict[str, Any] = {"clients": len(plan.ids)}
+    facts: dict[str, Any] = {}
     if sampler is None:
         assert plan.caps is not None
         caps: np.ndarray | None = plan.caps
@@ -364,7 +353,7 @@ def _terms_of_records(
         sampler = sampler.capped(steps)
         options |= {"sampler": sampler, "releases": bind_releases(rows, sampler, None)}
         schedule = _facts(sampler) | OF_RECORDS
-        facts |= {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
+        facts = {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
     terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, by_client=True, options=options)
     if all(each.noiseless for each in records):
@@ -378,8 +367,8 @@ def _terms_of_records(
         moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
         loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
         check_drawable(loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
-    about = {"account": "client", "privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
-    header = {**about, **facts, "refuted": prices.refuted, **prices_header(prices, caps), "public": plan.public_digest}
+    about = {"privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
+    header = {**about, **facts, "refuted": prices.refuted, **prices.header(caps), "public": plan.public_digest}
     return replace(terms, caps=caps, prices=prices, header=header if len(sources) == 1 else None)
 
 

@@ -252,6 +252,17 @@ class Prices:
         kind = self.kind[0, 0]
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
+    def header(self, caps: np.ndarray | None) -> dict[str, Any]:
+        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with the cap on its uses
+        of ``caps`` (m,), or None; and the kind of every account where there are several."""
+        most = [None if caps is None else int(caps[self.kind[0] == k].max(initial=0)) for k in range(len(self.kinds))]
+        kinds = [
+            {"price": price.to_dict(), "multiplier": z, "cap": cap}
+            for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
+        ]
+        several = {"kind_of": self.kind[0].tolist()} if len(kinds) > 1 else {}
+        return {"accounts": self.kind.shape[1], "kinds": kinds, **several}
+
     @cached_property
     def by_account(self) -> np.ndarray:
         """Return z of each account at a weight of 1, (P, m) float64."""
@@ -278,6 +289,39 @@ class Prices:
                 start[k] = len(weights)
                 weights += price.weights
         return start, np.array(weights)
+
+
+def calibrated(
+    asked: Sequence[Sequence[tuple[Price, float | None, float | None, int]]],
+    header: Mapping[str, Any],
+    *,
+    ids: Sequence[str] = (),
+    refuted: str | None = None,
+) -> tuple[Prices, np.ndarray]:
+    """Calibrate the noise of every kind of account.
+
+    Args:
+        asked: of each of m accounts, in each repetition with settings of its own: the price, and the arguments of
+            :meth:`Price.calibrated`. Accounts of which the same is asked are of one kind.
+        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses it if the rest
+            differs.
+        ids: of the accounts, for errors.
+        refuted: see :class:`Prices`.
+
+    Returns:
+        The prices, and int64 (m,), how many uses of each account its budget affords.
+
+    Raises:
+        ConfigError: a budget that cannot be met.
+    """
+    kinds: dict[tuple[Price, float | None, float | None, int], int] = {}
+    kind = np.array([[kinds.setdefault(each, len(kinds)) for each in row] for row in asked], dtype=np.int64)
+    noise = [(float(each["multiplier"]), each["cap"] or 0) for each in header.get("kinds", ())]
+    if len(noise) != len(kinds):
+        names = [f" of client {ids[(kind == k).any(0).argmax()]!r}" if ids else "" for k in kinds.values()]
+        noise = [p.calibrated(budget, z, uses, of=of) for (p, budget, z, uses), of in zip(kinds, names, strict=True)]
+    prices = Prices(tuple(price for price, *_ in kinds), tuple(z for z, _ in noise), kind, refuted)
+    return prices, np.array([uses for _, uses in noise], dtype=np.int64)[kind[0]]
 
 
 def normalized(weights: Sequence[float]) -> tuple[float, ...]:

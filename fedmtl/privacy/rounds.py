@@ -51,8 +51,6 @@ class Rounds(Channel):
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
         releases: the typed releases, by name.
-        multipliers: z of every replicate's releases and of its count of unclipped clients, 0 for one without
-            noise; empty where none has any.
         gradients, draws, sums: the plan of the local steps, which records take part in them, and sums of their
             gradients, where the unit is one record; else None.
         local: the local steps of the round that has begun, where the unit is one record; else None.
@@ -68,7 +66,6 @@ class Rounds(Channel):
         *,
         sampler: BoundSampler,
         releases: dict[str, Release],
-        multipliers: tuple[float, ...] = (),
         rows: dict[str, BoundRowNoise] | None = None,
         gradients: GradientPlan | None = None,
         order: Tensor | None = None,
@@ -76,8 +73,10 @@ class Rounds(Channel):
     ) -> None:
         super().__init__(settings, account, sources, **options)
         self.sampler, self.gradients = sampler, gradients
-        self.releases, self.multipliers, self.rows = releases, multipliers, rows or {}
+        self.releases, self.rows = releases, rows or {}
         self.rows_are_noised = False
+        first = 0.0 if self.prices is None else self.prices.by_account[:, 0]
+        self._multipliers = np.broadcast_to(first, self.replicates).tolist()  # of releases, 0 without noise
         self.local: LocalSteps | None = None
         self._adaptive = settings[0].clip_norm if settings else None
         self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
@@ -317,7 +316,7 @@ class Rounds(Channel):
         release = self.releases[name]
         if release.noise is None or self.replicates == 1:
             return [release.weighted(self._use)] * self.replicates
-        return [release.with_multiplier(z).weighted(self._use) for z in self.multipliers]
+        return [release.with_multiplier(z).weighted(self._use) for z in self._multipliers]
 
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Return noised coordinates over the public denominator, in the form that is released: those of R
@@ -447,8 +446,8 @@ class Rounds(Channel):
         if privacy is not None and isinstance(adapts := privacy.clip_norm, QuantileClip):
             towards = f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"
             facts["clipping"] += f"; {towards}"
-        if self.multipliers and min(self.multipliers) < max(self.multipliers):
-            low, high = min(self.multipliers), max(self.multipliers)
+        low, high = min(self._multipliers), max(self._multipliers)
+        if low < high:
             facts["mechanism"] += f" of multipliers {low:.5g} to {high:.5g} by budget"
         return facts
 

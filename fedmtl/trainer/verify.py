@@ -221,18 +221,13 @@ class _Run:
     @cached_property
     def kinds(self) -> list[dict[str, Any]]:
         """Return the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``."""
-        header = self.header or {}
-        if "kinds" in header:
-            return list(header["kinds"])
-        return [{"price": header["price"], "multiplier": header["noise_multiplier"], "cap": header["max_uses"]}]
+        return list((self.header or {})["kinds"])
 
     @cached_property
     def kind_of(self) -> np.ndarray:
         """Return (m,) int64, the kind of each account: a single one where all clients are charged for every step."""
         header = self.header or {}
-        if "kinds" in header:
-            return np.array(header.get("kind_of", [0] * header["clients"]), dtype=np.int64)
-        return np.zeros(header["schedule"]["n"] if header["schedule"]["per_participation"] else 1, dtype=np.int64)
+        return np.array(header.get("kind_of", [0] * header["accounts"]), dtype=np.int64)
 
     @cached_property
     def caps(self) -> np.ndarray:
@@ -352,10 +347,11 @@ def _settings(run: _Run) -> _Answer:
 def _claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     """Return the settings, the schedule and the releases in the header of a ledger, and what is claimed of these by the
     price in it."""
-    settings, facts, price = dict(header["privacy"]), header["schedule"], Price.from_dict(header["price"])
+    settings, facts, kind = dict(header["privacy"]), header["schedule"], header["kinds"][0]
+    price = Price.from_dict(kind["price"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
-    kind = _SAMPLERS[facts["class"]]
+    sampler = _SAMPLERS[facts["class"]]
     plans = tuple(
         ReleasePlan(name=name, form=form, dimension=dimension, uses=len(price.weights or "1"), allocation=price.weights)
         for name, form, dimension in header["releases"]
@@ -363,10 +359,10 @@ def _claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     setup = Setup(
         privacy=ClientPrivacy(**settings),
         plans=plans,
-        schedule=kind(**{setting.name: facts.get(setting.name) for setting in fields(kind)}),
+        schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
         steps=1,
     )
-    prices = Prices((price,), (header["noise_multiplier"],), np.zeros((1, 1), dtype=np.int64))
+    prices = Prices((price,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
     return setup, Claims(setup, prices, dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())))
 
 
@@ -377,7 +373,7 @@ def _noise_std(claim: Claim) -> float:
 
 def _constant(header: Mapping[str, Any]) -> bool:
     """Return whether the noise of all steps is the same."""
-    return not isinstance(header["privacy"]["clip_norm"], dict) and header["price"]["weights"] is None
+    return not isinstance(header["privacy"]["clip_norm"], dict) and header["kinds"][0]["price"]["weights"] is None
 
 
 def _population(run: _Run) -> list[str]:
@@ -387,7 +383,7 @@ def _population(run: _Run) -> list[str]:
         return []
     with open(path, newline="", encoding="utf-8") as file:
         counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
-    n = header["schedule"]["n"] if "schedule" in header else header["clients"]
+    n = header["schedule"]["n"] if "schedule" in header else header["accounts"]
     interval = run.report.get("interval") or {"unit": None}
     if interval["unit"] == "client":
         n -= interval["canaries"]
@@ -395,7 +391,7 @@ def _population(run: _Run) -> list[str]:
         counts = [count + interval["added"]["each"] * (count == interval["added"]["to"]) for count in counts]
     if len(counts) != n:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
-    if "kinds" not in header or "schedule" not in header:
+    if "releases" in header or "schedule" not in header:
         return []
     pairs = [(run.kinds[k]["price"]["sampled"], count) for k, count in zip(run.kind_of, counts, strict=True)]
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
@@ -430,7 +426,7 @@ def _charges(run: _Run) -> _Answer:
     planned = result.get("planned_rounds")
     if planned is not None and steps and max(steps) >= planned:
         wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
-    if "kinds" in header:
+    if "releases" not in header:
         releases = int(run.uses @ np.array([kind["price"]["sums"] for kind in run.kinds])[run.kind_of])
     else:
         releases = (len(charges.steps) if by_client else int(run.uses[0])) * len(header["releases"])

@@ -68,7 +68,6 @@ from fedmtl.privacy import (
     SeededSource,
     activations,
     clip,
-    gradients,
     local_steps,
     opening,
     price,
@@ -1198,7 +1197,7 @@ def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
     def cheap(kinds, *rest):
         return Prices(tuple(replace(kind, sums=1) for kind in kinds), *rest)
 
-    patch.setattr(gradients, "Prices", cheap)
+    patch.setattr(price, "Prices", cheap)
 
 
 def _steps_for_nothing(self, clients):
@@ -1209,7 +1208,7 @@ def _allocation_ignored_in_charge(patch: pytest.MonkeyPatch, trainer: Trainer) -
     def equal(kinds, *rest):
         return Prices(tuple(replace(kind, weights=(1.0,) * len(kind.weights)) for kind in kinds), *rest)
 
-    patch.setattr(opening, "Prices", equal)
+    patch.setattr(price, "Prices", equal)
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

@@ -211,7 +211,7 @@ def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:
     again = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l", resume=True)
     again.close()
     assert again.noise_multiplier == channel.noise_multiplier
-    with pytest.raises(ResumeError, match="price"):
+    with pytest.raises(ResumeError, match="kinds"):
         opened(GAUSSIAN, plan(weights=None), ledger_path=tmp_path / "l", resume=True)
 
 

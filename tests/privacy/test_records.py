@@ -405,7 +405,7 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     channel.close()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [[sorted(d)] for d in drawn]
-    assert lines[0]["account"] == "client"
+    assert lines[0]["accounts"] == 5
     resumed = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True)
     resumed.start(2)
     assert resumed.account.participations.sum() == 4

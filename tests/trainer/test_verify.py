@@ -361,7 +361,7 @@ def test_epsilon_is_lowered_in_the_report(copy: Path) -> None:
 def test_less_noise_in_the_header(copy: Path) -> None:
     """The chain is computed anew, and the report says the same: only the accountant is left to see it."""
     both(copy, noise_multiplier=1.0, noise_std=1.0 * 0.7 / COHORT)
-    rewrite(copy, lambda lines: [lines[0] | {"noise_multiplier": 1.0}, *lines[1:]])
+    rewrite(copy, lambda lines: [of_kind(lines[0], multiplier=1.0), *lines[1:]])
     found = failed(copy)
     assert "by dp-accounting" in found.pop("epsilon")
     assert "is not that of the noise" in found.pop("grid")
@@ -536,13 +536,13 @@ def test_noise_in_whole_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(folder, privacy=ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure"))
     assert failed(folder) == {}
-    header = json.loads((folder / "private/ledger.jsonl").read_text().splitlines()[0])
+    (kind,) = json.loads((folder / "private/ledger.jsonl").read_text().splitlines()[0])["kinds"]
     for name, change, line, told in (
-        ("small", {"price": header["price"] | {"sizes": [1]}}, "settings", "sizes of the price"),
-        ("other", {"noise_multiplier": 2 * NOISE}, "grid", "is not that of the noise"),
+        ("small", {"price": kind["price"] | {"sizes": [1]}}, "settings", "sizes of the price"),
+        ("other", {"multiplier": 2 * NOISE}, "grid", "is not that of the noise"),
     ):
         shutil.copytree(folder, tmp_path / name)
-        rewrite(tmp_path / name, lambda lines, change=change: [lines[0] | change, *lines[1:]])
+        rewrite(tmp_path / name, lambda lines, change=change: [lines[0] | {"kinds": [kind | change]}, *lines[1:]])
         assert told in failed(tmp_path / name)[line]
 
 
@@ -618,7 +618,8 @@ def test_a_baseline_is_named_as_a_part_of_its_run(tmp_path: Path) -> None:
 
 
 def test_a_ledger_without_what_is_needed_fails_in_its_lines(copy: Path) -> None:
-    rewrite(copy, lambda lines: [{k: v for k, v in lines[0].items() if k not in ("delta", "schedule")}, *lines[1:]])
+    gone = ("delta", "schedule", "accounts")
+    rewrite(copy, lambda lines: [{k: v for k, v in lines[0].items() if k not in gone}, *lines[1:]])
     found = failed(copy)
     assert "cannot be read" in found["settings"]
     assert "cannot be read" in found["charges"]
@@ -690,8 +691,14 @@ def test_charges_that_no_run_writes_fail(copy: Path, name: str) -> None:
     assert "charges" in failed(copy)
 
 
+def of_kind(header: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a header whose only kind of accounts has other values."""
+    (kind,) = header["kinds"]
+    return header | {"kinds": [kind | changes]}
+
+
 def test_a_ledger_without_noise_fails(copy: Path) -> None:
-    rewrite(copy, lambda lines: [lines[0] | {"noise_multiplier": 0}, *lines[1:]])
+    rewrite(copy, lambda lines: [of_kind(lines[0], multiplier=0), *lines[1:]])
     assert "noise_multiplier is" in failed(copy)["settings"]
     assert "inf by dp-accounting" in failed(copy)["epsilon"]
 
@@ -700,7 +707,7 @@ def test_a_ledger_without_noise_fails(copy: Path) -> None:
     ("key", "value"), [("mechanism", "laplace"), ("sampled", 0.01), ("delta", 0.1), ("replaced", True), ("sums", 0)]
 )
 def test_a_price_that_the_settings_do_not_make_fails(copy: Path, key: str, value: Any) -> None:
-    rewrite(copy, lambda lines: [lines[0] | {"price": lines[0]["price"] | {key: value}}, *lines[1:]])
+    rewrite(copy, lambda lines: [of_kind(lines[0], price=lines[0]["kinds"][0]["price"] | {key: value}), *lines[1:]])
     assert f"{key} of the price is {value!r} in the ledger" in failed(copy)["settings"]
 
 
