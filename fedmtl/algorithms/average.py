@@ -47,6 +47,7 @@ Every number is a function of the client's own records and of what it starts fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -77,7 +78,7 @@ FOLDS, STEPS = 5, 100
 PARTS = ("alone", "shared", "intercept", "ridge")
 _PATHS = ((True, 16), (True, 64), (False, 0), (False, 1), (False, 4), (False, 16), (False, 64))
 """Candidates of a network: whether they start from the public starting point, and their steps."""
-_LOCAL = 2  # of them
+_SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
 _AVERAGE_ROUND = AFTER - 2
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 _PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
@@ -148,28 +149,26 @@ class Average(Personalization):
         return replace(self, alone=0.1 if noise <= 1 else 0.3 if noise <= 4 else 0.8)
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        starts, counts = start.expand(len(clients), -1), problem.data.train.counts[clients]
+        shared = torch.tensor([float(part == "shared") for part in PARTS]).to(starts).expand(len(clients), -1)
+        found, finite = torch.cat([starts, shared], 1), torch.isfinite(starts).all(1).cpu()
         try:
             bias = check_linear(problem)
         except ModelError:
-            size = max(1, _NUMBERS // problem.dimension)
-            blocks = zip(start.expand(len(clients), -1).split(size), clients.split(size), strict=True)
-            return torch.cat([_average_networks(problem, some, ids, self._alone) for some, ids in blocks])
-        squared, limit = problem.loss in (mse, half_mse), problem.data.limit
-        starts = start.expand(len(clients), -1).double().cpu().numpy()
-        found = np.zeros((len(clients), problem.dimension + len(PARTS)))
-        found[:, : problem.dimension], found[:, problem.dimension + PARTS.index("shared")] = starts, 1.0
-        for place, client in enumerate(clients.tolist()):
+            able = (finite & (counts > 1)).nonzero()[:, 0]
+            for some in able.split(max(1, _NUMBERS // problem.dimension)):
+                found[some] = _average_networks(problem, starts[some], clients[some], self._alone)
+            return found
+        for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
+            client, base = int(clients[place]), starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
-            if not len(x) or not np.isfinite(starts[place]).all():
-                continue
-            with np.errstate(all="ignore"):
-                if squared:
-                    averaged = average_numbers(x, y, starts[place], bias, self._alone, limit)
-                else:
-                    fold = _fold(problem, client, len(x))
-                    averaged = average_classes(x, y.astype(np.int64), starts[place], bias, self._alone, fold)
-            found[place] = np.concatenate(averaged)
-        return torch.from_numpy(found).to(start)
+            if problem.loss in (mse, half_mse):
+                averaged = average_numbers(x, y, base, bias, self._alone, problem.data.limit)
+            else:
+                fold = _fold(problem, client, len(x))
+                averaged = average_classes(x, y.astype(np.int64), base, bias, self._alone, fold)
+            found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +184,7 @@ class LocalAverage(Algorithm):
         return Average(alone=1.0).train(c.problem, c.initial, c.ids)
 
 
+@np.errstate(all="ignore")
 def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float, limit: float) -> tuple[Array, Array]:
     """Return a client's average of linear models of a number (p,), and the weights of the :data:`PARTS`.
 
@@ -222,6 +222,7 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float,
     return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), alone)
 
 
+@np.errstate(all="ignore")
 def average_classes(
     x: Array, y: NDArray[np.int64], shared: Array, bias: bool, alone: float, fold: NDArray[np.int64]
 ) -> tuple[Array, Array]:
@@ -256,85 +257,75 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, alone: 
     Args:
         problem: the data, the model and the loss.
         starts: (k, D), the released model for each.
-        clients: int64 (k,).
+        clients: int64 (k,), each with two records or more.
         alone: prior weight.
     """
-    weights = torch.zeros(len(clients), len(PARTS)).to(starts)
-    weights[:, PARTS.index("shared")] = 1.0
-    able = ((problem.data.train.counts[clients] > 1) & torch.isfinite(starts).all(1).cpu()).nonzero()[:, 0]
-    if not len(able):
-        return torch.cat([starts, weights], 1)
-    ids, base = clients[able], starts[able.to(starts.device)]
-    counts, first = problem.data.train.counts[ids], problem.data.train.offsets[ids]
-    rows = torch.cat([torch.arange(int(a), int(a + n)) for a, n in zip(first, counts, strict=True)])
-    fold = torch.cat(
-        [torch.from_numpy(_fold(problem, k, n)) for k, n in zip(ids.tolist(), counts.tolist(), strict=True)]
-    )
-    owner = torch.repeat_interleave(torch.arange(len(ids)), counts)
-    scores = torch.zeros(len(ids), len(_PATHS), dtype=torch.float64)
+    train = problem.data.train
+    rows = [torch.arange(*train.offsets[client : client + 2].tolist()) for client in clients.tolist()]
+    folds = [
+        torch.from_numpy(_fold(problem, client, len(own))) for client, own in zip(clients.tolist(), rows, strict=True)
+    ]
+    scores = np.zeros((len(clients), len(_PATHS)))
     for number in range(FOLDS):
-        left_out = fold == number
-        models = _paths(problem, base, ids, rows[~left_out], owner[~left_out], alone)
-        for client in range(len(ids)):
-            index = rows[left_out & (owner == client)]
-            if len(index):
-                scores[client] += _hits(problem, models[:, client], index)
-    prior = torch.tensor([alone / 2, alone / 2, (1 - alone) / 2, *[(1 - alone) / 8] * 4], dtype=torch.float64)
-    share = torch.softmax(scores + prior.log(), 1).to(base)
-    models = _paths(problem, base, ids, rows, owner, alone)
-    models, share = models.transpose(0, 1), torch.where(torch.isfinite(models).all(2).T, share, 0.0)
-    local = share[:, :_LOCAL].sum(1, keepdim=True) > share[:, _LOCAL:].sum(1, keepdim=True)
-    share = torch.where(local == (torch.arange(len(_PATHS)) < _LOCAL).to(base.device), share, 0.0)
-    share = share / share.sum(1, keepdim=True)
-    averaged, place = starts.clone(), able.to(starts.device)
-    mean = torch.zeros_like(base)
-    for own, model in zip(share.T[:, :, None], models.transpose(0, 1), strict=True):
-        mean += torch.where(own > 0, own * model, 0.0)
-    averaged[place] = mean
-    weights[place] = 0.0
-    for part, columns in (
-        ("alone", slice(_LOCAL)),
-        ("shared", slice(_LOCAL, _LOCAL + 1)),
-        ("ridge", slice(_LOCAL + 1, None)),
-    ):
-        weights[place, PARTS.index(part)] = share[:, columns].sum(1)
-    return torch.cat([averaged, weights], 1)
+        kept = [own[fold != number] for own, fold in zip(rows, folds, strict=True)]
+        models = _paths(problem, starts, clients, kept, alone)
+        for place, (own, fold) in enumerate(zip(rows, folds, strict=True)):
+            if len(left_out := own[fold == number]):
+                scores[place] += _hits(problem, models[place], left_out)
+    final = _paths(problem, starts, clients, rows, alone).double().cpu().numpy()
+    parts = np.array([PARTS.index("alone" if local else "ridge" if steps else "shared") for local, steps in _PATHS])
+    averages = []
+    for candidates, logs in zip(final, scores, strict=True):
+        _, shares = _averaged(candidates, logs, parts, alone, _SPLIT)
+        path = (parts == 0) == (shares[0] > 0.5)
+        averages.append(np.concatenate(_averaged(candidates[path], logs[path], parts[path], alone, _SPLIT)))
+    return torch.from_numpy(np.stack(averages)).to(starts)
 
 
-def _paths(problem: Problem, base: Tensor, ids: Tensor, rows: Tensor, owner: Tensor, alone: float) -> Tensor:
-    """Return the candidates (m, k, D) of clients ``ids`` (k,) by the training records ``rows`` (N,), those of client
-    ``owner`` (N,) among the k; ``base`` (k, D) for those without prior weight."""
-    train, order = problem.data.train, ids[owner].argsort(stable=True)
-    index = rows[order].to(train.x.device)
-    counts = torch.bincount(ids[owner], minlength=problem.clients)
-    part = Examples(select(train.x, index), select(train.y, index), offsets_of(counts))
-    own = replace(
-        problem, data=replace(problem.data, train=part, idle=True, verify=False), protects_records=False, tally=None
-    )
-    c = Cohort(own, ids, round=_AVERAGE_ROUND)
-    starts = {True: problem.initial, False: base}
-    trained = [(steps if local or alone < 1 else 0, starts[local]) for local, steps in _PATHS]
-    return torch.stack([c.train(BackoffSGD(steps=steps), start) if steps else base for steps, start in trained])
+def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], alone: float) -> Tensor:
+    """Return the candidates of clients by some of their training records, (k, m, D); the released model for those
+    without prior weight.
+
+    Args:
+        problem, starts, clients, alone: see :func:`_average_networks`.
+        rows: the records of each client, by their number among all.
+    """
+    counts = torch.zeros(problem.clients, dtype=torch.int64)
+    counts[clients] = torch.tensor([len(own) for own in rows])
+    index = torch.cat([rows[place] for place in clients.argsort()]).to(problem.data.train.x.device)
+    part = Examples(select(problem.data.train.x, index), select(problem.data.train.y, index), offsets_of(counts))
+    data = replace(problem.data, train=part, idle=True, verify=False)
+    c = Cohort(replace(problem, data=data, protects_records=False, tally=None), clients, round=_AVERAGE_ROUND)
+    models = []
+    for local, steps in _PATHS:
+        start = problem.initial if local else starts
+        models.append(c.train(BackoffSGD(steps=steps), start) if steps and (local or alone < 1) else starts)
+    return torch.stack(models, 1)
 
 
-def _hits(problem: Problem, models: Tensor, index: Tensor) -> Tensor:
-    """Return hits and a tenth of the log likelihood of models (m, D) on the training records ``index`` (n,) of one
-    client: float64 (m,)."""
+def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
+    """Return hits and a tenth of the log likelihood of models (m, D) on training records ``index`` (n,): (m,)."""
     x, y = problem.data.gather("train", index, dtype=models.dtype, device=models.device)
     with problem.executor.stack() as stack:
         outputs = torch.cat([stack.predict(model[None].contiguous(), x[None]) for model in models]).double()
     logs = outputs.log_softmax(-1).gather(-1, y.expand(len(models), -1)[..., None])[..., 0].clamp(min=-27.6)
-    scores = ((outputs.argmax(-1) == y) + _LIKELIHOOD * logs).sum(1).cpu()
-    return torch.where(torch.isfinite(scores), scores, -torch.inf)
+    scores: Array = ((outputs.argmax(-1) == y) + _LIKELIHOOD * logs).sum(1).cpu().numpy()
+    return scores
 
 
-def _averaged(models: Array, logs: Array, parts: NDArray[np.int64], alone: float) -> tuple[Array, Array]:
+@np.errstate(all="ignore")  # of a prior of 0, and of models that are not finite
+def _averaged(
+    models: Array, logs: Array, parts: NDArray[np.int64], alone: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
+) -> tuple[Array, Array]:
     """Return the mean of models (m, p) by their log weights, and the weight of each part.
 
-    A half of what ``alone`` leaves of the prior is of the shared model, and the rest of the parts beside it; the models
-    of a part have equal shares.
+    Args:
+        models, logs: each model, and its log weight without the prior.
+        parts: (m,), of which of the :data:`PARTS` it is; models of a part have equal shares of its prior.
+        alone: prior weight.
+        others: shares of the other parts of the rest of the prior.
     """
-    prior = np.array([alone, *(np.array([5.0, 2.0, 2.0]) / 9 * (1 - alone))])
+    prior = np.array([alone, *(np.array(others) * (1 - alone))])
     logs = logs + np.log(prior / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
     finite = np.isfinite(models).all(1) & np.isfinite(logs)
     weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)

@@ -148,11 +148,11 @@ def test_the_command_reads_folders_and_deals_pools(tmp_path):
     by_classes = "data/partition=by_classes data.partition.clients=5 data.partition.classes_per_client=2"
     for number, (words, said) in enumerate(
         (
-            ("data=images data.root=pets data.size=8", "fedavg on pets: 6 clients"),
-            (f"data=images data.root=pool data.size=8 {dealt}", "fedavg on pool: 4 clients"),
+            ("data=images data.root=pets data.size=8", "proximal_point on pets: 6 clients"),
+            (f"data=images data.root=pool data.size=8 {dealt}", "proximal_point on pool: 4 clients"),
             (
                 f"data=table data.path=pool.csv data.target=animal data.bounds={{grey:[0,1]}} {by_classes}",
-                "fedavg on pool.csv: 5 clients",
+                "proximal_point on pool.csv: 5 clients",
             ),
         )
     ):
