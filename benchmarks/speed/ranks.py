@@ -87,7 +87,8 @@ def rank(arguments: argparse.Namespace) -> None:
     ).fit(ranks=ranks)
     steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][WARM_UP:]
     if ranks.first:
-        print(json.dumps({"seconds": median(steps), "together": spent[0] / rounds}))
+        print(json.dumps({"seconds": median(steps), "together": spent[0] / rounds}), flush=True)
+    ranks.leave()
 
 
 def group(arguments: argparse.Namespace, size: int, weak: bool) -> dict[str, float]:
