@@ -69,6 +69,11 @@ def check_fields(settings: Any) -> None:
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
 
 
+def check_values(kind: type, values: Mapping[str, Any]) -> None:
+    """Check values as those fields of a settings dataclass, before there is an object of it."""
+    _check(kind.__name__, {name: accepted for name, accepted in _accepted(kind).items() if name in values}, values)
+
+
 def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
     """Return the function with a check of its arguments by their annotations, as of fields by :func:`check_fields`."""
     signature = inspect.signature(function)

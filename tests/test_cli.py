@@ -20,10 +20,9 @@ import yaml
 from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.config import build, check, choices, combinations, compose, resolve, settings
-from fedmtl.cli.main import _begin
 from fedmtl.cli.names import config_folder, nearest
-from fedmtl.cli.options import make_paths_absolute
-from fedmtl.cli.sweep import unlike
+from fedmtl.cli.options import Process, make_paths_absolute
+from fedmtl.cli.run import _run, unlike
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 
@@ -330,7 +329,7 @@ def test_every_option_of_every_group_composes() -> None:
     """Algorithms do: ``test_the_command_has_the_defaults_of_the_class``."""
     root = ["data.root=x"]
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
-    needed = {"clocks": clocked, "latency": clocked, "synchronous": clocked,
+    needed = {"auto": ["algorithm=auto"], "clocks": clocked, "latency": clocked, "synchronous": clocked,
               "trace": [*clocked, "schedule.latency.source=x"],
               **dict.fromkeys(("femnist", "school", "movielens", "celeba", "cifar", "images", "stackoverflow"), root),
               **dict.fromkeys((f"{name}{size}" for name in ("mp_mtl_school", "p2p_movielens", "pmtl_femnist",
@@ -568,7 +567,7 @@ def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.Capt
         "privacy.source=secure": ("may be published, at epsilon = 4", True),
     }
     for word, (story, picture) in stories.items():
-        _begin(resolve(compose((*tiny, word))), tmp_path / word, "fedmtl", None)
+        _run(resolve(compose((*tiny, word))), tmp_path / word, Process(), command="fedmtl")
         out = capsys.readouterr().out
         assert story in out
         assert (tmp_path / word / "public/epsilon.png").exists() == picture == ("epsilon.png" in out)
@@ -594,7 +593,8 @@ def test_without_a_terminal_evaluations_are_lines(
         return found
 
     monkeypatch.setattr(run.Run, "evaluate", keep)
-    _begin(resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]"))), tmp_path / "run", "fedmtl", None)
+    config = resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]")))
+    _run(config, tmp_path / "run", Process(), command="fedmtl")
     shown = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in shown if "/4" in line] == ["fedavg 2/4", "fedavg 4/4"]
     assert all("accuracy 0." in line and "epsilon" in line for line in shown if "/4" in line)

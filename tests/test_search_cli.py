@@ -79,7 +79,7 @@ def test_an_interrupted_search_resumes(
         with pytest.raises(SystemExit) as stopped:
             main([*words, "part"])
     assert stopped.value.code == 130
-    assert "Go on with: fedmtl resume part" in capsys.readouterr().err
+    assert "continue it with: fedmtl resume part" in capsys.readouterr().err
     stored = yaml.safe_load((here / "part/private/config.yaml").read_text())["search"]
     assert list(stored["candidates"]) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert main(["resume", "part"]) == 0

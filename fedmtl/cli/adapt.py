@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError
-from .config import Config, compose, made, resolve, settings, updated
+from .config import Config, compose, made, resolve, settings, stored_config, updated
 from .names import TRUST
 from .options import add_config_dir, command_parser
 
@@ -79,12 +78,7 @@ def adapt(words: list[str]) -> int:
 def _config(options: argparse.Namespace) -> Config:
     """The settings of the run, with those of the new clients in their place."""
     folder: Path = options.folder
-    stored = folder / "private" / "config.yaml"
-    if not stored.is_file():
-        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
-    from omegaconf import OmegaConf
-
-    config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(stored))  # type: ignore[assignment]
+    config = stored_config(folder)
     if "search" in config:
         raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
     if not (folder / "private" / "result.json").is_file():

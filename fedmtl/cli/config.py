@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .._check import given, one_of, positive_int
+from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
 from .names import EXTRA, GUESSED, REMOVED, TRUST, config_folder, nearest, no_setting
@@ -112,6 +112,12 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]
     except HydraException as error:
         raise ConfigError(f"{first_line(error)}; write KEY=A,B,C or KEY=range(1,4).") from error
     return [list(run) for run in runs]
+
+
+def differing(run: Sequence[str], typed: Sequence[str]) -> str:
+    """Return those overrides of a run of a sweep that were not typed with a single value."""
+    keys = {override.get_key_element(): override.is_sweep_override() for override in parse(typed)}  # the last counts
+    return " ".join(text for text in run if keys.get(text.partition("=")[0], True))
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -317,43 +323,47 @@ def settings(config: Config) -> Config:
 
     from .. import models
     from ..local import Execution
-    from ..trainer import EarlyStopping, Interval
-    from ..trainer.inputs import check_replicates, named_baselines, usual_baselines
+    from ..trainer import EarlyStopping, Interval, Trainer
+    from ..trainer.inputs import check_kinds, check_replicates, named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.problem import resolve_device
 
+    older: Config = {"audit": None, "metrics": ()}  # folders of earlier versions have neither
+    config = older | config
     objects = {name: value for name, value in config.items() if name not in (*_OF_THE_COMMAND, "data")}
-    _check_plain(config)
     model = dict(config["model"])
-    changes = {name: model.pop(name, None) for name in ("fix", "lora")}
+    fix, lora = (model.pop(name, None) for name in ("fix", "lora"))
     for group in ("algorithm", "schedule", "privacy", "finetune"):
         objects[group] = made(config.get(group), group)
     objects["model"] = made(model, "model")
+    if not isinstance(fix or False, bool):
+        raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
+    if fix:
+        objects["model"] = models.fix(objects["model"])
+    if lora is not None:
+        adapted = partial(models.lora, objects["model"])
+        objects["model"] = adapted(**_arguments(lora, adapted, "model.lora"))
+    objects["execution"] = Execution(**_arguments(config["execution"], Execution, "execution"))
+    if config["early_stopping"] is not None:
+        objects["early_stopping"] = EarlyStopping(
+            **_arguments(config["early_stopping"], EarlyStopping, "early_stopping")
+        )
+    audit = _arguments(config["audit"], Interval, "audit")
+    objects["audit"] = None if audit.get("canaries") is None else Interval(**audit)
+    baselines = config["baselines"] or ()
+    objects["metrics"] = tuple(config["metrics"] or ())
+    objects["baselines"] = () if baselines == "auto" else baselines
+    _import_trusted()
     automatic = objects["algorithm"] is None
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
-    if not isinstance(changes["fix"] or False, bool):
-        raise ConfigError(f"model.fix is {changes['fix']!r}; accepted: true or false.")
-    if changes["fix"]:
-        objects["model"] = models.fix(objects["model"])
-    if changes["lora"] is not None:
-        adapted = partial(models.lora, objects["model"])
-        objects["model"] = adapted(**_arguments(changes["lora"], adapted, "model.lora"))
-    objects["execution"] = Execution(**_arguments(config["execution"] or {}, Execution, "execution"))
-    if config["early_stopping"] is not None:
-        stopping = _arguments(config["early_stopping"], EarlyStopping, "early_stopping")
-        objects["early_stopping"] = EarlyStopping(**stopping)
-    audit = config.get("audit") or {"canaries": None}  # folders of earlier versions have none
-    asked = _arguments(audit, Interval, "audit")
-    objects["audit"] = None if asked.get("canaries") is None else Interval(**asked)
-    check_metrics(config.get("metrics") or ())
-    objects["metrics"] = tuple(config.get("metrics") or ())
-    baselines = config["baselines"] or ()
-    _register(baselines)
-    objects["baselines"] = () if baselines == "auto" else baselines
+    check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
+    together = SimpleNamespace(**objects, callbacks=())
     if not automatic:
+        check_kinds(together)
         named_baselines(objects["baselines"], objects["algorithm"])
-    check_replicates(SimpleNamespace(**objects))
+    check_metrics(objects["metrics"])
+    check_replicates(together)
     if baselines == "auto" and config["replicates"] * len(config["epsilons"] or (0,)) == 1:
         objects["baselines"] = ("local",) if automatic else usual_baselines(objects["algorithm"])
     objects["baselines"] = tuple(objects["baselines"])
@@ -361,13 +371,12 @@ def settings(config: Config) -> Config:
     return objects
 
 
-def _register(baselines: Any) -> None:
-    """Import the trusted modules where a baseline has a name that no method of this package has: one of theirs may
-    have it."""
-    from ..algorithms.base import BASELINES
+def _import_trusted() -> None:
+    """Import the trusted modules, whose methods may be baselines.
 
-    if isinstance(baselines, str) or all(name in BASELINES for name in baselines):
-        return
+    Raises:
+        ConfigError: one that cannot be imported.
+    """
     for module in TRUST.get():
         try:
             import_module(module)
@@ -378,30 +387,19 @@ def _register(baselines: Any) -> None:
             ) from error
 
 
-def _check_plain(config: Config) -> None:
-    """Check the settings that are numbers and words of their own."""
-    positive_int("Trainer", **given(rounds=config["rounds"]), replicates=config["replicates"])
-    for name in ("eval_every", "checkpoint_every", "evaluate_clients"):  # folders of earlier versions lack the last
-        if config.get(name) is not None:
-            positive_int("Trainer", **{name: config[name]})
-    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
-        raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
-    one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
-
-
-def _arguments(values: Any, made: Any, place: str) -> Config:
-    """Return the settings of a class or function without a ``_target_``.
+def _arguments(values: Any, kind: Any, place: str) -> Config:
+    """Return the settings of a class or function that is named by its place, without a ``_target_``; null has none.
 
     Raises:
         ConfigError: no mapping, or a setting that it does not have.
     """
     from .defaults import check_arguments
 
-    if not isinstance(values, Mapping):
-        names = ", ".join(signature(made).parameters)
+    if not isinstance(values or {}, Mapping):
+        names = ", ".join(signature(kind).parameters)
         raise ConfigError(f"{place} is {values!r}; accepted: null, or a mapping of {names}.")
-    check_arguments(made, list(values), place)
-    return {str(name): value for name, value in values.items()}
+    check_arguments(kind, list(values or {}), place)
+    return dict(values or {})
 
 
 def made(node: Any, place: str) -> Any:
@@ -455,6 +453,21 @@ def build(config: Config, folder: Path) -> Trainer:
     callback = made(logger, "logger")
     data = made(config["data"], "data")
     return Trainer(data=data, folder=folder, callbacks=() if callback is None else (callback,), **objects)
+
+
+def stored_config(folder: Path) -> Config:
+    """Return the settings that the command has stored in the folder of a run.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    from omegaconf import OmegaConf
+
+    stored = folder / "private" / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
+    config: Any = OmegaConf.to_container(OmegaConf.load(stored))
+    return {str(key): value for key, value in config.items()}
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:

@@ -1,4 +1,4 @@
-"""What several commands share: their options, the stored configuration, and what an interruption prints."""
+"""What several commands share: the process with its errors, options, the stored configuration, printed lines."""
 
 from __future__ import annotations
 
@@ -7,17 +7,76 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import ConfigError, TrainingError
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, TrainingError
 from ..report.tables import write_text
 from .config import Config, check, printed_log, with_automatic
 
-INTERRUPTED = 130  # exit code
+if TYPE_CHECKING:
+    from ..privacy import PrivacyReport
+    from ..ranks import Ranks
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
+_REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
 _DATA_PATHS = ("root", "path", "images", "cache", "counts")
+
+
+@dataclass
+class Process:
+    """This process, one or one of several of a launch, and how its errors are printed.
+
+    Args:
+        debug: whether errors are raised, for their traceback.
+        ranks: of a launch of several processes.
+        codes: the exit codes so far.
+    """
+
+    debug: bool = False
+    ranks: Ranks | None = None
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is the one that writes and prints."""
+        return self.ranks is None or self.ranks.first
+
+    def agree(self) -> AbstractContextManager[None]:
+        """Raise at all ranks what the block raises at any."""
+        return nullcontext() if self.ranks is None else self.ranks.agree()
+
+    @contextmanager
+    def errors(self, job: object = None) -> Iterator[None]:
+        """Print an error in one line and keep its exit code, unless ``debug`` asks for the traceback.
+
+        Args:
+            job: of a sweep, named in the line. An error that the other ranks do not have ends this process: they wait
+                for it in that job, and hear that it has ended.
+        """
+        try:
+            yield
+        except BrokenPipeError:  # the reader of the output has gone, as with "| head"
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            self.codes.append(FAILED)
+        except Exception as error:
+            agreed = getattr(error, "agreed", False)
+            ends = job is not None and self.ranks is not None and not agreed
+            if self.debug and not ends:
+                raise
+            rank = int(os.environ.get("RANK", "0")) if self.ranks is None else self.ranks.rank
+            text, foreign = " ".join(str(error).split()), not isinstance(error, FedmtlError)
+            text = f"{type(error).__name__}: {text}" if foreign or ends else text
+            text += " (--debug shows the traceback)" if foreign and not ends else ""
+            if rank == 0 or not agreed:  # else the first rank prints it
+                where = f"{job}: " * (job is not None) + f"rank {rank}: " * (rank > 0 or ends)
+                say(f"error: {where}{text}")
+            if ends:
+                raise SystemExit(FAILED) from error
+            self.codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,44 +151,63 @@ def make_paths_absolute(config: Config, start: str = "") -> None:
 
 
 @contextmanager
-def told_to_end(folder: Path) -> Iterator[None]:
-    """Say how to continue where torchrun ends this process, since another rank has ended.
-
-    Raises:
-        SystemExit: SIGTERM came.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        say(f"a rank has ended; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}")
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def resumable(folder: Path, log_level: int) -> Iterator[None]:
+def resumable(folder: Path, log_level: int, *, launched: bool = False) -> Iterator[None]:
     """Print the log from ``log_level`` on while the block runs, and how to continue where it is interrupted.
+
+    Args:
+        folder: of the run, sweep or search.
+        log_level: of :mod:`logging`.
+        launched: whether torchrun started this process; it sends SIGTERM where another one has ended.
 
     Raises:
         SystemExit: an interruption.
         TrainingError: a file that could not be written or read, such as on a full disk; it says how to continue.
     """
+    remedy = f"the run is stored up to its last checkpoint; continue it with: fedmtl resume {folder}"
+
+    def end(number: int, frame: FrameType | None) -> None:
+        say(f"a rank has ended; {remedy}")
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end) if launched else None
     try:
         with printed_log(log_level):
             yield
     except KeyboardInterrupt:
-        say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}")
+        say(f"interrupted; {remedy}")
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # of the output, whose reader has gone
         raise
     except OSError as error:
-        raise TrainingError(
-            f"{error}. What was done until the last checkpoint is on the disk. Go on with: fedmtl resume {folder}"
-        ) from error
+        raise TrainingError(f"{error}; {remedy}") from error
+    finally:
+        if launched:
+            signal.signal(signal.SIGTERM, before)
+
+
+def print_saved(folder: Path, privacy: PrivacyReport, private: str) -> None:
+    """Print which files a run has left, what of them may be published, and the seal of a secure run.
+
+    Args:
+        folder: of the run.
+        privacy: what it states.
+        private: the files in ``private/``, in words.
+    """
+    public = ", ".join(sorted(file.name for file in (folder / "public").iterdir()))
+    print(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
+    print(f"  private/  {private}\n            covered by no epsilon")
+    if privacy.source == "secure":
+        from ..trainer.folder import RunFolder
+
+        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+
+
+def short(folder: Path) -> Path:
+    """Return the folder relative to where the user is, when it lies below."""
+    try:
+        return folder.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return folder
 
 
 def say(text: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .config import Config, build, combinations, compose, resolve, settings
-from .options import add_config_dir, command_parser, make_paths_absolute, resumable, write_config
+from .config import Config, build, combinations, compose, differing, resolve, settings
+from .options import add_config_dir, command_parser, make_paths_absolute, print_saved, resumable, write_config
 
 if TYPE_CHECKING:
     from ..search import PrivateSearch
@@ -67,13 +67,13 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
     Raises:
         ConfigError: no value is listed, or one twice.
     """
-    runs = combinations(overrides, multirun=True)
-    swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
-    if not swept:
-        raise ConfigError("there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10.")
     configs: dict[str, Config] = {}
-    for run in runs:
-        name = " ".join(run[place] for place in swept)
+    for run in combinations(overrides, multirun=True):
+        name = differing(run, overrides)
+        if not name:
+            raise ConfigError(
+                "there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10."
+            )
         if name in configs:
             raise ConfigError(f"{name} is listed twice.")
         config = resolve(compose(run, extra))
@@ -119,12 +119,5 @@ def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
     """Search and print the summary."""
     with resumable(folder, logging.WARNING):
         result = search.fit(resume=resume)
-    print(f"{result.summary()}\n\nSaved in {folder}")
-    model = ", model.safetensors" if result.best is not None and result.best.shared is not None else ""
-    print(f"  public/   privacy.json, search.json, epsilon.png{model}, manifest.json")
-    print(f"            {result.privacy.publication}")
-    print("  private/  every candidate's run, the scores, how many there were\n            covered by no epsilon")
-    if result.privacy.source == "secure":
-        from ..trainer.folder import RunFolder
-
-        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+    print(result.summary())
+    print_saved(folder, result.privacy, "every candidate's run, the scores, how many there were")

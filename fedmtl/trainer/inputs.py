@@ -74,8 +74,11 @@ def as_folder(folder: Any) -> str | Path | None:
     raise ConfigError(f"folder is {folder!r}; give a path, as text or Path, or None to keep nothing.")
 
 
-def check_kinds(settings: Trainer) -> None:
+def check_kinds(settings: Any) -> None:
     """Refuse settings that are of another kind, or do not fit each other, whatever the data.
+
+    Args:
+        settings: with what :class:`~fedmtl.Trainer` has of it; the data are not read.
 
     Raises:
         ConfigError: named.

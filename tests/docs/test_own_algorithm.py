@@ -75,7 +75,7 @@ def test_the_command_runs_it(privacy: str, mine: Path, capsys: pytest.CaptureFix
     given = ["--config-dir", "mine", "--trust", "my_feddyn", "algorithm=my_feddyn", f"privacy={privacy}", *words]
     assert cli.main(given) == 0
     printed = capsys.readouterr().out
-    assert "public/   privacy.json, " in printed
+    assert ", privacy.json" in printed
     assert ("a simulation, not private; to publish" in printed) == (privacy != "none")
     assert ("not private, to be kept like private/" in printed) == (privacy == "none")
     stored = json.loads((mine / "run" / "private" / "result.json").read_text())

@@ -31,7 +31,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import LocalAverage, cohort
 from fedmtl.cli.config import with_automatic
-from fedmtl.cli.sweep import unlike
+from fedmtl.cli.run import unlike
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from fedmtl import PPDMTL, PoissonClocks, cli
 from fedmtl import ranks as module
-from fedmtl.cli.main import _ending_for_all
-from fedmtl.cli.sweep import Job
+from fedmtl.cli.options import Process
+from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.run import check_ranks
@@ -170,15 +170,17 @@ def test_all_ranks_compute_every_job_of_a_sweep(found: Any, folder: Path, tmp_pa
 
 def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     job, ranks = Job(1, 3, "seed=2", Path()), Ranks(1, 2)
-    with pytest.raises(SystemExit) as ended, _ending_for_all(job, ranks):
+    with pytest.raises(SystemExit) as ended, Process(ranks=ranks).errors(job):
         raise TrainingError("of this rank")
     assert ended.value.code == 1
     assert capsys.readouterr().err == "fedmtl: error: [2/3] seed=2: rank 1: TrainingError: of this rank\n"
     of_all = TrainingError("of all ranks")
     of_all.agreed = True  # type: ignore[attr-defined]
-    for ending in (_ending_for_all(job, ranks), _ending_for_all(job, None)):
-        with pytest.raises(TrainingError, match="of all ranks"), ending:
+    for process, printed in ((Process(ranks=ranks), ""), (Process(), "fedmtl: error: [2/3] seed=2: of all ranks\n")):
+        with process.errors(job):
             raise of_all
+        assert process.codes == [1]
+        assert capsys.readouterr().err == printed
 
 
 def test_what_needs_one_process_says_so() -> None:

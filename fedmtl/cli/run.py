@@ -1,0 +1,336 @@
+"""Training from the command line: a run, a sweep, and what is left of an interrupted one.
+
+Hydra composes, sweeps and names the folders. A run of its own prints a summary, the job of a sweep one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._rounding import number_text, rounded_up
+from ..errors import ConfigError, ResumeError
+from ..report import CHOICE_NOT_COVERED
+from ..report.runs import ERROR
+from ..report.tables import write_text
+from .config import (
+    Config,
+    build,
+    check,
+    combinations,
+    compose,
+    differing,
+    hydra_base,
+    parse,
+    printed_log,
+    refusals,
+    resolve,
+    searched,
+    stored_config,
+    with_automatic,
+    with_logger,
+    without_leftovers,
+)
+from .options import Process, command_parser, make_paths_absolute, print_saved, resumable, say, short, write_config
+from .search import resume_search
+
+if TYPE_CHECKING:
+    from ..trainer import Result
+
+STORED = "multirun.yaml"
+_NUMBERED = "${hydra.job.num}"
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Args:
+        number: its place, from 0.
+        of: how many there are; None if a sweeper of a plugin chooses them on the way.
+        words: the settings that differ between them.
+        sweep: the folder of the sweep.
+    """
+
+    number: int
+    of: int | None
+    words: str
+    sweep: Path
+
+    def __str__(self) -> str:
+        of = "" if self.of is None else f"/{self.of}"
+        return f"[{self.number + 1}{of}] {self.words}".rstrip()
+
+    def line(self, result: Result, began: float, folder: Path) -> str:
+        """Return what is printed of a finished job."""
+        score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
+        score += "" if result.finetuned is None else ", finetuned"
+        score += ", training diverged" if result.lost else ""
+        seconds = time.monotonic() - began
+        return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
+
+
+def train(words: list[str], process: Process) -> int:
+    """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run of a sweep."""
+    words = with_automatic(words)
+    options = hydra_options(words)
+    typed, extra, ranks = options.overrides, options.config_dir and Path(options.config_dir), process.ranks
+    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
+    shows = options.cfg or options.info or options.hydra_help or options.shell_completion
+    configs: list[Config] = []
+    with process.agree():
+        if options.multirun and not by_plugin:
+            configs = check(typed, multirun=True, extra=extra, name=options.config_name)
+            if process.writes and (warning := unlike(configs)):
+                say(warning)
+        elif not by_plugin:
+            combinations(typed, multirun=False)  # refuses several values
+        if ranks is not None and not options.multirun:
+            compose(typed, extra, options.config_name)  # what is refused is refused by all in one line
+    if ranks is not None:  # one folder for all, whose name is a time
+        place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
+        when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
+        words = words if any(word.startswith(name) for word in words) else [*words, f"{name}{place}/{when}"]
+
+    def task(config: Any) -> float | None:
+        from hydra.core.hydra_config import HydraConfig
+
+        hydra, job = HydraConfig.get(), None
+        overrides, folder = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
+        if options.multirun:
+            job = Job(
+                int(hydra.job.num), len(configs) or None, differing(overrides, typed), sweep=Path(hydra.sweep.dir)
+            )
+        with process.errors(job), _without_empty(folder):
+            with process.agree():
+                resolved = configs[job.number] if job and configs else resolve(without_leftovers(config, overrides))
+            result = _run(resolved, folder, process, command=shlex.join(["fedmtl", *overrides]), job=job)
+            return float(result.final[result.metric])
+        return None
+
+    with process.agree() if shows else nullcontext(), searched(extra):
+        _hydra(words, (lambda config: None) if shows else task, options)
+    return _end_of_sweep(process) if options.multirun else 0
+
+
+def hydra_options(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options and overrides among the words, as Hydra reads them.
+
+    Raises:
+        ConfigError: an option that Hydra does not have.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.set_defaults(config_name="config")
+    parser.allow_abbrev = False
+    options, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0]
+        raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
+    return options
+
+
+@contextmanager
+def _without_empty(folder: Path) -> Iterator[None]:
+    """Remove the folder of a run, and those of its date, if the run is refused before it has written a file."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            for made in (folder, folder.parent, folder.parent.parent):
+                made.rmdir()
+        raise
+
+
+def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
+    """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
+    import hydra
+
+    before, sys.argv = sys.argv, ["fedmtl", *words]
+    full = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"  # errors come here, and are not printed by Hydra
+    try:
+        with refusals(options.overrides, options.config_name):
+            hydra.main(**hydra_base(), config_path=None, config_name="config")(task)()
+    except OSError as error:  # not of the run, which is another block
+        raise ConfigError(
+            f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
+        ) from error
+    finally:
+        sys.argv = before
+        if full is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = full
+
+
+def _run(
+    config: Config, folder: Path, process: Process, *, command: str | None = None, job: Job | None = None
+) -> Result:
+    """Make the run of a resolved configuration; without the ``command`` that begins it, continue the one in the folder.
+
+    Raises:
+        ResumeError: one begins in a folder that has one already.
+    """
+    from ..trainer.folder import RunFolder
+
+    writes, shown = process.writes, short(folder)
+    with process.agree():
+        if command is not None and writes and RunFolder(folder).started:
+            raise ResumeError(
+                f"{shown} already holds a run; continue it with fedmtl resume {shown}, or choose another folder."
+            )
+    with _marked(folder, job) if writes else nullcontext():
+        with process.agree():
+            with printed_log(logging.INFO) if writes and job is None and command is not None else nullcontext():
+                trainer = build(config, folder)
+            if command is not None:
+                make_paths_absolute(config)
+                if writes:
+                    write_config(folder, command, config)
+        progress = trainer.progress and (job is None or sys.stderr.isatty())  # without a terminal a job prints one line
+        began, level = time.monotonic(), logging.INFO if job is None else logging.WARNING
+        resumed = resumable(short(folder if job is None else job.sweep), level, launched=process.ranks is not None)
+        with resumed if writes else printed_log(logging.CRITICAL):
+            result = replace(trainer, progress=progress).fit(resume=command is None, ranks=process.ranks)
+    if writes:
+        print(job.line(result, began, shown) if job is not None else result.summary(), flush=True)
+        if job is None:
+            print_saved(folder, result.privacy, _private_files(result, folder))
+    return result
+
+
+def _private_files(result: Result, folder: Path) -> str:
+    if result.replicates is not None:
+        return "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
+    own = "personal models, " * (folder / "private" / "models.safetensors").is_file()
+    return f"accuracy.png, clients.png, {own}metrics.csv, checkpoint, ledger"
+
+
+@contextmanager
+def _marked(folder: Path, job: Job | None) -> Iterator[None]:
+    """Leave the reason of a failure in the folder of a run that has begun, or of a job, by which a report knows it from
+    an unfinished one."""
+    note = folder / "private" / ERROR
+    note.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        if job is not None or note.parent.is_dir():
+            with suppress(OSError):
+                write_text(note, f"{' '.join(str(error).split()) or type(error).__name__}\n")
+        raise
+
+
+def resume(words: list[str], process: Process) -> int:
+    """Continue the run, sweep or search in a folder, and return 0."""
+    description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
+    parser = command_parser("resume", description)
+    parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="logger.KEY=VALUE", help="where a logger writes, if elsewhere"
+    )
+    options = parser.parse_intermixed_args(words)
+    folder, overrides = options.folder, options.overrides
+    if (folder / STORED).is_file() and not (folder / "private" / "config.yaml").is_file():
+        return _resume_sweep(folder, overrides, process)
+    with process.agree():
+        config = stored_config(folder)
+    if "search" in config:
+        if process.ranks is not None or overrides:
+            wrong = (
+                f"has no logger; leave out {overrides[0]}" if overrides else "is resumed in one process, not torchrun"
+            )
+            raise ConfigError(f"A search {wrong}.")
+        return resume_search(config, folder)
+    with process.agree():
+        config = with_logger(config, folder, overrides)
+    _run(config, folder, process)
+    return 0
+
+
+def _resume_sweep(sweep: Path, overrides: Sequence[str], process: Process) -> int:
+    """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others continue or
+    start, also those that failed."""
+    with process.agree():
+        jobs = list(_jobs_of(sweep))
+    for job, folder, config, command in jobs:
+        if config is None:
+            if process.writes:
+                print(f"{job}: finished before, {short(folder)}", flush=True)
+            continue
+        with process.errors(job):
+            with process.agree():
+                config = with_logger(config, folder, overrides)
+            _run(config, folder, process, command=command, job=job)
+    return _end_of_sweep(process)
+
+
+def _jobs_of(sweep: Path) -> Iterator[tuple[Job, Path, Config | None, str | None]]:
+    """Yield the jobs of the sweep in ``sweep`` with their folders; the settings of a job that has not finished, and the
+    command of one that has not begun.
+
+    A job that never wrote its settings is composed anew, with paths as they were when the sweep began.
+
+    Raises:
+        ConfigError: a sweep whose folders are not numbered, or one with settings of Hydra, which could import modules.
+    """
+    from omegaconf import OmegaConf
+
+    from ..trainer.folder import RunFolder
+
+    stored: Any = OmegaConf.load(sweep / STORED)
+    hydra: Any = OmegaConf.to_container(stored.hydra, resolve=False)
+    if hydra["sweep"]["subdir"] != _NUMBERED:
+        raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
+    sources = hydra["runtime"]["config_sources"]
+    extra = next((Path(one["path"]) for one in sources if one["provider"] in ("user", "command-line")), None)
+    typed = [str(text) for text in hydra["overrides"]["task"]]
+    for text in typed:
+        if text.lstrip("+~").startswith("hydra"):
+            raise ConfigError(f"{sweep / STORED} has {text}, which is no setting of a run; take it out.")
+    runs = combinations(typed, multirun=True)
+    for number, run in enumerate(runs):
+        job, folder, config = Job(number, len(runs), differing(run, typed), sweep), sweep / str(number), None
+        if not (folder / "private" / "result.json").is_file():
+            if (folder / "private" / "config.yaml").is_file():
+                config = stored_config(folder)
+            else:
+                config = resolve(compose(run, extra))
+                make_paths_absolute(config, hydra["runtime"]["cwd"])
+        yield job, folder, config, None if RunFolder(folder).started else shlex.join(["fedmtl", *run])
+
+
+def _end_of_sweep(process: Process) -> int:
+    """Print what the choice among the runs of a sweep costs, and return 0."""
+    if process.writes:
+        print(f"\n{CHOICE_NOT_COVERED}", flush=True)
+    return 0
+
+
+def unlike(configs: Sequence[Config]) -> str:
+    """Return a warning where methods of a sweep are finetuned beside others that are not, empty where all or none are.
+    Local training is what all are compared with, and is not one of them."""
+    methods = [
+        ((config["algorithm"]["_target_"] or "auto").rpartition(".")[2], (config.get("finetune") or {}).get("_target_"))
+        for config in configs
+    ]
+    tuned = {name: None for name, finetune in methods if finetune}
+    plain = {name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)}
+    if not tuned or not plain:
+        return ""
+    return (
+        f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do not compare; give all "
+        "of them the same, as finetune=kl or finetune=none."
+    )
