@@ -378,15 +378,6 @@ def prepare_module(
                         f"Layer {name!r} is {type(child).__name__} with {option}={getattr(child, option)}, which mixes"
                         f" the examples of a batch; leave {option} out."
                     )
-        several = not isinstance(child, nn.RNNBase) or child.num_layers > 1  # dropout is between layers
-        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and child.dropout > 0 and several:
-            raise ModelError(
-                f"Layer {name or type(child).__name__!r} is {type(child).__name__} with dropout={child.dropout:g}, "
-                "which draws from a global random generator; model.fix=true, in Python models.fix(model), replaces it "
-                "by a layer whose dropout is keyed, or leave dropout out."
-            )
-        if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
     ready = copy.deepcopy(module).to(sample.device, sample.dtype if dtype is None else dtype).train()
     set_trainable(ready, trainable)
     swap_dropout(ready, seed)
@@ -460,7 +451,8 @@ class _RefuseRandomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
             raise ModelError(
                 f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a global random generator; "
-                "use nn.Dropout modules (they become keyed) instead of functional dropout or random operations."
+                "use nn.Dropout modules (they become keyed) instead of functional dropout or random operations; "
+                "model.fix=true, in Python models.fix(model), replaces attention and recurrent layers with dropout."
             )
         return func(*args, **(kwargs or {}))
 

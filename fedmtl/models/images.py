@@ -13,16 +13,7 @@ from ..errors import ConfigError, ModelError
 from .networks import factory
 
 
-def _known_network(owner: str, *, name: str) -> None:
-    """Refuse a network that torchvision does not have."""
-    from torchvision import models
-
-    accepted = models.list_models(module=models)
-    if name not in accepted:
-        raise ConfigError(f"{owner}.name is {name!r}; accepted: {', '.join(accepted)}.")
-
-
-@factory()
+@factory
 def femnist_cnn(spec: DataSpec) -> nn.Module:
     """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
 
@@ -32,7 +23,7 @@ def femnist_cnn(spec: DataSpec) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
 
 
-@factory()
+@factory
 def celeba_cnn(
     spec: DataSpec, *, norm: Literal["group", "none"] = "group", channels: Count = 32, groups: Count = 8
 ) -> nn.Module:
@@ -58,7 +49,7 @@ def celeba_cnn(
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs))
 
 
-@factory()
+@factory
 def fedrep_cnn(spec: DataSpec) -> nn.Module:
     """The CIFAR network of FedRep (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool, linear 120, linear
     64, linear.
@@ -73,7 +64,7 @@ def fedrep_cnn(spec: DataSpec) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, spec.outputs))
 
 
-@factory(name=_known_network)
+@factory
 def torchvision_model(
     spec: DataSpec,
     name: str = "resnet18",
@@ -99,12 +90,14 @@ def torchvision_model(
         options: further arguments of the network.
 
     Raises:
-        ConfigError: an unknown name or option.
-        ModelError: data that are no images, when the network is built.
+        ConfigError: an unknown name or option, when the network is built.
+        ModelError: data that are no images.
     """
     from torchvision import models
 
     channels, _, _ = _image(spec, "torchvision_model", 1)
+    if name not in (accepted := models.list_models(module=models)):
+        raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(accepted)}.")
     try:
         start = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
         module: nn.Module = models.get_model(name, **start, **options)

@@ -29,28 +29,19 @@ class NamedFactory(partial[nn.Module]):
     """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the settings that it has."""
 
 
-def factory(
-    **checks: Callable[..., None],
-) -> Callable[[Callable[Concatenate[DataSpec, Settings], nn.Module]], Callable[Settings, ModelFactory]]:
+def factory(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
     """Make of a function (spec, settings) -> module the function of its settings that returns a factory.
 
-    The settings are checked before the data are read: by their annotations, and by the ``checks`` of their names.
+    The settings are checked by their annotations before the data are read.
     """
+    signature = inspect.Signature(list(inspect.signature(build).parameters.values())[1:])
 
-    def decorate(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
-        signature = inspect.Signature(list(inspect.signature(build).parameters.values())[1:])
+    @wraps(build)
+    def make(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFactory:
+        return NamedFactory(build, **dict(zip(signature.parameters, args, strict=False)), **kwargs)
 
-        @wraps(build)
-        def make(*args: Settings.args, **kwargs: Settings.kwargs) -> ModelFactory:
-            arguments = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
-            for name in checks.keys() & arguments.keys():
-                checks[name](build.__name__, **{name: arguments[name]})
-            return NamedFactory(build, **arguments)
-
-        make.__signature__ = signature  # type: ignore[attr-defined]
-        return check_arguments(make)
-
-    return decorate
+    make.__signature__ = signature  # type: ignore[attr-defined]
+    return check_arguments(make)
 
 
 def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any) -> Any:
@@ -77,19 +68,19 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
     return NamedFactory(build, model=model, **settings)
 
 
-@factory()
+@factory
 def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
     """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
     return _linear(spec, spec.outputs, bias)
 
 
-@factory()
+@factory
 def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
     """A linear map to one real number for each target, from zero weights."""
     return _linear(spec, math.prod(spec.targets), bias)
 
 
-@factory()
+@factory
 def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
     """Logistic regression from zero weights: one logit for two classes, or one for each label of an example.
 
@@ -103,7 +94,7 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
     return _linear(spec, math.prod(spec.targets), bias)
 
 
-@factory()
+@factory
 def mlp(spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0) -> nn.Module:
     """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
     blocks: list[nn.Module] = [nn.Flatten()]
@@ -149,7 +140,7 @@ class MeanEmbedding(nn.Module):
         return torch.sum(values * present, 1) / present.sum(1).clamp(min=1.0)
 
 
-@factory()
+@factory
 def mean_embedding(
     spec: DataSpec, *, vocabulary: Count, width: Count = 64, hidden: Count | None = None, padding: int | None = 0
 ) -> nn.Module:

@@ -38,17 +38,18 @@ def test_batch_normalization_is_refused_with_its_name_and_advice():
 
 
 @pytest.mark.parametrize(
-    ("layer", "name"),
+    ("layer", "text"),
     [
-        (nn.BatchNorm1d(4), "BatchNorm1d"),
-        (nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True), "MultiheadAttention with dropout=0.1"),
-        (nn.LSTM(4, 4, num_layers=2, dropout=0.1), "LSTM with dropout=0.1"),
+        (nn.BatchNorm1d(4), "Layer '1' is BatchNorm1d"),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), "draws from a global random generator"),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.1), "draws from a global random generator"),
+        (nn.AlphaDropout(0.1), "draws from a global random generator"),
     ],
 )
-def test_a_layer_that_can_be_replaced_is_refused_with_its_name_and_the_setting_that_does_it(layer, name):
+def test_a_layer_that_can_be_replaced_is_refused_with_the_setting_that_does_it(layer, text):
     net = nn.Sequential(nn.Linear(4, 4), layer)
-    with pytest.raises(ModelError, match=rf"Layer '1' is {name}.*model\.fix=true, in Python models\.fix\(model\)"):
-        prepare_module(net, torch.zeros(2, 4), seed=0)
+    with pytest.raises(ModelError, match=rf"{text}.*model\.fix=true, in Python models\.fix\(model\)"):
+        prepare_module(net, torch.zeros(2, 5, 4), seed=0)
 
 
 def test_dropout_of_replaced_attention_is_keyed():

@@ -98,7 +98,7 @@ def test_torchvision_networks_train_privately(name, channels):
 def test_torchvision_networks_that_do_not_fit_are_refused():
     spec = DataSpec((3, 32, 32), 10, 3)
     with pytest.raises(ConfigError, match=r"torchvision_model\.name is 'resnet'; accepted: alexnet, "):
-        models.torchvision_model("resnet")
+        models.torchvision_model("resnet")(spec)
     with pytest.raises(ConfigError, match=r"'resnet18' cannot be made: .*depth"):
         models.torchvision_model("resnet18", depth=3)(spec)
     with pytest.raises(ModelError, match="torchvision_model needs images"):
