@@ -118,12 +118,11 @@ def check(trainer: Trainer) -> None:
                 "RecordPrivacy needs delta in a Flower app: its default is made of the number of all records, which "
                 "neither the server nor a node knows."
             )
-    if trainer.audit is not None:
-        raise ConfigError("audit needs all clients in one process; leave it out of the trainer of a Flower app.")
+    for name in ("audit", "baselines"):
+        if getattr(trainer, name):
+            raise ConfigError(f"{name} needs all clients in one process; leave it out of the trainer of a Flower app.")
     if trainer.runs > 1:
         raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
-    if trainer.baselines:
-        raise ConfigError("baselines needs all clients in one process; leave it out of the trainer of a Flower app.")
 
 
 class Nodes:

@@ -101,10 +101,8 @@ def torchvision_model(
     try:
         start = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
         module: nn.Module = models.get_model(name, **start, **options)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"torchvision_model: {name!r} cannot be made: {error}.") from error
-    except OSError as error:
-        raise ConfigError(f"torchvision_model.weights is {weights!r}, which cannot be read: {error}.") from error
+    except (TypeError, ValueError, KeyError, OSError) as error:
+        raise ConfigError(f"torchvision_model: {name!r} with weights={weights!r} cannot be made: {error}.") from error
     if weights is not None:
         _replace_last(module, spec.outputs, name)
     if channels != 3:

@@ -6,12 +6,13 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._check import positive
+from .._check import given, positive
 from ..errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -35,12 +36,11 @@ class Dropouts:
     duration: float | None = None
 
     def __post_init__(self) -> None:
-        if self.intervals is not None and (self.rate is not None or self.duration is not None):
-            raise ConfigError("Dropouts has both intervals and rate or duration; give one of the two.")
+        drawn = given(rate=self.rate, duration=self.duration)
+        if len(drawn) != (2 if self.intervals is None else 0):
+            raise ConfigError("Dropouts needs intervals, or both rate and duration; give one of the two.")
         if self.intervals is None:
-            if self.rate is None or self.duration is None:
-                raise ConfigError("Dropouts needs intervals, or both rate and duration.")
-            positive(self, rate=self.rate, duration=self.duration)
+            positive(self, **drawn)
             return
         names = [str(name) for name in self.intervals]
         for name, pairs in self.intervals.items():
@@ -99,16 +99,10 @@ class Absences:
 
 
 def _check_intervals(name: object, pairs: Sequence[Sequence[float]]) -> None:
-    before = -math.inf
-    for pair in pairs:
-        numbers_only = len(pair) == 2 and all(isinstance(v, numbers.Real) and not math.isnan(v) for v in pair)
-        if not numbers_only or not 0 <= pair[0] < pair[1] or math.isinf(pair[0]):
-            raise ConfigError(
-                f"Dropouts.intervals of client {name!r} has {tuple(pair)!r}; an interval is (from, to), 0 <= from < to."
-            )
-        if pair[0] <= before:
-            raise ConfigError(
-                f"Dropouts.intervals of client {name!r}: {tuple(pair)!r} starts before or when the interval before it "
-                f"ends ({before}); intervals must be in order and must not touch."
-            )
-        before = pair[1]
+    edges = [edge for pair in pairs for edge in pair]
+    real = all(len(pair) == 2 for pair in pairs) and all(isinstance(edge, numbers.Real) for edge in edges)
+    if not real or not all(0 <= before < after for before, after in pairwise(edges)) or math.inf in edges[:-1]:
+        raise ConfigError(
+            f"Dropouts.intervals of client {name!r} are {pairs!r}; an interval is (from, to), 0 <= from < to, and "
+            f"intervals must be in order and must not touch."
+        )

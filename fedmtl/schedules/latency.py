@@ -46,17 +46,13 @@ class RandomLatency:
     def __post_init__(self) -> None:
         parameters = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         try:
-            least = float(self._distribution().support()[0])
+            self._distribution()
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"RandomLatency is {self.law!r} with {parameters or 'no parameters'}; give a continuous distribution "
-                f"of scipy.stats, such as uniform, expon or lognorm, with its parameters by name ({error})."
+                f"of scipy.stats of numbers of at least 0, such as uniform, expon or lognorm, with its parameters by "
+                f"name ({error})."
             ) from error
-        if not least >= 0 or not all(math.isfinite(value) for value in self.parameters.values()):
-            raise ConfigError(
-                f"RandomLatency is {self.law!r} with {parameters}, whose least value is {least:g}; it must be a "
-                "distribution of numbers of at least 0."
-            )
 
     def _distribution(self) -> Any:
         from scipy.stats import distributions
@@ -64,7 +60,10 @@ class RandomLatency:
         law = getattr(distributions, self.law)
         if not isinstance(law, distributions.rv_continuous):
             raise ValueError(f"scipy.stats.{self.law} is no continuous distribution")
-        return law(**self.parameters)
+        frozen = law(**self.parameters)
+        if not (least := float(frozen.support()[0])) >= 0 or not all(map(math.isfinite, self.parameters.values())):
+            raise ValueError(f"its least value is {least:g}")
+        return frozen
 
     def bind(self) -> Law:
         """Return the law."""
@@ -102,22 +101,14 @@ class TraceLatency:
             traces = dict(zip(names, map(list, self.source), strict=True))
         lists = []
         for name in names:
-            if name not in traces:
-                raise DataError(f"{where}: client {name!r} has no row; every client needs at least one latency.")
-            lists.append(_checked(traces[name], f"{where}: client {name!r}"))
+            values = enumerate(traces.get(name, ()), start=1)
+            latencies = [_number(value, f"{where}: client {name!r}, value {row}") for row, value in values]
+            if not sum(latencies) > 0:
+                raise DataError(f"{where}: client {name!r} has no latency above 0; every client needs one at least.")
+            lists.append(np.array(latencies, np.float64))
         counts = np.array([len(seconds) for seconds in lists], np.int64)
         flat, first = np.concatenate(lists), np.cumsum(counts) - counts
         return lambda uniform, client, index: flat[first[client] + index % counts[client]]
-
-
-def _checked(seconds: list[Any], where: str) -> Array:
-    """Return float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
-    if not seconds:
-        raise DataError(f"{where} has an empty list; every client needs at least one latency.")
-    latencies = [_number(value, f"{where}, value {row}") for row, value in enumerate(seconds, start=1)]
-    if sum(latencies) <= 0:
-        raise DataError(f"{where} has only latencies of 0; at least one must be above 0.")
-    return np.array(latencies, np.float64)
 
 
 def _number(value: Any, where: str) -> float:
@@ -137,6 +128,4 @@ def _read_trace(path: Path) -> dict[str, list[float]]:
         if not client:
             raise DataError(f"{where}: no client; a row is client,seconds.")
         traces.setdefault(client, []).append(_number(value, f"{where}: the latency of client {client!r}"))
-    if not traces:
-        raise DataError(f"{path}: no rows under the header; every client needs at least one.")
     return traces

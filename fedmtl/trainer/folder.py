@@ -284,8 +284,6 @@ class RunFolder:
             ModelError: ``model`` does not have the parameters of the run's.
             DataError: a file that cannot be read.
         """
-        if not self.root.is_dir():
-            raise ConfigError(f"{self.root} is no folder; name the folder of a finished run.")
         is_baseline = self.root.parent.name == "baselines"
         for path, hint in (
             (self.private / "result.json", f"a run that has not finished continues with fedmtl resume {self.root}"),

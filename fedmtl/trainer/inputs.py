@@ -106,11 +106,11 @@ def check_kinds(settings: Any) -> None:
         raise ConfigError(
             f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
         )
-    if not isinstance(settings.callbacks, Iterable):
-        raise ConfigError(f"callbacks is {settings.callbacks!r}; give a list of callbacks.")
-    for callback in settings.callbacks:
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"callbacks has {callback!r}; give objects of a class derived from fedmtl.Callback.")
+    listed = isinstance(settings.callbacks, Iterable)
+    if not listed or not all(isinstance(callback, Callback) for callback in settings.callbacks):
+        raise ConfigError(
+            f"callbacks is {settings.callbacks!r}; give a list of objects of classes derived from fedmtl.Callback."
+        )
     if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
         raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
 
@@ -152,24 +152,19 @@ def check_replicates(settings: Any) -> None:
     positive_int("Trainer", replicates=settings.replicates)
     algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
     if epsilons is not None:
-        if isinstance(epsilons, str) or not isinstance(epsilons, Sequence) or not epsilons:
+        listed = isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
+        real = listed and all(isinstance(v, numbers.Real) and not isinstance(v, bool) and v > 0 for v in epsilons)
+        if not real or len(set(epsilons)) < len(epsilons):
             raise ConfigError(
-                f"Trainer.epsilons is {epsilons!r}; it must be a list of budgets such as [1, 3, 10], or None."
+                f"Trainer.epsilons is {epsilons!r}; it must be a list of different budgets above 0, such as "
+                "[1, 3, 10], or None."
             )
-        for value in epsilons:
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
-                raise ConfigError(f"Trainer.epsilons has {value!r}; every budget must be a number above 0.")
-        if len(set(epsilons)) < len(epsilons):
-            raise ConfigError(f"Trainer.epsilons is {list(epsilons)!r}; the budgets must differ.")
-        listed = ", ".join(rounded_up(value, 6) for value in epsilons)
-        if privacy is None:
-            raise ConfigError(f"epsilons is [{listed}], but without privacy there is no budget to set; leave it out.")
-        if privacy.noise_multiplier is not None:
+        if privacy is None or privacy.noise_multiplier is not None or isinstance(privacy.epsilon, Mapping):
+            texts = ", ".join(rounded_up(value, 6) for value in epsilons)
             raise ConfigError(
-                f"epsilons is [{listed}], but privacy.noise_multiplier says how much noise there is; leave out one."
+                f"epsilons is [{texts}], which are set in place of one budget, privacy.epsilon; without privacy, "
+                "beside privacy.noise_multiplier or beside budgets by client leave it out."
             )
-        if isinstance(privacy.epsilon, Mapping):
-            raise ConfigError(f"epsilons is [{listed}], but privacy.epsilon has budgets by client; leave out one.")
     count = settings.replicates * len(epsilons or (0,))
     if count == 1:
         return

@@ -323,21 +323,14 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
     """
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(f"metrics is {metrics!r}; give a list, such as ['auc', 'f1'].")
-    names = []
-    for metric in metrics:
-        if isinstance(metric, str):
-            if metric not in REGISTRY:
-                raise ConfigError(f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or functions in Python.")
-            names.append(metric)
-            continue
-        name = getattr(metric, "__name__", "")
-        if not callable(metric) or isinstance(metric, type) or not name.isidentifier():
+    names = [metric if isinstance(metric, str) else getattr(metric, "__name__", "") for metric in metrics]
+    for metric, name in zip(metrics, names, strict=True):
+        is_function = callable(metric) and not isinstance(metric, type) and name.isidentifier()
+        if name not in REGISTRY if isinstance(metric, str) else not is_function:
             raise ConfigError(
-                f"metrics has {metric!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
-                "(def) that takes outputs and targets and returns a number."
+                f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or in Python functions with a name of their "
+                "own (def) that take outputs and targets and return a number."
             )
-        names.append(name)
-    for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"metrics has {name!r} twice.")
 

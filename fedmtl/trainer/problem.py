@@ -71,13 +71,9 @@ def build_problem(
     kind = getattr(torch, dtype)
     if ranks.size > len(data):
         raise ConfigError(f"There are {ranks.size} ranks for the {len(data):,} clients of {data.name}; start fewer.")
-    if loss == "cross_entropy" and data.classes is None:
-        raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
-    if loss == "cross_entropy" and data.spec.labels:
-        raise ConfigError(
-            f"loss is 'cross_entropy', which takes one class an example, but the examples have {data.spec.labels} "
-            "labels; use loss='binary_cross_entropy'."
-        )
+    if loss == "cross_entropy" and (data.classes is None or data.spec.labels):
+        fits = "real numbers; use loss='mse'" if data.classes is None else "labels; use loss='binary_cross_entropy'"
+        raise ConfigError(f"loss is 'cross_entropy', which takes one class an example, but the targets are {fits}.")
     if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
         model = NamedInputs(model, data.transform)
     module = made(model, data.spec, seed)

@@ -106,15 +106,15 @@ def check_ranks(settings: Trainer, ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
-    single = f"needs one process, and {ranks.size} were started. Start it without torchrun"
-    if settings.audit is not None:
-        raise ConfigError(f"A run with audit=Interval(...) {single}.")
-    if settings.runs > 1:
-        raise ConfigError(f"A run with {settings.runs} replicates {single}.")
-    if settings.algorithm.one_at_a_time:
+    kinds = {
+        "audit=Interval(...)": settings.audit is not None,
+        f"{settings.runs} replicates": settings.runs > 1,
+        f"{settings.algorithm.name}, whose clients act one at a time,": settings.algorithm.one_at_a_time,
+    }
+    if any(kinds.values()):
+        kind = next(kind for kind, present in kinds.items() if present)
         raise ConfigError(
-            f"{settings.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
-            f"{single}."
+            f"A run with {kind} needs one process, and {ranks.size} were started. Start it without torchrun."
         )
 
 

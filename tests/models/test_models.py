@@ -99,7 +99,7 @@ def test_torchvision_networks_that_do_not_fit_are_refused():
     spec = DataSpec((3, 32, 32), 10, 3)
     with pytest.raises(ConfigError, match=r"torchvision_model\.name is 'resnet'; accepted: alexnet, "):
         models.torchvision_model("resnet")(spec)
-    with pytest.raises(ConfigError, match=r"'resnet18' cannot be made: .*depth"):
+    with pytest.raises(ConfigError, match=r"'resnet18' with weights=None cannot be made: .*depth"):
         models.torchvision_model("resnet18", depth=3)(spec)
     with pytest.raises(ModelError, match="torchvision_model needs images"):
         models.torchvision_model()(DataSpec((64,), 10, 3))

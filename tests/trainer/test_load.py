@@ -172,7 +172,9 @@ def test_a_client_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) 
 
 
 def test_folders_that_hold_no_finished_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere is no folder; name the folder of a finished run"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere holds no finished run that can be loaded: .*result.json is missing"
+    ):
         Result.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"folder is None; give the path of a finished run"):
         Result.load(None)  # type: ignore[arg-type]

@@ -294,9 +294,9 @@ def one_number(outputs, targets):
         (["aucc"], "metrics has 'aucc'; accepted: loss, accuracy, auc, "),
         ("auc", "metrics is 'auc'; give a list"),
         (["auc", "auc"], "metrics has 'auc' twice"),
-        ([lambda outputs, targets: 1.0], "a function with a name of its own"),
-        ([float], "a function with a name of its own"),
-        ([3], "metrics has 3; give a name"),
+        ([lambda outputs, targets: 1.0], "functions with a name of their own"),
+        ([float], "functions with a name of their own"),
+        ([3], "metrics has 3; accepted: loss, accuracy"),
         ([one_number, one_number], "metrics has 'one_number' twice"),
         (
             ["rmse"],

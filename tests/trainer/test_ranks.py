@@ -185,7 +185,7 @@ def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.Captur
 
 def test_what_needs_one_process_says_so() -> None:
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
-    with pytest.raises(ConfigError, match=r"pp_dmtl has clients that act one at a time.* needs one process"):
+    with pytest.raises(ConfigError, match=r"A run with pp_dmtl, whose clients act one at a time, needs one process"):
         check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))
     with pytest.raises(ConfigError, match="A run with 4 replicates needs one process, and 3 were started"):
         check_ranks(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), Ranks(0, 3))
