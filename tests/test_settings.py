@@ -40,9 +40,9 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
     },
 }
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
-    "BoundSchedule", "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
+    "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
     "Packed", "Price", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
-    "ReleasePlan",
+    "BoundSchedule", "ReleasePlan",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)
