@@ -153,7 +153,9 @@ def check_replicates(settings: Any) -> None:
     algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
     if epsilons is not None:
         listed = isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
-        real = listed and all(isinstance(v, numbers.Real) and not isinstance(v, bool) and v > 0 for v in epsilons)
+        real = listed and all(
+            isinstance(v, numbers.Real) and not isinstance(v, bool) and float(v) > 0 for v in epsilons
+        )
         if not real or len(set(epsilons)) < len(epsilons):
             raise ConfigError(
                 f"Trainer.epsilons is {epsilons!r}; it must be a list of different budgets above 0, such as "
