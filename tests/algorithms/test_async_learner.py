@@ -9,6 +9,7 @@ import torch
 from scipy import optimize, special
 from sklearn.linear_model import Ridge
 
+from benchmarks.reproduce.cost_of_privacy.weighted import Sampled
 from fedmtl import models
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
@@ -123,7 +124,7 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
 @pytest.mark.parametrize("replicates", [1, 3])
 @pytest.mark.parametrize("settings", [{}, {"row_norm": 3.0, "target": 1.5}], ids=str)
 def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: dict, replicates: int) -> None:
-    learner = AsyncLearner(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, **settings)
+    learner = Sampled(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, **settings)
     work, clip = problem(), 2.0
     privacy = RecordPrivacy(clip_norm=clip, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
     clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 4, (replicates, 40)))

@@ -1,6 +1,5 @@
 """Settings chosen from public rows and bounds: what they are, and that private records do not enter."""
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,11 +10,10 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Problem, cost_of_privacy
 from fedmtl.algorithms.activations import simulated_objectives
-from fedmtl.algorithms.async_learner.step_size import KAPPAS
 from fedmtl.data import Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from tests import small
-from tests.algorithms.harness import GivenCaps, block_of, problem_of, run_activations
+from tests.algorithms.harness import GivenCaps, block_of, problem_of
 
 COUNTS, P = (30, 50, 40), 4
 
@@ -56,34 +54,13 @@ def resolved(run: Trainer):
     return run.resolved(replace(problem, rounds=run.bound.steps)).algorithm
 
 
-def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():
-    run = trainer(dataset(), AsyncLearner(kappa="auto"), replicates=2, epsilons=(0.05, math.inf))
-    kappa = resolved(run).kappa
-    assert len(kappa) == 4
-    assert kappa[0] == kappa[1] == min(KAPPAS)  # all noise
-    assert kappa[2] == kappa[3] > 5.0  # no noise, and only eight answers: long steps get further
-    given = trainer(dataset(), AsyncLearner(kappa=kappa), replicates=2, epsilons=(0.05, math.inf))
-    result = run.fit()
-    assert result.replicates == given.fit().replicates
-    assert result.chosen == {"kappa": [kappa[0], kappa[2]]}
-    assert f"chosen from public rows and bounds: kappa {kappa[0]:g}, {kappa[2]:g}" in result.summary()
-
-
 def test_private_records_do_not_enter():
-    learner = AsyncLearner(kappa="auto", row_norm="auto", target="auto")
+    learner = AsyncLearner(row_norm="auto", target="auto")
     first, second = (resolved(trainer(dataset(seed), learner)) for seed in (1, 2))
     assert first == second
     assert (first.row_norm, first.target) == (float(P), 1.3)
     bias = resolved(trainer(dataset(), learner, model=models.linear_regression(bias=True)))
     assert (bias.row_norm, bias.target) == (float(P), 1.3)
-
-
-def test_kappa_is_chosen_for_secure_noise_and_for_budgets_by_name_too():
-    learner = AsyncLearner(kappa="auto")
-    privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0)
-    chosen = resolved(trainer(dataset(), learner, privacy=privacy))
-    for changed in (replace(privacy, source="secure"), replace(privacy, epsilon={"a": 1.0, "b": 1.0, "c": 1.0})):
-        assert resolved(trainer(dataset(), learner, privacy=changed)) == chosen
 
 
 def test_rows_of_pp_dmtl_are_within_the_stated_bound():
@@ -99,7 +76,6 @@ def test_rows_of_pp_dmtl_are_within_the_stated_bound():
 @pytest.mark.parametrize(
     ("algorithm", "left_out", "said"),
     [
-        (AsyncLearner(kappa="auto"), "public", r"kappa is 'auto', but data has no public rows"),
         (PPDMTL(loss="squared"), "domain", r"row_norm is 'auto', and the data state no public bounds"),
     ],
 )
@@ -110,24 +86,6 @@ def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, sai
 
 def problem() -> Problem:
     return problem_of(dataset(), rounds=40)
-
-
-def test_unresolved_settings_are_not_computed_with():
-    with pytest.raises(ConfigError, match="is 'auto', which a Trainer fills in"):
-        AsyncLearner(kappa="auto").init(problem())
-    with pytest.raises(ConfigError, match="kappa has 2 values for 1 replicates"):
-        AsyncLearner(kappa=(1.0, 2.0)).init(problem())
-    with pytest.raises(ConfigError, match=r"kappa is 0"):
-        AsyncLearner(kappa=(1.0, 0))
-
-
-def test_replicates_with_steps_of_their_own_are_runs_of_their_own():
-    clients = torch.from_numpy(np.random.default_rng(5).integers(-1, 3, (3, 40)))
-    kappas = (1.0, 5.0, 20.0)
-    several = run_activations(AsyncLearner(kappa=kappas), problem(), clients)[0].public["theta_l"]
-    for r, kappa in enumerate(kappas):
-        single = run_activations(AsyncLearner(kappa=kappa), problem(), clients[r : r + 1])[0].public["theta_l"]
-        assert torch.allclose(several[r], single[0], rtol=1e-12, atol=1e-15)
 
 
 def test_simulated_runs_end_where_the_budget_does():

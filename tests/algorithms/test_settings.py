@@ -34,7 +34,6 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "APFL": SHARED | {"alpha": 0.2, "adaptive": True},
     "AsyncLearner": BOUNDS | {
         "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5,
-        "batch_rate": 0.5,
     },
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
     "Ditto": SHARED | {"lam": 0.2},

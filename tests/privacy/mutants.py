@@ -164,7 +164,6 @@ ONE_AT_A_TIME = {
 FURTHER: dict[str, tuple[Any, Any]] = {
     "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
     "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
-    "subsampled learner": (AsyncLearner(loss="logistic", reg=1e-3, batch_rate=0.4), _CLOCKS),
     "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
     "silent past the cap": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=2, confidence_power=2.0), _CLOCKS),
     "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
@@ -1683,7 +1682,7 @@ NO_OP = [
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
     Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(FURTHER)),
-    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled", "subsampled learner")),
+    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled")),
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
@@ -1697,7 +1696,7 @@ CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("
 _BOTH_CLOCKS = ("clocks, secure", "clocks, gaussian, secure")
 CLOCK_SECURE, RECORDS, LAPLACE = ("clocks, secure",), ("records",), ("laplace",)
 _FEATURED, _SUBSAMPLED, _LOOPED = ("featured",), ("subsampled",), ("async_learner",)
-_ONCE, _SUBSETS = ("public start", "moments"), ("subsampled", "subsampled learner")
+_ONCE, _SUBSETS = ("public start", "moments"), ("subsampled",)
 _SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 

@@ -17,7 +17,7 @@ from hospitals import stays
 from public_start import DEALS, EPSILONS, FILE, HERE, HOSPITALS, METHODS, RUNS, hospitals
 from scores import interval, renew_scores, table
 from sweep import existing, markdown, replace_section
-from weighted import Weighted
+from weighted import Sampled, Weighted
 
 OFTEN, RARELY, OWNERS = 12, 3, 17
 CAPS = tuple(RARELY if owner % 2 else OFTEN for owner in range(OWNERS))
@@ -31,7 +31,7 @@ WEIGHTS = (
 )  # fmt: skip
 FURTHER = tuple(
     replace(METHODS[0], role="new", name=f"learner, {part} of the records an answer",
-            learner=replace(METHODS[0].learner, batch_rate=rate))
+            learner=Sampled(batch_rate=rate))
     for part, rate in (("half", 0.5), ("a quarter", 0.25))
 )  # fmt: skip
 

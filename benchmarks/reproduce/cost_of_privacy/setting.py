@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from collaboration import Collaboration
 from readers.lending import read_lending
-from simulate import drawn, fitness_by_kappa, simulate
+from simulate import KAPPAS, drawn, fitness_by_kappa, simulate
 
 from fedmtl import RecordPrivacy
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.step_size import KAPPAS
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
 from fedmtl.schedules import PoissonClocks

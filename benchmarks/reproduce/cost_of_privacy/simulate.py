@@ -14,7 +14,6 @@ from fedmtl import RecordPrivacy, models
 from fedmtl.algorithms import Problem
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.central import CentralLearner
-from fedmtl.algorithms.async_learner.step_size import KAPPAS
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.local import Execution
@@ -24,6 +23,7 @@ from fedmtl.schedules import Block
 from fedmtl.trainer.problem import build_problem
 
 BLOCK = 1024  # activations that begin at once
+KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
-"""The asynchronous learner where owners answer unequally often (Farokhi et al. 2021, Remark 4)."""
+"""The asynchronous learner where owners answer unequally often (Farokhi et al. 2021, Remark 4), or from subsets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmtl._check import Rate
 from fedmtl.algorithms import Problem, State
 from fedmtl.algorithms.activations import Answers, client_rows
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.privacy import GradientPlan
+from fedmtl.schedules import BoundSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +48,20 @@ class Weighted(AsyncLearner):
             unweighted(answers._replace(values=answers.values * weights[:, None]))
 
         return serve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(AsyncLearner):
+    """A learner whose answers are of secret Poisson subsamples.
+
+    Attributes:
+        batch_rate: q in (0, 1], the public probability of each record; an answer divides by the constant q n_i. The
+            privacy of an answer is amplified, and its noise at equal epsilon of the release grows by 1 / q.
+    """
+
+    batch_rate: Rate = 1.0
+
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan mean gradients of subsamples."""
+        (plan,) = super().plan(problem, schedule)
+        return (replace(plan, rate=self.batch_rate),)

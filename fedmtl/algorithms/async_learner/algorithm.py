@@ -27,23 +27,20 @@ theta_L and every theta_i are functions of releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Count, Positive, Rate, positive_or
+from ..._check import Count, Positive
 from ...errors import ConfigError
-from ...privacy import GradientPlan
-from ...schedules import BoundSchedule
 from ..activations import Answers, client_rows
 from ..base import Problem, State
 from ..linear.data import LossName
 from .central import CentralLearner
-from .step_size import resolve_kappa
 
 __all__ = ["AsyncLearner"]
 Array = np.ndarray[Any, Any]
@@ -60,13 +57,8 @@ class AsyncLearner(CentralLearner):
         theta_max, row_norm, target: as for :class:`~.central.CentralLearner`.
         step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for
             which the mean of the N + 1 models moves by kappa / 2 over a run, in units of gradient flow.
-        kappa: of ``step_size="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy
-            simulation on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
-            None: 10.
+        kappa: of ``step_size="auto"``, above 0; None: 10.
         horizon: T, planned number of ticks; None: the problem's number of events.
-        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the owner's records, each of them with
-            this public probability, and divides by the constant q n_i. The privacy of an answer is amplified, and its
-            noise at equal epsilon of the release grows by 1 / q. Not in the paper, whose query (3) is of all records.
 
     Raises:
         ConfigError: an impossible value.
@@ -88,19 +80,13 @@ class AsyncLearner(CentralLearner):
 
     loss: LossName = "squared"
     step_size: Positive | Literal["auto"] = "auto"
-    kappa: float | tuple[float, ...] | Literal["auto"] | None = None
+    kappa: Positive | None = None
     horizon: Count | None = None
-    batch_rate: Rate = 1.0
 
     name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.kappa, Sequence) and not isinstance(self.kappa, str):
-            object.__setattr__(self, "kappa", tuple(self.kappa))
-        for kappa in self.kappa if isinstance(self.kappa, tuple) else (self.kappa,):
-            if kappa is not None:
-                positive_or(self, "auto", kappa=kappa)
         for name, value in {"kappa": self.kappa, "horizon": self.horizon}.items():
             if value is not None and self.step_size != "auto":
                 raise ConfigError(
@@ -110,9 +96,6 @@ class AsyncLearner(CentralLearner):
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Start all models at 0: theta_L (R, p) and the theta_i (R, N, p), float64."""
-        if isinstance(self.kappa, tuple) and len(self.kappa) != replicates:
-            raise ConfigError(f"AsyncLearner.kappa has {len(self.kappa)} values for {replicates} replicates.")
-        self.effective_step(problem.clients, problem.rounds)  # refuses "auto"
         p = self.data(problem).dimension
         shapes = {"theta_l": (replicates, p), "theta": (replicates, problem.clients, p)}
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -124,50 +107,28 @@ class AsyncLearner(CentralLearner):
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         theta_l, theta = public["theta_l"].numpy(), client_rows(public["theta"])
-        counts, (runs, p) = problem.data.train.counts.numpy(), theta_l.shape
-        owners, a = len(counts), np.full(runs, self.effective_step(len(counts), problem.rounds))
-        # operands of the shape of a model, or of none: broadcasting costs NumPy more than the arithmetic
-        share, own_step, central_step = (
-            np.repeat(each[:, None], p, 1)
-            for each in (counts / counts.sum(), a * owners, a * self.central_share(owners))
-        )
+        counts, p = problem.data.train.counts.numpy(), theta_l.shape[1]
+        owners = len(counts)
+        a = self.effective_step(owners, problem.rounds)
+        # of the shape of a model, or of none: broadcasting costs NumPy more than the arithmetic
+        share = np.repeat((counts / counts.sum())[:, None], p, 1)
+        own_step, central_step = np.array(a * owners), np.array(a * self.central_share(owners))
         of_g, two_n, low, high = map(np.array, (2 * self.reg, 2.0 * owners, -self.theta_max, self.theta_max))
 
         def serve(answers: Answers) -> None:
             tbar, slope = answers.points, of_g * answers.points  # of g
-            owned = tbar - own_step[answers.runs] * (slope / two_n + share.take(answers.clients, 0) * answers.values)
+            owned = tbar - own_step * (slope / two_n + share.take(answers.clients, 0) * answers.values)
             theta[answers.at] = np.minimum(np.maximum(owned, low), high)  # (5)
-            central = tbar - central_step[answers.runs] * slope
-            theta_l[answers.runs] = np.minimum(np.maximum(central, low), high)  # (7')
+            theta_l[answers.runs] = np.minimum(np.maximum(tbar - central_step * slope, low), high)  # (7')
 
         return serve
 
-    def effective_step(self, owners: int, events: int) -> float | Array:
-        """Return a, for N ``owners`` who give ``events`` answers in all; (R,) where the replicates have a kappa
-        each."""
+    def effective_step(self, owners: int, events: int) -> float:
+        """Return a, for N ``owners`` who give ``events`` answers in all."""
         if self.step_size != "auto":
             return float(self.step_size)
-        if self.kappa == "auto":
-            raise ConfigError(
-                "AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or resolve_auto()."
-            )
-        kappa = np.array(self.kappa) if isinstance(self.kappa, tuple) else self.kappa or 10.0
-        return kappa * (owners + 1) / (2 * (self.horizon or events))
+        return (self.kappa or 10.0) * (owners + 1) / (2 * (self.horizon or events))
 
     def central_share(self, owners: int) -> float:
         """Return the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""
         return 0.5
-
-    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the rows, of subsamples of them with ``batch_rate``."""
-        (plan,) = super().plan(problem, schedule)
-        return (replace(plan, rate=self.batch_rate),)
-
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> AsyncLearner:
-        """Return these settings with the ``"auto"`` ones filled in from the data's public rows and bounds.
-
-        Raises:
-            ConfigError: the data have no public rows.
-        """
-        resolved = super().resolve_auto(problem, schedule, privacy)
-        return resolve_kappa(resolved, problem, schedule, privacy) if resolved.kappa == "auto" else resolved

@@ -2,7 +2,7 @@
 
 Runs at a few budgets fit the forecast, which says who should join a run of twice the records:
 
-    learner = AsyncLearner(kappa="auto")
+    learner = AsyncLearner(kappa=5.0)
     runs = Trainer(algorithm=learner, data=data, model=models.linear_regression(bias=False), replicates=20,
                    schedule=PoissonClocks(per_client=10), privacy=privacy, epsilons=(1, 3, 10), ...).fit()
     simulated = {row["budget"]: row["objective"] for row in runs.bands}
