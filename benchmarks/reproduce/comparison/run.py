@@ -53,10 +53,11 @@ def work(study: Study, root: Path | None, seed: int, out: Path, *, search: bool 
             if file.exists():
                 continue
             began = time.process_time()
-            if search:
+            if search and len(settings) > 1:
                 best, _, scores = study.choose(inner, settings, epsilon, seed)
             else:
-                best, scores = [one.text() for one in settings].index(known[name, epsilon, seed]), {}
+                texts = [one.text() for one in settings]
+                best, scores = texts.index(known.get((name, epsilon, seed), texts[0])), {}
             result = study.train(data, settings[best], epsilon, seed)
             found = {
                 "study": study.name,

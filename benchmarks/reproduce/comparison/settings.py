@@ -31,7 +31,6 @@ from fedmtl import (
     LocalSGD,
     PFedMe,
     PoissonSampling,
-    ProximalPoint,
     RecordPrivacy,
     Result,
     Trainer,
@@ -42,7 +41,6 @@ from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data.examples import Examples, cut
 from fedmtl.errors import DataError
-from fedmtl.trainer.automatic import LARGEST_COHORT
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
 DELTA = 1e-5
@@ -56,13 +54,13 @@ class Setting:
     """What is trained.
 
     Attributes:
-        algorithm: with its solver.
+        algorithm: with its solver; None for automatic settings, which leave nothing to choose.
         clip: L2 norm of what a client sends, None where nothing is released.
         finetune: after the run, or None.
         hidden: units of a hidden layer; 0 is the linear model.
     """
 
-    algorithm: Algorithm
+    algorithm: Algorithm | None
     clip: float | None
     finetune: Finetune | Average | None = None
     hidden: int = 0
@@ -70,6 +68,8 @@ class Setting:
     def text(self) -> str:
         """What differs between the settings of a method, in words."""
         own, parts = self.algorithm, []
+        if own is None:
+            return "automatic settings"
         for field in ("lam", "mu", "alpha", "ratio", "clusters", "rho"):
             if field in getattr(own, "__dataclass_fields__", {}) and (field == "rho" or not isinstance(own, MPMTL)):
                 parts.append(f"{field} {getattr(own, field)}")
@@ -139,7 +139,6 @@ class Study:
             "IFCA": [(IFCA(clusters=clusters, local=self.solver), None) for clusters in (2, 3, 4)],
             "FedAvg, finetuned": [(FedAvg(local=self.solver), way) for way in ways],
             "FedAvg, averaged": [(FedAvg(local=sgd(epochs)), Average()) for epochs in self.epochs],
-            "Proximal point, averaged": [(ProximalPoint(mu=mu, averaged=True), Average()) for mu in (0.01, 0.03, 0.1)],
             "PMTL": [(PMTL(lam=lam, local=self.solver), None) for lam in self.lams],
             "PMTL, finetuned": [(PMTL(lam=self.lams[-1], local=self.solver), way) for way in ways],
             "Ditto": [(Ditto(lam=lam, local=self.solver), None) for lam in self.lams],
@@ -154,8 +153,9 @@ class Study:
         if self.hidden:
             own["FedRep"] = [(FedRep(local=self.solver, head_local=sgd(epochs)), None) for epochs in (1, 3, 10)]
         if self.unit == "record":  # the vote of a client is no gradient of its records
-            del own["IFCA"], own["Proximal point, averaged"]  # nor is an exact step
+            del own["IFCA"]
         found = {"Local": [Setting(self.alone(value, rows), None) for value in self.local]}
+        found["Automatic"] = [Setting(None, None)]
         for name, values in own.items():
             hidden = self.hidden if name == "FedRep" else 0
             found[name] = [
@@ -204,18 +204,20 @@ class Study:
         self, data: FederatedDataset, setting: Setting, epsilon: float, seed: int, eval_every: int | None = None
     ) -> Result:
         """One run, by default evaluated at its end; where nothing is released, one local run of every client."""
+        protect = RecordPrivacy if self.unit == "record" else ClientPrivacy
+        if setting.algorithm is None:
+            privacy = protect(epsilon=epsilon, delta=DELTA)
+            return Trainer(data=data, privacy=privacy, seed=seed, eval_every=eval_every, progress=False).fit()
         clip = setting.clip
         rounds = 1 if clip is None else self.rounds
         private = clip is not None and epsilon < math.inf
-        protect = RecordPrivacy if self.unit == "record" else ClientPrivacy
-        everybody = isinstance(setting.algorithm, ProximalPoint) and len(data) <= LARGEST_COHORT
         linear = models.linear_regression(bias=False) if data.classes is None else models.softmax_regression()
         return Trainer(
             algorithm=setting.algorithm,
             data=data,
             model=models.mlp(hidden=setting.hidden) if setting.hidden else linear,
             loss="half_mse" if data.classes is None else "auto",
-            schedule=FullParticipation() if clip is None or everybody else self.schedule,
+            schedule=FullParticipation() if clip is None else self.schedule,
             privacy=protect(clip_norm=clip, epsilon=epsilon, delta=DELTA) if private else None,
             rounds=rounds,
             finetune=setting.finetune,
