@@ -864,7 +864,7 @@ def test_a_folder_does_not_say_where_else_a_run_writes(
         assert made == []
     stored.write_text(yaml.safe_dump(config | {"logger": hostile["tracking_uri"]}))
     assert cli.main(["resume", str(folder), "rounds=3"]) == 2
-    assert "rounds=3 is not taken here; accepted: logger=..., logger.KEY=..." in capsys.readouterr().err
+    assert "rounds=3 is not taken here; accepted: logger=..." in capsys.readouterr().err
     for words, name in ((["logger.tracking_uri=sqlite:///mine.db"], "MLflow"), (["logger=tensorboard"], "TensorBoard")):
         assert cli.main(["resume", str(folder), *words]) == 0
         assert made == [name]

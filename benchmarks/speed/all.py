@@ -21,7 +21,7 @@ from rounds import existing, interpreter
 
 HERE = Path(__file__).parent
 QUICK = {  # driver -> what it is told in place of the sizes of a measurement
-    "rounds.py": "--workloads W2-fedprox --rounds 1 --threads 1",
+    "rounds.py": "--workloads W2-fedprox --repetitions 1 --rounds 1 --threads 1",
     "frozen.py": "--rounds 1 --clients 10",
     "asynchronous.py": "--events 50",
     "mp_mtl.py": "--iterations 5 --runs 2 --loop-runs 1 --repeats 1",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from ..errors import ConfigError
-from .config import Config, compose, made, resolve, settings, stored_config, updated
+from .config import Config, changed, made, of_place, settings, stored_config
 from .names import TRUST
 from .options import add_config_dir, command_parser
 
@@ -55,18 +54,18 @@ def adapt(words: list[str]) -> int:
     from ..trainer.result import Result
 
     objects = settings(config)
-    if objects["finetune"] is None and _given(options.overrides, "finetune"):
+    if objects["finetune"] is None and of_place(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
     data = made(config["data"], "data")
     model = None if objects["model"] == "auto" else objects["model"]  # an automatic model is a factory in the files
     run = Result.load(options.folder, model, trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
-    if not _given(options.overrides, "data"):
+    if not of_place(options.overrides, "data"):
         raise ConfigError(
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
-    given = objects["finetune"] if _given(options.overrides, "finetune") else None
+    given = objects["finetune"] if of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     found = replace(run, terms=terms).adapt(data, finetune=given, device=config["device"])
     RunFolder(out).write_new_clients(found, data)
@@ -83,18 +82,5 @@ def _config(options: argparse.Namespace) -> Config:
         raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
     if not (folder / "private" / "result.json").is_file():
         raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
-    config = {"metrics": []} | config
-    for text in options.overrides:
-        if not any(_given([text], key) for key in _KEYS):
-            raise ConfigError(f"{text} is not taken here; accepted: {', '.join(f'{key}=...' for key in _KEYS)}.")
-    for key in _KEYS:
-        own = _given(options.overrides, key)
-        if key in ("data", "finetune") and not any(text.startswith(f"{key}=") for text in own):
-            config[key] = updated(config, key, own)
-        elif own:
-            config[key] = resolve(compose(own, options.config_dir))[key]
+    config = changed({"metrics": []} | config, options.overrides, _KEYS, options.config_dir)
     return config | {"baselines": [], "replicates": 1, "epsilons": None}
-
-
-def _given(overrides: Sequence[str], key: str) -> list[str]:
-    return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == key]

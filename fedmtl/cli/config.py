@@ -482,14 +482,11 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     Raises:
         ConfigError: another setting, or a stored place outside of the run that is not given anew.
     """
-    for text in overrides:
-        if text.split("=")[0].split(".")[0] != "logger":
-            raise ConfigError(f"{text} is not taken here; accepted: logger=..., logger.KEY=....")
+    config = changed(config, overrides, ("logger",))
     if any(text.startswith("logger=") for text in overrides):
-        return config | {"logger": resolve(compose(overrides))["logger"]}
-    logger, given = updated(config, "logger", overrides), {text.split("=")[0] for text in overrides}
-    root = folder.resolve()
-    for key, value in (logger or {}).items():
+        return config
+    given, root = {text.split("=")[0] for text in overrides}, folder.resolve()
+    for key, value in (config.get("logger") or {}).items():
         inside = value is None or (isinstance(value, str) and (root / value).resolve().is_relative_to(root))
         if f"logger.{key}" in given or key not in ("folder", "tracking_uri") or (inside and key == "folder"):
             continue
@@ -499,30 +496,42 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
                 "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
                 f"{folder} logger.{key}=VALUE; logger=none goes on without."
             )
-    return config | {"logger": logger}
+    return config
 
 
-def updated(config: Config, group: str, overrides: Sequence[str]) -> Any:
-    """Return the stored settings of a group with some of them replaced.
+def changed(config: Config, overrides: Sequence[str], places: Sequence[str], extra: Path | None = None) -> Config:
+    """Return stored settings with some changed: a group by another option, or one of its settings.
+
+    Args:
+        config: as stored.
+        overrides: as typed.
+        places: the groups and settings that may change.
+        extra: a folder with further configuration files, searched first.
 
     Raises:
-        ConfigError: a setting that it does not have.
+        ConfigError: an override of something else.
     """
     from omegaconf import OmegaConf
 
-    node = OmegaConf.create({group: config.get(group)})
     for text in overrides:
-        key = text.split("=")[0]
-        if "=" not in text or OmegaConf.select(node, key, default=_MISSING) is _MISSING:
-            accepted = ", ".join(f"{group}.{name}" for name in config.get(group) or () if name != "_target_")
-            raise ConfigError(
-                f"{text} is no setting of the run; accepted: {accepted or 'nothing'}, or {group}=OPTION and its parts."
-            )
-        node.merge_with_dotlist([text])
-    return OmegaConf.to_container(node)[group]  # type: ignore[index, call-overload]
+        if not any(of_place([text], place) for place in places):
+            raise ConfigError(f"{text} is not taken here; accepted: {', '.join(f'{place}=...' for place in places)}.")
+    changes = {place: of_place(overrides, place) for place in places}
+    config = dict(config)
+    for place, own in changes.items():
+        if any(text.startswith(f"{place}=") for text in own):
+            config[place] = resolve(compose(own, extra))[place]
+        elif own:
+            node = OmegaConf.create({place: config.get(place)})
+            for override in parse(own):
+                OmegaConf.update(node, override.key_or_group, override.value())
+            config[place] = OmegaConf.to_container(node)[place]  # type: ignore[index, call-overload]
+    return config
 
 
-_MISSING = object()
+def of_place(overrides: Sequence[str], place: str) -> list[str]:
+    """Return the overrides of a group or of a setting."""
+    return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == place]
 
 
 class _Printed(logging.StreamHandler[Any]):

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 STORED = "multirun.yaml"
 _NUMBERED = "${hydra.job.num}"
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,7 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
     import hydra
 
     before, sys.argv = sys.argv, ["fedmtl", *words]
-    full = os.environ.get(_FULL_ERROR)
-    os.environ[_FULL_ERROR] = "1"  # errors come here, and are not printed by Hydra
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
         with refusals(options.overrides, options.config_name):
             hydra.main(**hydra_base(), config_path=None, config_name="config")(task)()
@@ -169,10 +167,6 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
         ) from error
     finally:
         sys.argv = before
-        if full is None:
-            del os.environ[_FULL_ERROR]
-        else:
-            os.environ[_FULL_ERROR] = full
 
 
 def _run(

@@ -110,7 +110,7 @@ def test_the_command_does_what_python_does(finished, tmp_path) -> None:
     ("words", "said"),
     [
         (["rounds=3"], "rounds=3 is not taken here; accepted: data=..., finetune=..."),
-        (["data.foo=3"], "data.foo=3 is no setting of the run; accepted: data.seed, data.clients, "),
+        (["data.foo=3"], "data.foo is no setting of load_digits_clients; accepted: "),
         (["data=table"], "is required; add data."),
         (["data=synthetic_tasks"], "The model fails on a batch of shape (2, 28), the shape of this data"),
         (["finetune=none"], "finetune is none"),
