@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -169,7 +169,8 @@ class Cohort:
             PrivacyError: single records are protected, and the round has charged no local steps.
         """
         models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        run = self._run(solver, start, lam, anchor, divergence, moving, mixture, correction)
+        data, loss = self.problem.data, self.problem.loss
+        run = LocalTraining(data, loss, solver, self.round, start, lam, anchor, divergence, moving, mixture, correction)
         self._train(run, lambda place, trained: _write(models, place, trained))
         return models
 
@@ -203,11 +204,9 @@ class Cohort:
             else:
                 total.add(self.ids[place], rows if self.weights is None else self.weights[place, None] * rows)
 
-        self._train(self._run(solver, start, lam, anchor, mixture=mixture), send)
+        data, loss = self.problem.data, self.problem.loss
+        self._train(LocalTraining(data, loss, solver, self.round, start, lam, anchor, mixture=mixture), send)
         return changes if total is None else total
-
-    def _run(self, solver: LocalSolver, start: Tensor, *settings: Any, **more: Any) -> LocalTraining:
-        return LocalTraining(self.problem.data, self.problem.loss, solver, self.round, start, *settings, **more)
 
     def _train(self, run: LocalTraining, receive: Finish) -> None:
         """Train the clients, and hand places among them and models to ``receive`` as they finish; of a client without
@@ -231,10 +230,13 @@ class Cohort:
         """Train on batches; return the places of clients without a local step."""
         problem, executor = self.problem, self.problem.executor
         steps, widths = run.solver.step_counts(self.examples), batch_widths(self.examples, run.solver.batch_size)
-        lanes = self._lanes()
+        rank = self.ids.cpu()  # of the clients among all who take part
+        if self.members is not None:
+            members, order = torch.sort(self.members)
+            rank = order[torch.searchsorted(members, rank)]
         for width in widths[steps > 0].unique().tolist():
             alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, executor.chunk)
-            members, real = places(steps[alike], lanes[alike], grain)
+            members, real = places(steps[alike], rank[alike] % LANES, grain)
             block = plannable(int(steps[alike].max()), width, grain)
             for place, used in zip(alike[members].split(block), real.split(block), strict=True):
                 plan = plan_batches(
@@ -255,13 +257,6 @@ class Cohort:
 
                 executor.map(work, len(place), grain=grain)
         return (steps == 0).nonzero()[:, 0]
-
-    def _lanes(self) -> Tensor:
-        """Return the clients' lanes in a stack, int64 (k,)."""
-        if self.members is None:
-            return self.ids.cpu() % LANES
-        members, order = torch.sort(self.members)
-        return order[torch.searchsorted(members, self.ids.cpu())] % LANES
 
     def _train_on_records(self, run: LocalTraining, finish: Finish) -> Tensor:
         """Train by DP-SGD; return the places of clients without a local step that was charged."""

@@ -401,13 +401,13 @@ def prepare_module(
                 f"Buffer {name!r} changes during the forward pass; a changing buffer would leave the client without "
                 "noise. Remove it, or use a layer without running statistics."
             )
-    if not isinstance(result, Tensor) or result.shape[0] != sample.shape[0]:
-        raise ModelError(f"The model must map (B, ...) to one tensor (B, ...); it returned {_describe(result)}.")
-    if outputs is not None and (result.dim() != 2 or result.shape[-1] != outputs):
-        raise ModelError(
-            f"The model returns {_describe(result)} but the data has {outputs} classes or labels; "
-            f"the output must be (B, {outputs})."
+    is_batch = isinstance(result, Tensor) and result.shape[:1] == sample.shape[:1]
+    if not is_batch or (outputs is not None and result.shape[1:] != (outputs,)):
+        what = (
+            f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
         )
+        shape = "(B, ...)" if outputs is None else f"(B, {outputs}), since the data has {outputs} classes or labels"
+        raise ModelError(f"The model must map (B, ...) to one tensor {shape}; it returned {what}.")
     return ready
 
 
@@ -463,7 +463,3 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if argument.name == "dropout_p":
             return bool(kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value) > 0)
     return True
-
-
-def _describe(result: object) -> str:
-    return f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"

@@ -267,8 +267,12 @@ class Run:
                 raise ConfigError(f"early_stopping looks at the shared model, but {self.algorithm.name} has none.")
             if checkpoint is not None and folder is not None:
                 checkpoint.check(folder.checkpoint, self.fingerprint)
-                step, tally = checkpoint.step, checkpoint.tally
-                self._restore(checkpoint, state, folder)
+                step, tally, self.history = checkpoint.step, checkpoint.tally, checkpoint.history
+                device = self.problem.initial.device
+                state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
+                with ranks.agree():
+                    state.private.load(folder.clients, checkpoint.clients)
+                self.channel.restore(checkpoint.channel)
             self.channel.start(step)  # also when no round is left to draw
             if self.engine.coins is None:
                 self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
@@ -297,15 +301,6 @@ class Run:
                     callback.on_end(outcome)
         ledger = self.channel.account.ledger  # has its last line
         return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
-
-    def _restore(self, checkpoint: Checkpoint, state: State, folder: RunFolder) -> None:
-        """Continue from a checkpoint."""
-        self.history = checkpoint.history
-        device = self.problem.initial.device
-        state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
-        with self.ranks.agree():
-            state.private.load(folder.clients, checkpoint.clients)
-        self.channel.restore(checkpoint.channel)
 
     def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
         """Compute the blocks from ``step`` on; return the state, the number of steps done, and why they ended.
