@@ -72,7 +72,8 @@ def build_problem(
     if ranks.size > len(data):
         raise ConfigError(f"There are {ranks.size} ranks for the {len(data):,} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and (data.classes is None or data.spec.labels):
-        fits = "real numbers; use loss='mse'" if data.classes is None else "labels; use loss='binary_cross_entropy'"
+        labels = f"{data.spec.labels} labels; use loss='binary_cross_entropy'"
+        fits = "real numbers; use loss='mse'" if data.classes is None else labels
         raise ConfigError(f"loss is 'cross_entropy', which takes one class an example, but the targets are {fits}.")
     if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
         model = NamedInputs(model, data.transform)

@@ -98,7 +98,7 @@ def test_labels_are_kept_in_a_byte_each_and_five_or_fewer_are_scored_by_accuracy
 
 
 def test_what_does_not_fit_many_labels_is_refused():
-    with pytest.raises(ConfigError, match=r"loss is 'cross_entropy'.*the examples have 9 labels"):
+    with pytest.raises(ConfigError, match=r"loss is 'cross_entropy'.*the targets are 9 labels"):
         fit(tagged(), Local(local=LocalSGD(lr=0.5)), loss="cross_entropy")
     with pytest.raises(ModelError, match=r"one tensor \(B, 9\), since the data has 9 classes or labels; it returned"):
         small.trainer(algorithm=Local(local=LocalSGD(lr=0.5)), data=tagged(), model=torch.nn.Linear(6, 3)).fit()
