@@ -1,12 +1,25 @@
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def check_refused(driver, message, capsys):
+    """Run a driver, whose helpers have the names of those of other drivers, and check that it ends by a message."""
+    before = set(sys.modules)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(str(BENCHMARKS / driver), run_name="__main__")
+    finally:
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+                del sys.modules[name]
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -17,15 +30,13 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
         ("speed/noise.py", "--opendp-python nowhere", "argument --opendp-python: nowhere is no interpreter that"),
         ("reproduce/school/run.py", "--root nowhere", "argument --root: nowhere does not exist"),
         ("reproduce/school/run.py", "", "--root is needed, except with --collect"),
+        ("reproduce/own_data/run.py", "", "--data is needed, except with --quick and --collect"),
     ],
 )
 def test_a_driver_refuses_what_is_not_there_before_any_work(driver, words, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "speed"), *sys.path])
     monkeypatch.setattr(sys, "argv", [driver, *words.split()])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(BENCHMARKS / driver), run_name="__main__")
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    check_refused(driver, message, capsys)
 
 
 @pytest.mark.parametrize(
@@ -43,19 +54,4 @@ def test_the_study_with_all_images_refuses_a_file_without_them(tmp_path, words, 
     given = ["--studies", "femnist all images", "--femnist-all", str(file), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", ["run.py", *given, *words])
-    before = set(sys.modules)
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            runpy.run_path(str(BENCHMARKS / "reproduce/comparison/run.py"), run_name="__main__")
-    finally:
-        for name in {"report", "settings", "sweep", "scores"} & (set(sys.modules) - before):
-            del sys.modules[name]
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_study_of_automatic_settings_asks_for_its_data():
-    driver = BENCHMARKS / "reproduce/own_data/run.py"
-    done = subprocess.run([sys.executable, driver], check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--data is needed, except with --quick and --collect" in done.stderr.splitlines()[-1]
+    check_refused("reproduce/comparison/run.py", message, capsys)

@@ -14,8 +14,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*words: str | Path, cwd: Path, **env: str) -> str:
-    """Run a command without this process's import path; returns what it printed."""
+    """Run a command without this process's import path, but with its compiled modules; returns what it printed."""
+    cache = "PYTHONPYCACHEPREFIX"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HYDRA"))}
+    inherited |= {cache: os.environ[cache]} if cache in os.environ else {}
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd, env=inherited | env, capture_output=True, text=True, timeout=300, check=False,

@@ -32,9 +32,9 @@ def resolved(algorithm: PPDMTL, work, *privacy: RecordPrivacy) -> PPDMTL:
 
 def test_it_is_a_function_of_public_things_alone() -> None:
     algorithm = PPDMTL(row_norm=1.0, lam=0.02, a2="auto")
-    one, other = (resolved(algorithm, problem(seed)) for seed in (0, 5))
+    one, other = (resolved(algorithm, problem(seed, rounds=200)) for seed in (0, 5))
     assert (one.a2, one.delay) == (other.a2, other.delay)
-    again = resolved(algorithm, replace(problem(), seed=1))
+    again = resolved(algorithm, replace(problem(rounds=200), seed=1))
     assert again.a2 > 0
 
 
@@ -61,10 +61,10 @@ def test_louder_noise_asks_for_a_smaller_step() -> None:
     algorithm, steps = PPDMTL(row_norm=1.0, lam=0.01, a2="auto"), []
     for epsilon in (0.5, 1e5):
         privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5)
-        steps.append(resolved(algorithm, problem(), privacy).a2)
+        steps.append(resolved(algorithm, problem(rounds=300), privacy).a2)
     assert steps[0] < steps[1]
     several = [RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5) for epsilon in (1e5, 0.5, 1e5)]
-    assert resolved(algorithm, problem(), *several).a2 == steps[0]
+    assert resolved(algorithm, problem(rounds=300), *several).a2 == steps[0]
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 3.0])

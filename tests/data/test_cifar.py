@@ -134,6 +134,6 @@ def test_the_command_trains_the_network_of_fedrep(tmp_path, any_files):
         "schedule.cohort=2",
         "rounds=1",
     )
-    done = command(*words, "baselines=[]", "hydra.run.dir=run", cwd=tmp_path)
+    done = command(*words, "baselines=[]", "finetune=none", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fedavg on cifar10: 4 clients, 1 round" in done.stdout
