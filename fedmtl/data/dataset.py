@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import given, positive_int
+from .._check import given, id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
@@ -307,29 +307,18 @@ class FederatedDataset:
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
-        """Return some of the clients, by id or by position, in the given order.
+        """Return some of the clients, by id, in the given order; a whole number is the text of an id.
 
         Raises:
             DataError: an unknown client, or one that is given twice.
         """
-        named = any(isinstance(client, str) for client in clients)
-        positions = {name: i for i, name in enumerate(self.ids)} if named else {}
-        chosen: list[int] = []
-        names: set[str] = set()
-        for client in clients:
-            if isinstance(client, str) and client in positions:
-                chosen.append(positions[client])
-            elif not isinstance(client, str) and 0 <= int(client) < len(self):
-                there, text = self.ids[int(client)], str(int(client))
-                if there.isdigit() and there != text and text in (names := names or set(self.ids)):
-                    raise DataError(
-                        f"{self.name}: {text} is the position of client {there!r} here, and there is a client "
-                        f"{text!r}; give ids as texts."
-                    )
-                chosen.append(int(client))
-            else:
-                raise DataError(f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}.")
-        return self.take_clients(torch.tensor(chosen, dtype=torch.int64))
+        positions, names = {name: i for i, name in enumerate(self.ids)}, [id_of(client) for client in clients]
+        for name in names:
+            if name not in positions:
+                raise DataError(
+                    f"{self.name}: there is no client {name!r}; the ids are {self.ids[0]!r} .. {self.ids[-1]!r}."
+                )
+        return self.take_clients(torch.tensor([positions[name] for name in names], dtype=torch.int64))
 
     def take_clients(self, clients: Tensor) -> FederatedDataset:
         """Return the clients at some positions (k,), in the order of these."""

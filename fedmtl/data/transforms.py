@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import Positive, check_fields
-from ..errors import ConfigError, DataError
+from .._check import Finite, Positive, check_fields
+from ..errors import DataError
 
 _MARGIN = 2.0**-40
 """Room for rounding below a bound."""
@@ -44,37 +43,22 @@ class Affine:
     """``x * scale + shift``.
 
     Args:
-        scale: one number, or one for each position of the last axis.
-        shift: likewise.
+        scale, shift: finite numbers.
     """
 
-    scale: float | tuple[float, ...] = 1.0
-    shift: float | tuple[float, ...] = 0.0
+    scale: Finite = 1.0
+    shift: Finite = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("scale", "shift"):
-            value = getattr(self, field)
-            if isinstance(value, list):
-                value = tuple(value)
-                object.__setattr__(self, field, value)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if not numbers or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers):
-                raise ConfigError(f"Affine.{field} is {value!r}; it must be a finite number or a tuple of them.")
+        check_fields(self)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         out = x.to(dtype)
-        scale, shift = (_placed(v, dtype, x.device) if isinstance(v, tuple) else v for v in (self.scale, self.shift))
         if self.scale != 1.0:
-            out = out.mul(scale) if out is x else out.mul_(scale)
+            out = out.mul(self.scale) if out is x else out.mul_(self.scale)
         if self.shift != 0.0:
-            out = out.add(shift) if out is x else out.add_(shift)
+            out = out.add(self.shift) if out is x else out.add_(self.shift)
         return out
-
-
-@lru_cache(maxsize=64)
-def _placed(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers as a tensor on a device, once: a copy of every batch's own would be waited for."""
-    return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

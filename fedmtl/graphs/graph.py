@@ -24,7 +24,8 @@ class Graph:
     """Symmetric weights W_ij >= 0 between n agents, without loops (Bellet et al. 2018, section 2.1).
 
     Args:
-        weights: (n, n) sparse or dense; stored as a float64 ``csr_array`` with sorted columns and no stored zeros.
+        weights: (n, n) sparse or dense, such as ``networkx.to_scipy_sparse_array(graph)`` of a graph of networkx, whose
+            nodes are then ``ids``; stored as a float64 ``csr_array`` with sorted columns and no stored zeros.
         ids: the agents' ids, in the order of the rows.
         isolated: agents without neighbours are accepted; no objective sees them.
 
@@ -57,22 +58,6 @@ class Graph:
         places, n = np.stack([np.asarray(first), np.asarray(second)]), len(ids)
         pairs = csr_array((np.broadcast_to(weight, places.shape[1:]).astype(np.float64), tuple(places)), shape=(n, n))
         return cls(pairs.maximum(pairs.T.tocsr()), tuple(ids), isolated)
-
-    @classmethod
-    def from_networkx(cls, graph: Any, *, weight: str = "weight", isolated: bool = False) -> Graph:
-        """Return an undirected graph of networkx, whose nodes are the clients' ids.
-
-        Args:
-            graph: such as ``networkx.watts_strogatz_graph(100, 4, 0.1)``; nodes that are numbers become texts.
-            weight: the name of the edges' attribute that is the weight; an edge without it has weight 1.
-            isolated: of the graph.
-        """
-        import networkx
-
-        if graph.is_directed():
-            raise ConfigError("Graph.from_networkx: the graph is directed; give graph.to_undirected(), for instance.")
-        weights = networkx.to_scipy_sparse_array(graph, weight=weight, dtype=np.float64)
-        return cls(weights, tuple(map(str, graph)), isolated)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))

@@ -86,10 +86,9 @@ def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
     assert float(flat.abs().sum(1).max()) <= data.domain.l1 == 360
 
 
-def test_a_part_of_the_original_division_and_a_draw_of_celebrities(tmp_path):
+def test_a_draw_of_celebrities(tmp_path):
     write_celeba(tmp_path, {1: 5, 2: 5, 4: 5, 6: 5, 7: 5}, size=(20, 20))
     settings = {"size": 8}
-    assert read_celeba(tmp_path / "celeba", part="valid", **settings).ids == ("1", "4", "7")
     drawn = read_celeba(tmp_path, clients=2, seed=1, **settings)
     assert len(drawn) == 2
     assert drawn.ids == read_celeba(tmp_path, clients=2, seed=1, **settings).ids
@@ -252,8 +251,6 @@ def test_impossible_settings_are_refused(tmp_path):
         read_celeba(tmp_path, target="Smile")
     with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
         read_celeba(tmp_path, size=(8,))
-    with pytest.raises(ConfigError, match=r"part is 'dev'; accepted: 'all', 'train', 'valid', 'test'"):
-        read_celeba(tmp_path, part="dev")
     with pytest.raises(DataError, match=r"does not exist; give the folder of list_attr_celeba.txt and .*, a LEAF"):
         read_celeba(tmp_path / "nothing")
 

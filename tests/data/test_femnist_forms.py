@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fedmtl.data import FederatedDataset, read_femnist
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import DataError
 from tests.test_cli import command
 
 from .rows import rows_of
@@ -130,14 +130,13 @@ def test_the_sources_own_split_is_kept_or_pooled(tmp_path):
         assert dict(zip(pooled.ids, pooled.test.counts.tolist(), strict=True)) == {"a": 3, "b": 2, "c": 2}
 
 
-def test_characters_by_name_and_a_black_background(tmp_path):
+def test_characters_by_name(tmp_path):
     rows = writers({"a": 3})
     table = pa.table({"image": [png(x) for x in rows["a"][0]], "writer_id": [7, 7, 7], "character": ["9", "A", "z"]})
     pq.write_table(table, tmp_path / "x.parquet")
-    data = read_femnist(tmp_path / "x.parquet", background="black")
+    data = read_femnist(tmp_path / "x.parquet")
     assert data.ids == ("7",)
     assert sorted(torch.cat([data.train.y, data.test.y]).tolist()) == [9, 10, 61]
-    assert int(data.train.x[0, 0, 0, 0]) == 255  # as in the file
 
 
 def test_some_writers_are_drawn(tmp_path):
@@ -242,8 +241,6 @@ def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'):
         read_femnist(file)
-    with pytest.raises(ConfigError, match="background is 'grey'; accepted: 'white', 'black'"):
-        read_femnist(file, background="grey")
 
 
 def test_the_command_reads_each_form(tmp_path):

@@ -111,10 +111,9 @@ def broken(**changes):
     return content
 
 
-def with_client(entry, count=4):
+def with_client(entry):
     content = leaf(some_users())
     content["user_data"]["a"] = entry
-    content["num_samples"][0] = count
     return content
 
 
@@ -124,16 +123,10 @@ BAD = {
     "empty file": ("", r"is not valid JSON"),
     "a list": ([1, 2], r"holds a JSON list; accepted: a LEAF JSON object"),
     "no users": (broken(users=None), r"field 'users' is missing; it must be a list of client ids"),
-    "no counts": (broken(num_samples=None), r"field 'num_samples' is missing; it must be a list of numbers"),
     "no data": (broken(user_data=None), r"field 'user_data' is missing; it must be an object that maps"),
     "malformed data": (
         broken(user_data=[1]),
         r"field 'user_data' is malformed; it must be an object that maps",
-    ),
-    "too few counts": (broken(num_samples=[4, 3]), r"field 'num_samples' has 2 entries for 3 users"),
-    "wrong count": (
-        broken(num_samples=[4, 9, 5]),
-        r"client 'b': field 'num_samples' says 9 examples and 'user_data' holds 3; they must agree",
     ),
     "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
     "user twice": (
@@ -204,7 +197,7 @@ BAD = {
         r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(1,\) of client 'a'; they must",
     ),
     "one example": (
-        with_client({"x": XS[:1], "y": [0]}, 1),
+        with_client({"x": XS[:1], "y": [0]}),
         None,  # left out by min_examples
     ),
 }

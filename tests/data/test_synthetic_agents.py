@@ -82,7 +82,6 @@ def test_by_name_and_impossible_settings():
         ({"features": 1}, "features is 1; the circle of models needs at least 2"),
         ({"least": 20, "most": 10}, "most is 10; it must be at least least, 20"),
         ({"flip": 0.5}, "flip is 0.5; it must be at least 0 and below 0.5"),
-        ({"test_flip": -0.1}, "test_flip is -0.1"),
         ({"rows": "ball"}, "rows is 'ball'; accepted: 'cube', 'sphere'"),
     ):
         with pytest.raises(ConfigError, match=message):

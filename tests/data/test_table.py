@@ -52,7 +52,7 @@ def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
 def test_regression_all_columns_and_a_transform(tmp_path):
     table = frame().drop(columns="kind")
     table.to_csv(tmp_path / "t.csv", index=False)
-    data = read_table(tmp_path / "t.csv", client="ward", target="cost", transform=Affine((0.1, 1.0, 2.0), 0.0))
+    data = read_table(tmp_path / "t.csv", client="ward", target="cost", transform=Affine(0.1))
     assert data.classes is None
     assert data.train.y.dtype == torch.float32
     assert data.spec.shape == (3,)

@@ -20,13 +20,7 @@ def test_affine_is_scale_times_x_plus_shift_and_leaves_x_alone(stored, dtype):
     assert torch.equal(Cast()(x, dtype), before.to(dtype))
 
 
-def test_affine_takes_one_number_a_feature():
-    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    out = Affine(scale=(2.0, 10.0), shift=[0.0, 1.0])(x, torch.float64)
-    assert out.tolist() == [[2.0, 21.0], [6.0, 41.0]]
-
-
-@pytest.mark.parametrize("transform", [Cast(), Affine(1 / 255, -0.5), Affine((1.0, 2.0), 0.0)])
+@pytest.mark.parametrize("transform", [Cast(), Affine(1 / 255, -0.5), Affine(2.0)])
 def test_a_description_restores_the_transform(transform):
     assert restore(describe(transform), "f") == transform
 

@@ -297,7 +297,7 @@ def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp
     channel, source = trainer.open(problem, "")
     channel.start(0)
     public = trainer.algorithm.init(problem).public
-    there = problem.data.subset(range(CLIENTS // 2)).ids
+    there = problem.data.ids[: CLIENTS // 2]
     for block in source.blocks(0):
         source.begin(block)
         rows, _ = trainer.algorithm.client(Cohort(problem, block.cohort, public, round=block.first, clip=channel.clip))

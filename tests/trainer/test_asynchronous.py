@@ -123,7 +123,7 @@ def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
 def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
     events = run.bound.events(0, 0, 9)
-    turned = DATA.subset([4, 3, 2, 1, 0])
+    turned = DATA.subset(DATA.ids[::-1])
     again = build_problem(turned, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
     mirrored = bind_schedule(run.schedule, again.data).events(0, 0, 9)
     assert torch.equal(4 - mirrored.client, events.client)

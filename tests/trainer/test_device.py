@@ -145,5 +145,9 @@ def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm):
 def test_clients_of_data_on_a_device_are_chosen_there():
     data = ragged_classification(5)
     there = data.to("cuda")
-    assert torch.equal(there.subset([3, 1]).train.x.cpu(), data.subset([3, 1]).train.x)
-    assert torch.equal(there.subset([3, 1]).test.y.cpu(), data.subset([3, 1]).test.y)
+    assert torch.equal(
+        there.take_clients(torch.tensor([3, 1])).train.x.cpu(), data.take_clients(torch.tensor([3, 1])).train.x
+    )
+    assert torch.equal(
+        there.take_clients(torch.tensor([3, 1])).test.y.cpu(), data.take_clients(torch.tensor([3, 1])).test.y
+    )

@@ -3,7 +3,7 @@
 In the two forms in which it is distributed:
 
 - the original files, as ``torchvision.datasets.CelebA`` lays them out: a folder ``celeba`` with ``img_align_celeba/``,
-  ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and ``list_eval_partition.txt``;
+  ``list_attr_celeba.txt`` and ``identity_CelebA.txt``;
 - LEAF JSON whose examples are names of images and labels, beside the folder ``img_align_celeba``.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from .images import image_clients
 from .leaf import Pair, numbers, read_sides
 
 IMAGES = "img_align_celeba"
-ATTRIBUTES, IDENTITIES, PARTITION = "list_attr_celeba.txt", "identity_CelebA.txt", "list_eval_partition.txt"
-_PARTS = ("train", "valid", "test")
+ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
 FILE_NAME = "the name of an image file"
 
 
@@ -40,7 +39,6 @@ def read_celeba(
     size: int | Sequence[int] = 84,
     min_examples: int = 5,
     clients: int | None = None,
-    part: Literal["all", "train", "valid", "test"] = "all",
     test_fraction: float | None = 0.2,
     seed: int = 0,
     images: str | Path | None = None,
@@ -58,8 +56,6 @@ def read_celeba(
         size: of the images after resizing: one number of pixels, or height and width.
         min_examples: celebrities with fewer images are left out; 5 as in LEAF.
         clients: keep that many celebrities, drawn at random; None keeps all.
-        part: ``"train"``, ``"valid"`` or ``"test"`` of ``list_eval_partition.txt``, whose celebrities are distinct;
-            ``"all"`` reads all of them and does not need that file.
         test_fraction: share of each celebrity's images held out for test; None keeps the split of LEAF's folders
             ``train`` and ``test``, and without one means 0.2.
         seed: of the split and of the choice of celebrities.
@@ -76,7 +72,7 @@ def read_celeba(
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
     sides: Sequence[dict[str, Pair]]
     if base is not None:
-        sides = _read_original(base, target, part), {}
+        sides = _read_original(base, target), {}
         folder = Path(images) if images is not None else base / IMAGES
     else:
         sides = read_sides(root, _names, other=f"the folder of {ATTRIBUTES} and {IDENTITIES}")
@@ -122,7 +118,7 @@ def _leaf_images(root: Path) -> Path:
     return next((folder for folder in places if folder.is_dir()), start / IMAGES)
 
 
-def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
+def _read_original(base: Path, target: str) -> dict[str, Pair]:
     """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
     people, attributes = _table(base / IDENTITIES, ("image", "identity")), _table(base / ATTRIBUTES)
     names = list(attributes.frame.columns[1:])
@@ -135,16 +131,11 @@ def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
     people.refuse(image.duplicated().to_numpy(), "image", "each image once")
     people.refuse(~image.isin(label.index).to_numpy(), "image", f"an image that has a line in {ATTRIBUTES}")
     people.refuse(~identity.str.fullmatch("[0-9]+").to_numpy(dtype=bool), "identity", "a whole number from 0 on")
-    used = np.ones(len(people), dtype=bool)
-    if part != "all":
-        parts = _table(base / PARTITION, ("image", "part"))
-        parts.refuse(~parts.frame["part"].isin(("0", "1", "2")).to_numpy(), "part", "0, 1 or 2")
-        used = image.isin(parts.frame["image"][parts.frame["part"] == str(_PARTS.index(part))]).to_numpy()
-    if not used.any():
+    if not len(image):
         raise DataError(f"{base / IDENTITIES} names no images; at least one is needed.")
-    files = image.to_numpy(dtype=str)[used]
+    files = image.to_numpy(dtype=str)
     y = (label[files] == "1").to_numpy(dtype=np.int64)
-    ids, number = np.unique(identity[used].astype(np.int64), return_inverse=True)
+    ids, number = np.unique(identity.astype(np.int64), return_inverse=True)
     return {client: (files[index], y[index]) for client, index in by_number(number, ids).items()}
 
 

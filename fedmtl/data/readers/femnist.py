@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ def read_femnist(
     seed: int = 0,
     min_examples: int = 2,
     clients: int | None = None,
-    background: Literal["white", "black"] = "white",
 ) -> FederatedDataset:
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
@@ -56,14 +55,13 @@ def read_femnist(
         seed: of the split and of the choice of writers, keyed by the writer.
         min_examples: writers with fewer examples are left out.
         clients: keep that many writers, drawn at random; None keeps all.
-        background: ``"white"``, or ``"black"`` for files whose pixels are inverted already.
 
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, writer or row, and field.
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    train, test = _read(root, background)
+    train, test = _read(root)
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
@@ -79,26 +77,25 @@ def read_femnist(
     )
 
 
-def _read(root: Path, background: str) -> tuple[dict[str, Pair], dict[str, Pair]]:
+def _read(root: Path) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
     for suffixes, read in (((".parquet",), _read_parquet), (H5, _read_h5)):
         if any(sides := divided(root, suffixes)):
-            train, test = (read(side, background) if side else {} for side in sides)
+            train, test = (read(side) if side else {} for side in sides)
             return train, test
 
     def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
-        return _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background), numbers(y, where, "y")
+        return _pixels(numbers(x, where, "x"), f"{where}, field 'x'"), numbers(y, where, "y")
 
     return read_sides(root, from_leaf, other="parquet or HDF5 files")
 
 
-def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
+def _pixels(x: np.ndarray, where: str) -> np.ndarray:
     """Return pixels on a black background, uint8 (n, 1, 28, 28).
 
     Args:
         x: (n, ...), 784 numbers an example in [0, 1], or uint8 from 0 to 255.
         where: the client and the field, for messages.
-        background: of x.
 
     Raises:
         DataError: not 784 numbers an example, or one outside [0, 1].
@@ -110,20 +107,20 @@ def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
             wrong = x[~((x >= 0) & (x <= 1))][0]
             raise DataError(f"{where} holds the pixel {wrong}; FEMNIST pixels must be in [0, 1].")
         x = np.rint(x * 255).astype(np.uint8)
-    return (255 - x if background == "white" else x).reshape(len(x), *SHAPE)
+    return (255 - x).reshape(len(x), *SHAPE)
 
 
-def _read_h5(files: list[Path], background: str) -> dict[str, Pair]:
+def _read_h5(files: list[Path]) -> dict[str, Pair]:
     def store(fields: Fields, where: str) -> Pair:
         x, y = fields["pixels"], fields["label"]
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
             raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
-        return _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
+        return _pixels(x, f"{where}, field 'pixels'"), y.astype(np.int64)
 
     return read_h5(files, ("pixels", "label"), store)
 
 
-def _read_parquet(files: list[Path], background: str) -> dict[str, Pair]:
+def _read_parquet(files: list[Path]) -> dict[str, Pair]:
     rows: dict[str, tuple[list[np.ndarray], list[int]]] = {}
     for file in files:
         table = Table.read(file)
@@ -144,7 +141,7 @@ def _read_parquet(files: list[Path], background: str) -> dict[str, Pair]:
             xs.append(pixels)
             ys.append(label)
     return {
-        writer: (_pixels(np.stack(xs), f"writer {writer!r}", background), np.array(ys, dtype=np.int64))
+        writer: (_pixels(np.stack(xs), f"writer {writer!r}"), np.array(ys, dtype=np.int64))
         for writer, (xs, ys) in rows.items()
     }
 

@@ -1,7 +1,7 @@
 """LEAF JSON (Caldas et al., "LEAF: a benchmark for federated settings", 2018): a file, a folder, a zip.
 
-A part is one JSON object: ``users`` (ids), ``num_samples`` (their numbers of examples) and ``user_data``,
-which maps each id to ``{"x": [example, ...], "y": [target, ...]}``.
+A part is one JSON object: ``users`` (ids) and ``user_data``, which maps each id to ``{"x": [example, ...], "y":
+[target, ...]}``; ``num_samples``, the lengths of these lists, is not read.
 """
 
 from __future__ import annotations
@@ -165,29 +165,24 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
         raise DataError(f"{part} holds a JSON {type(content).__name__}; accepted: a LEAF JSON object.")
     for key, kind, accepted in (
         ("users", list, "a list of client ids"),
-        ("num_samples", list, "a list of numbers of examples, one a client"),
         ("user_data", dict, "an object that maps each client to its x and y"),
     ):
         if not isinstance(content.get(key), kind):
             state = "is malformed" if key in content else "is missing"
             raise DataError(f"{part}: field {key!r} {state}; it must be {accepted}.")
-    users, counts, data = content["users"], content["num_samples"], content["user_data"]
-    if len(counts) != len(users):
-        raise DataError(
-            f"{part}: field 'num_samples' has {len(counts):,} entries for {len(users):,} users; it must have one each."
-        )
+    users, data = content["users"], content["user_data"]
     if users:
         check_ids(users, f"{part}, field 'users'")
     for client in set(users) ^ data.keys():
         raise DataError(f"{part}: client {client!r} is in one of the fields 'users' and 'user_data'; give it in both.")
-    for client, count in zip(users, counts, strict=True):
+    for client in users:
         where = f"{part}: client {client!r}"
-        x, y = _read_client(data.pop(client), count, where)
+        x, y = _read_client(data.pop(client), where)
         if y:
             yield client, store(x, y, where)
 
 
-def _read_client(entry: Any, count: Any, where: str) -> tuple[list[Any], list[Any]]:
+def _read_client(entry: Any, where: str) -> tuple[list[Any], list[Any]]:
     for key in ("x", "y"):
         if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
             raise DataError(f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example.")
@@ -195,10 +190,6 @@ def _read_client(entry: Any, count: Any, where: str) -> tuple[list[Any], list[An
     if len(x) != len(y):
         raise DataError(
             f"{where}: field 'x' has {len(x):,} examples and field 'y' has {len(y):,}; they must have the same number."
-        )
-    if count != len(y):
-        raise DataError(
-            f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; they must agree."
         )
     return x, y
 

@@ -180,7 +180,6 @@ class RatingsGraph:
         root: of the data, and
         test_fraction, min_examples, public_users, seed: likewise; they must be those of :func:`movielens_users`.
         k: neighbours of each user.
-        centred: compare ratings less their user's mean instead of the ratings themselves.
     """
 
     root: str | Path
@@ -189,7 +188,6 @@ class RatingsGraph:
     min_examples: Count = 2
     public_users: Whole = 0
     seed: int = 0
-    centred: bool = False
     from_data = True
 
     def __post_init__(self) -> None:
@@ -208,8 +206,7 @@ class RatingsGraph:
                 f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} training examples, and "
                 f"the graph's settings give {len(ratings):,} with {len(train):,}; give the settings of the data."
             )
-        values = _centred(train, train) if self.centred else train.y.numpy()
-        return knn_cosine(_matrix(train, values, len(items)), self.k, ids=ratings.ids)
+        return knn_cosine(_matrix(train, train.y.numpy(), len(items)), self.k, ids=ratings.ids)
 
 
 def _users(side: Examples) -> np.ndarray:

@@ -59,14 +59,14 @@ def make_synthetic_agents(
     test_examples: Count = 100,
     rows: Literal["cube", "sphere"] = "cube",
     flip: Flip = 0.05,
-    test_flip: Flip = 0.0,
     seed: int = 0,
 ) -> SyntheticAgents:
     """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin phi_i, 0, ..., 0) in
     R^p.
 
     The angles phi_i are uniform on the circle, and m_i is uniform among ``least``, ..., ``most``. The label of a row x
-    is 1 where theta_i . x >= 0, else 0, and a training label is then flipped with probability ``flip``.
+    is 1 where theta_i . x >= 0, else 0, and a training label, not one for test, is then flipped with probability
+    ``flip``.
 
     Every draw is keyed by (seed, agent's id, example): an agent is the same among 10 and among 1,000 agents, and its
     test examples do not depend on ``most``.
@@ -80,7 +80,6 @@ def make_synthetic_agents(
             ||x||_1 <= p and ||x||_2 <= sqrt(p). ``"sphere"``: uniform on the unit sphere, ||x||_2 = 1, for which the
             logistic loss is 1-Lipschitz in the L2 norm.
         flip: share of wrong training labels, below 1/2.
-        test_flip: share of wrong test labels, below 1/2; 0 measures the agreement with the target model.
         seed: of all draws.
 
     Returns:
@@ -102,7 +101,7 @@ def make_synthetic_agents(
     span = most - least + 1
     counts = least + (span * keyed_unit(seed, "agents/count", keys, 0, 1)[:, 0]).long().clamp(max=span - 1)
     train = _side(seed, 0, keys, counts, models, rows, flip)
-    test = _side(seed, 1, keys, torch.full_like(counts, test_examples), models, rows, test_flip)
+    test = _side(seed, 1, keys, torch.full_like(counts, test_examples), models, rows, 0.0)
     name = f"{_NAME} ({rows}, p = {features})"
     domain = Domain(float(features), math.sqrt(features), 1.0)
     if rows == "sphere":

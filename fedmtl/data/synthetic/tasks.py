@@ -3,9 +3,8 @@
 The simulations of Xie, Baytas, Lin, Zhou: "Privacy-preserving distributed multi-task learning with asynchronous
 updates", KDD 2017 (20 tasks of 200 examples in 28 dimensions, 30% for training), and of Liang et al.: "Model-protected
 multi-task learning", 2020 (320 tasks of 30 training examples in 30 dimensions; tasks of equal models up to the sign
-for its covariance of tasks in blocks, models of few features, and tasks or entries that differ from the rest, for its
-decomposed variants). Neither paper prints its generator completely; this one is stated in
-:func:`make_synthetic_tasks`.
+for its covariance of tasks in blocks, and models of few features). Neither paper prints its generator completely; this
+one is stated in :func:`make_synthetic_tasks`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..._check import Count, NonNegative, Share, Whole, check_arguments
+from ..._check import Count, NonNegative, Whole, check_arguments
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
@@ -52,9 +51,6 @@ def make_synthetic_tasks(
     structure: Literal["low_rank", "group_sparse", "clustered", "common"] = "low_rank",
     rank: Count = 3,
     deviation: NonNegative = 0.0,
-    outlier_tasks: Share = 0.0,
-    outlier_entries: Share = 0.0,
-    outlier_size: NonNegative = 1.0,
     problem: Literal["regression", "classification"] = "classification",
     noise: NonNegative = 0.1,
     public_examples: Whole = 0,
@@ -68,10 +64,9 @@ def make_synthetic_tasks(
     s_t and one of r centres u_c ~ N(0, I_d), both uniform: given these, each row of W is N(0, Sigma) with a
     covariance Sigma of tasks that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all,
     u ~ N(0, I_d). All have E||w_t||^2 = d, so that
-    x . w_t has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other; and
-    ``w_t += outlier_size * N(0, I_d)`` for tasks, and the same for single entries of W, drawn with the probabilities
-    ``outlier_tasks`` and ``outlier_entries``. The score is ``s = x . w_t + noise * N(0, 1)``;
-    a regression's target is s, a classification's label is 1 where s is at least 0, else 0.
+    x . w_t has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other. The score is
+    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's label is 1 where s is at least 0,
+    else 0.
 
     Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000 tasks, and its first
     examples are the same when there are more.
@@ -84,9 +79,6 @@ def make_synthetic_tasks(
         structure: of W, ``"low_rank"``, ``"group_sparse"``, ``"clustered"`` or ``"common"``.
         rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of ``"common"``.
         deviation: size of each task's own part; above 0, W has full rank.
-        outlier_tasks: probability that a task is unlike the others, in [0, 1].
-        outlier_entries: probability that an entry of W is, in [0, 1].
-        outlier_size: standard deviation of what such tasks and entries have on top.
         problem: ``"regression"``, or ``"classification"`` of two classes.
         noise: standard deviation of the score's noise.
         public_examples: further examples of the tasks, of each in turn, that belong to no client; 0 for none.
@@ -106,11 +98,6 @@ def make_synthetic_tasks(
     keys = client_keys(ids)
     weights = true_weights(keys, features, structure, rank, seed)
     weights = weights + deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
-    for name, probability, count in (("tasks", outlier_tasks, 1), ("entries", outlier_entries, features)):
-        if probability:
-            drawn = keyed_unit(seed, f"tasks/outlier_{name}", keys, 0, count) < probability
-            unlike = outlier_size * keyed_normal(seed, f"tasks/outlier_{name}", keys, 1, features)
-            weights = weights + (drawn * unlike).T
     sides = []
     for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
