@@ -20,7 +20,7 @@ import yaml
 from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.config import build, check, choices, combinations, compose, resolve, settings
-from fedmtl.cli.names import config_folder, nearest
+from fedmtl.cli.names import nearest
 from fedmtl.cli.options import Process, make_paths_absolute
 from fedmtl.cli.run import _run, unlike
 from fedmtl.errors import ConfigError, FedmtlError
@@ -257,7 +257,7 @@ def test_groups_make_the_objects_of_a_program() -> None:
     assert adam == fedmtl.FedAvg(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
 
 
-@pytest.mark.parametrize("name", sorted(choices(config_folder())["algorithm"].keys() - {"auto"}))
+@pytest.mark.parametrize("name", sorted(choices()["algorithm"].keys() - {"auto"}))
 def test_the_command_has_the_defaults_of_the_class(name: str, tmp_path: Path) -> None:
     """A field that has a default has the same value in the command; the solver is an option of a group of its own."""
     clusters = tmp_path / "clusters.csv"
@@ -335,7 +335,7 @@ def test_every_option_of_every_group_composes() -> None:
               **dict.fromkeys((f"{name}{size}" for name in ("mp_mtl_school", "p2p_movielens", "pmtl_femnist",
                                "pmtl_celeba", "pmtl_stackoverflow") for size in ("", "_paper")), root),
               "leaf": ["data.path=x"], "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
-    for group, options in choices(config_folder()).items():
+    for group, options in choices().items():
         for option, words in options.items():
             assert words, f"{group}/{option}.yaml has no comment to open with"
             if "/" not in group and group != "algorithm":
@@ -396,7 +396,7 @@ def test_nearest_names() -> None:
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for options in (options for group, options in choices(config_folder()).items() if "/" not in group):
+    for options in (options for group, options in choices().items() if "/" not in group):
         for name, words in options.items():
             assert name in shown
             assert words in shown

@@ -65,12 +65,12 @@ def adapt(words: list[str]) -> int:
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
-    given = objects["finetune"] if of_place(options.overrides, "finetune") else None
+    finetune = objects["finetune"] if of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
-    found = replace(run, terms=terms).adapt(data, finetune=given, device=config["device"])
-    RunFolder(out).write_new_clients(found, data)
+    adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"])
+    RunFolder(out).write_new_clients(adapted, data)
     files = "clients.csv, summary.txt, adapted.json, models.safetensors"
-    print(f"{found.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
+    print(f"{adapted.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
     return 0
 
 

@@ -31,7 +31,7 @@ def check(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides, options.config_dir))
-    privacy, given = made(config["privacy"], "privacy"), {}
+    privacy, chosen = made(config["privacy"], "privacy"), {}
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
         node["bounds"], lines = _draft(node)
@@ -45,9 +45,9 @@ def check(words: list[str]) -> int:
 
     if config["algorithm"]["_target_"] is None:  # of automatic settings
         model = {name: value for name, value in config["model"].items() if name not in ("fix", "lora")}
-        given = {"model": made(model, "model"), "schedule": made(config["schedule"], "schedule")}
-        given["rounds"] = config["rounds"]
-    print(outlook(made(node, "data"), privacy, **given, public=options.public))
+        chosen = {"model": made(model, "model"), "schedule": made(config["schedule"], "schedule")}
+        chosen["rounds"] = config["rounds"]
+    print(outlook(made(node, "data"), privacy, **chosen, public=options.public))
     return 0
 
 

@@ -37,28 +37,25 @@ _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
 
 
-def choices(folder: Path) -> dict[str, dict[str, str]]:
-    """Return every group with its options; an option comes with the comment that opens its file."""
-    if not folder.is_dir():
+def choices(extra: Path | None = None) -> dict[str, dict[str, str]]:
+    """Return the groups of the package, and of the user's folder, ``extra``. An option comes with the comment that
+    opens its file, and with the name of the user's folder.
+
+    Raises:
+        ConfigError: the user's is no folder.
+    """
+    if extra is not None and not extra.is_dir():
         raise ConfigError(
-            f"--config-dir is {folder}, which is no folder; give one with groups, such as mine/algorithm/."
+            f"--config-dir is {extra}, which is no folder; give one with groups, such as mine/algorithm/."
         )
     options: dict[str, dict[str, str]] = {}
-    for file in sorted(folder.glob("*/**/*.yaml")):
-        group = file.parent.relative_to(folder).as_posix()
-        if group == _PAIRS:
-            continue
-        comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-        words = [line[2:] for line in comments if not line.startswith("# @")]
-        options.setdefault(group, {})[file.stem] = words[0] if words else ""
-    return options
-
-
-def all_choices(extra: Path | None) -> dict[str, dict[str, str]]:
-    """Return the groups of the package, and of the user's folder, ``extra``, whose options come with its name."""
-    options = choices(config_folder())
-    for group, own in (choices(extra) if extra is not None else {}).items():
-        options[group] = options.get(group, {}) | {name: f"{words} ({extra})".lstrip() for name, words in own.items()}
+    for folder in (config_folder(), *filter(None, [extra])):
+        for file in sorted(folder.glob("*/**/*.yaml")):
+            group = file.parent.relative_to(folder).as_posix()
+            comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+            words = next((line[2:] for line in comments if not line.startswith("# @")), "")
+            options.setdefault(group, {})[file.stem] = f"{words} ({extra})".lstrip() if folder == extra else words
+    options.pop(_PAIRS, None)
     return options
 
 
@@ -202,7 +199,7 @@ def refusals(overrides: Sequence[str], name: str = "config") -> Iterator[None]:
 
 def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
     """Return the error of the first option or key among the overrides that does not exist, None if all do."""
-    options, chosen, keys = all_choices(EXTRA.get()), [], []
+    options, chosen, keys = choices(EXTRA.get()), [], []
     for text, override in zip(overrides, parse(overrides), strict=True):
         group, value = override.key_or_group, override.value()
         if group not in options:
@@ -235,11 +232,11 @@ def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
 
 def _leaves(config: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     """Return all settings of a configuration by their dotted keys, mappings among them."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in config.items():
-        found |= {} if name == "_target_" else {f"{place}{name}": value}
-        found |= _leaves(value, f"{place}{name}.") if isinstance(value, Mapping) else {}
-    return found
+        leaves |= {} if name == "_target_" else {f"{place}{name}": value}
+        leaves |= _leaves(value, f"{place}{name}.") if isinstance(value, Mapping) else {}
+    return leaves
 
 
 def _plain(config: Any) -> Config:
@@ -358,12 +355,12 @@ def settings(config: Config) -> Config:
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
     check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
-    together = SimpleNamespace(**objects, callbacks=())
+    trial = SimpleNamespace(**objects, callbacks=())
     if not automatic:
-        check_kinds(together)
+        check_kinds(trial)
         named_baselines(objects["baselines"], objects["algorithm"])
     check_metrics(objects["metrics"])
-    check_replicates(together)
+    check_replicates(trial)
     if baselines == "auto" and config["replicates"] * len(config["epsilons"] or (0,)) == 1:
         objects["baselines"] = ("local",) if automatic else usual_baselines(objects["algorithm"])
     objects["baselines"] = tuple(objects["baselines"])
@@ -485,16 +482,16 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     config = changed(config, overrides, ("logger",))
     if any(text.startswith("logger=") for text in overrides):
         return config
-    given, root = {text.split("=")[0] for text in overrides}, folder.resolve()
+    typed, root = {text.split("=")[0] for text in overrides}, folder.resolve()
     for key, value in (config.get("logger") or {}).items():
         inside = value is None or (isinstance(value, str) and (root / value).resolve().is_relative_to(root))
-        if f"logger.{key}" in given or key not in ("folder", "tracking_uri") or (inside and key == "folder"):
+        if f"logger.{key}" in typed or key not in ("folder", "tracking_uri") or (inside and key == "folder"):
             continue
         if value is not None:
             raise ConfigError(
                 f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
                 "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
-                f"{folder} logger.{key}=VALUE; logger=none goes on without."
+                f"{folder} logger.{key}=VALUE; logger=none resumes without."
             )
     return config
 

@@ -130,7 +130,7 @@ def check_arguments(made: Any, names: Sequence[str], place: str) -> None:
         return
     for name in names:
         if name not in parameters and name != "_target_":
-            near = [f"{place}.{one}" for one in nearest(name, list(parameters))]
+            near = [f"{place}.{name}" for name in nearest(name, list(parameters))]
             raise no_setting(f"{place}.{name}", parameters, near, getattr(made, "__name__", ""))
 
 

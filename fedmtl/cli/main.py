@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import ConfigError
 from .adapt import adapt
 from .check import check
-from .config import all_choices
+from .config import choices
 from .inspect import audit, report, verify
 from .names import TRUST
 from .options import INTERRUPTED, REFUSED, Process, say
@@ -149,7 +149,7 @@ def help_text(extra: Path | None = None) -> str:
     """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder, and in the
     user's own, ``extra``."""
     lines = [_USAGE, "groups: choose with GROUP=OPTION"]
-    for group, options in all_choices(extra).items():
+    for group, options in choices(extra).items():
         if "/" in group:
             continue
         width = max(18, *map(len, options))

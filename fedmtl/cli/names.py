@@ -103,7 +103,7 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
         return [meant] if meant in accepted else [f"{choose}{meant}"] * bool(choose)  # automatic settings lack both
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
-    alike = [name for name in alike if name.split(".")[0] not in alike or name == alike[0]]  # of a group itself alone
+    alike = [name for name in alike if name.split(".")[0] not in alike or name == alike[0]]  # only of a group itself
     by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
     near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
     return list(dict.fromkeys([*same, *alike, *near]))[:3]

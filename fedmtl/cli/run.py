@@ -179,11 +179,11 @@ def _run(
     """
     from ..trainer.folder import RunFolder
 
-    writes, shown = process.writes, short(folder)
+    writes, place = process.writes, short(folder)
     with process.agree():
         if command is not None and writes and RunFolder(folder).started:
             raise ResumeError(
-                f"{shown} already holds a run; continue it with fedmtl resume {shown}, or choose another folder."
+                f"{place} already holds a run; continue it with fedmtl resume {place}, or choose another folder."
             )
     with _marked(folder, job) if writes else nullcontext():
         with process.agree():
@@ -199,7 +199,7 @@ def _run(
         with resumed if writes else printed_log(logging.CRITICAL):
             result = replace(trainer, progress=progress).fit(resume=command is None, ranks=process.ranks)
     if writes:
-        print(job.line(result, began, shown) if job is not None else result.summary(), flush=True)
+        print(job.line(result, began, place) if job is not None else result.summary(), flush=True)
         if job is None:
             print_saved(folder, result.privacy, _private_files(result, folder))
     return result
@@ -289,7 +289,7 @@ def _jobs_of(sweep: Path) -> Iterator[tuple[Job, Path, Config | None, str | None
     if hydra["sweep"]["subdir"] != _NUMBERED:
         raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
     sources = hydra["runtime"]["config_sources"]
-    extra = next((Path(one["path"]) for one in sources if one["provider"] in ("user", "command-line")), None)
+    extra = next((Path(source["path"]) for source in sources if source["provider"] in ("user", "command-line")), None)
     typed = [str(text) for text in hydra["overrides"]["task"]]
     for text in typed:
         if text.lstrip("+~").startswith("hydra"):

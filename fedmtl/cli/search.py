@@ -56,13 +56,13 @@ def search(words: list[str]) -> int:
 def resume_search(config: Config, folder: Path) -> int:
     """Continue the search whose ``private/config.yaml`` holds ``config``."""
     arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
-    candidates = {name: one | {"logger": {}} for name, one in config["search"]["candidates"].items()}
+    candidates = {name: candidate | {"logger": {}} for name, candidate in config["search"]["candidates"].items()}
     _fit(_build(candidates, arguments, folder), folder, resume=True)
     return 0
 
 
 def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> dict[str, Config]:
-    """Return resolved configurations by the values that tell them apart, such as ``"algorithm.lam=0.1"``.
+    """Return resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
 
     Raises:
         ConfigError: no value is listed, or one twice.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 COVERED = "An epsilon covers one run, not the runs behind a band."
-PUBLIC = "Computed from the training plan alone: no client data enters this figure."
-MEASURED = "The lower bound is of canaries, the rest of the training plan alone: no client data enters this figure."
+PUBLIC = "Computed from the training plan only: no client data enters this figure."
+MEASURED = "The lower bound is of canaries, the rest of the training plan only: no client data enters this figure."
 COLUMN = 5.0
 """Inches: in a narrower figure the panels stand one below the other."""
 _STEPS = 1000  # of a line by client: more clients than that are drawn by as many quantiles

@@ -14,7 +14,7 @@ SEARCH_OUTSIDE = (
     OUTSIDE[0],
     "the list of candidates and the law of the number of repetitions, which are public",
     "how long the search took, which tells the number of repetitions",
-    "copies of the search's folder that are continued apart, each of which is a search of its own",
+    "copies of the search's folder that are continued elsewhere, each of which is a search of its own",
     "the server and the other clients, who take part in every repetition",
     OUTSIDE[2],
 )
