@@ -179,6 +179,6 @@ def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
         for stated in one["bounds"]:
             guesses = Guesses(stated["right"], stated["made"], stated["canaries"])
             options = {"confidence": record["confidence"], "independent": stated["independent"]}
-            bounds.append(stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options).epsilon})
+            bounds.append(stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options)})
         observers.append({**one, "bounds": bounds})
     return {**record, "measured": observers[0]["bounds"][0]["epsilon"], "observers": observers}

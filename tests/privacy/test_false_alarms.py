@@ -75,8 +75,7 @@ def test_a_sound_release_path_raises_no_alarm(which: str) -> None:
         assert len(values) == seeds
         if np.isnan(values).all():  # not checked
             continue
-        if check.startswith(("noise law", "sampler")) and check != "sampler: distinct clients":
-            assert (values < 0.01).sum() <= most, check
-            assert values.min() < 5 / seeds, check
-        if check.startswith("freshness"):
-            assert values.max() < 6, check
+        if check == "sampler: distinct clients" or "beside" in check:  # without chance
+            continue
+        assert (values < 0.01).sum() <= most, check
+        assert values.min() < 10 / seeds, check

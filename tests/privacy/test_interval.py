@@ -11,7 +11,7 @@ from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy.accounting.composition import trade_off
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.accounting.pld import TradeOff
-from fedmtl.privacy.audit.interval import Guesses, guess, lower_bound, lower_bounds, refuted
+from fedmtl.privacy.audit.interval import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.privacy.events import dp_event
 from fedmtl.privacy.price import Price
 
@@ -21,6 +21,14 @@ GAUSSIAN = Price(mechanism="gaussian", sizes=(10,), delta=1e-5)
 def gaussian_scores(multiplier, m, rng):
     coins = rng.random(m) < 0.5
     return (coins - 0.5) + multiplier * rng.standard_normal(m), coins
+
+
+def lower_bounds(scores, coins):
+    """The bound for independent canaries, all guessed, and the one for any, of which the surest are guessed."""
+    return (
+        lower_bound(guess(scores, coins), GAUSSIAN, 1, independent=True),
+        lower_bound(guess(scores, coins, SHARE), GAUSSIAN, 1),
+    )
 
 
 def most_likely(guesses, curve):
@@ -148,7 +156,7 @@ class TestAnyCanaries:
     )
     def test_the_auditor_of_jax_privacy(self, right, made, canaries, epsilon):
         """``_epsilon_one_run_fdp(0, canaries, made, right, 0.05, 1e-5)`` of jax_privacy 2.0.0, Gaussian noise."""
-        bound = lower_bound(Guesses(right, made, canaries), GAUSSIAN, 1).epsilon
+        bound = lower_bound(Guesses(right, made, canaries), GAUSSIAN, 1)
         assert epsilon * (1 - 1e-3) < bound < epsilon + 1e-4
 
 
@@ -158,15 +166,14 @@ class TestIndependentCanaries:
         accuracy = stats.beta.ppf(0.05, right, canaries - right + 1)
         mu = 2 * stats.norm.ppf(accuracy)
         bound = lower_bound(Guesses(right, canaries, canaries), GAUSSIAN, 7, independent=True)
-        assert bound.epsilon == pytest.approx(GAUSSIAN.epsilon(7, math.sqrt(7) / mu), rel=1e-3)
-        assert (bound.delta, bound.confidence) == (1e-5, 0.95)
+        assert bound == pytest.approx(GAUSSIAN.epsilon(7, math.sqrt(7) / mu), rel=1e-3)
 
     def test_randomized_response(self):
         """The exact law of the number of right guesses at the epsilon that the bound names has the level's mass."""
         bound = lower_bound(
             Guesses(90, 120, 120), Price(mechanism="laplace", sizes=(1,), delta=0.0), 1, independent=True
         )
-        accuracy = 1 - math.exp(-bound.epsilon / 2) / 2  # the sign of Laplace noise about a threshold in the middle
+        accuracy = 1 - math.exp(-bound / 2) / 2  # the sign of Laplace noise about a threshold in the middle
         assert stats.binom.sf(89, 120, accuracy) == pytest.approx(0.05, rel=2e-3)
 
     def test_every_canary_is_guessed(self):
@@ -178,13 +185,13 @@ class TestLowerBounds:
     @pytest.mark.parametrize("independent", [True, False])
     def test_monotone_in_right_guesses_and_confidence(self, independent):
         epsilons = [
-            lower_bound(Guesses(right, 100, 100), GAUSSIAN, 3, independent=independent).epsilon
+            lower_bound(Guesses(right, 100, 100), GAUSSIAN, 3, independent=independent)
             for right in (0, 50, 65, 80, 95, 100)
         ]
         assert epsilons[:2] == [0.0, 0.0]
         assert 0 < epsilons[2] < epsilons[3] < epsilons[4] < epsilons[5] < math.inf
         surer = lower_bound(Guesses(80, 100, 100), GAUSSIAN, 3, confidence=0.999, independent=independent)
-        assert 0 < surer.epsilon < epsilons[3]
+        assert 0 < surer < epsilons[3]
 
     @pytest.mark.parametrize(
         ("price", "uses"),
@@ -203,8 +210,8 @@ class TestLowerBounds:
         for independent in (True, False):
             bound = lower_bound(guesses, price, uses, independent=independent)
             for multiplier, refutes in [
-                (price.multiplier(bound.epsilon * 0.99, uses), True),
-                (price.multiplier(bound.epsilon * 1.01, uses), False),
+                (price.multiplier(bound * 0.99, uses), True),
+                (price.multiplier(bound * 1.01, uses), False),
             ]:
                 curve = trade_off(price.after(uses, multiplier), 1)
                 assert refuted(guesses, curve, 0.95, independent) == refutes
@@ -214,9 +221,9 @@ class TestLowerBounds:
         rng = np.random.default_rng(1)
         for epsilon in (1.0, 8.0):
             multiplier = GAUSSIAN.multiplier(epsilon, 1)
-            bounds = [lower_bounds(*gaussian_scores(multiplier, 10_000, rng), GAUSSIAN, 1) for _ in range(10)]
-            assert np.mean([pair[0].epsilon for pair in bounds]) > 0.8 * epsilon
-            assert np.mean([pair[1].epsilon for pair in bounds]) > 0.5 * epsilon
+            bounds = [lower_bounds(*gaussian_scores(multiplier, 10_000, rng)) for _ in range(10)]
+            assert np.mean([pair[0] for pair in bounds]) > 0.8 * epsilon
+            assert np.mean([pair[1] for pair in bounds]) > 0.5 * epsilon
 
     def test_coverage(self):
         """In 300 sound runs the bounds exceed epsilon in no more than 5%, by an exact test; with half the noise always
@@ -224,18 +231,15 @@ class TestLowerBounds:
         rng, multiplier = np.random.default_rng(2), GAUSSIAN.multiplier(2.0, 1)
         exact = GAUSSIAN.epsilon(1, multiplier)
         sound = np.array(
-            [
-                [bound.epsilon > exact for bound in lower_bounds(*gaussian_scores(multiplier, 500, rng), GAUSSIAN, 1)]
-                for _ in range(300)
-            ]
+            [[bound > exact for bound in lower_bounds(*gaussian_scores(multiplier, 500, rng))] for _ in range(300)]
         )
         assert (stats.binom.sf(sound.sum(0) - 1, 300, 0.05) > 0.001).all()
         assert sound[:, 0].any()  # it would be useless otherwise
         for _ in range(5):
-            assert lower_bounds(*gaussian_scores(multiplier / 2, 1000, rng), GAUSSIAN, 1)[0].epsilon > exact
+            assert lower_bounds(*gaussian_scores(multiplier / 2, 1000, rng))[0] > exact
 
     def test_no_use_is_worth_nothing(self):
-        assert lower_bound(Guesses(100, 100, 100), GAUSSIAN, 0, independent=True).epsilon == 0
+        assert lower_bound(Guesses(100, 100, 100), GAUSSIAN, 0, independent=True) == 0
 
     def test_more_uses_than_the_price_has(self):
         price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, most=3)
@@ -261,9 +265,7 @@ class TestGuess:
             part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(0, noise, (rounds, 1000))
             return np.logaddexp(np.log1p(-rate), np.log(rate) + (part - 0.5) / z**2).sum(0)
 
-        bounds = [
-            lower_bound(guess(scores(noise), coins), price, rounds, independent=True).epsilon for noise in (z, z / 2)
-        ]
+        bounds = [lower_bound(guess(scores(noise), coins), price, rounds, independent=True) for noise in (z, z / 2)]
         assert bounds[0] < 4.0 < bounds[1]
 
     def test_refusals(self):

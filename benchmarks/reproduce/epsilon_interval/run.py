@@ -142,7 +142,7 @@ def once(kind: str, z: float, m: int, rng: np.random.Generator) -> tuple[np.ndar
 @cache
 def bound(kind: str, guesses: Guesses, independent: bool) -> float:
     price, uses = PRICES[kind]
-    return lower_bound(guesses, price, uses, independent=independent).epsilon
+    return lower_bound(guesses, price, uses, independent=independent)
 
 
 def both(scores: np.ndarray, coins: np.ndarray) -> tuple[tuple[Guesses, bool], tuple[Guesses, bool]]:

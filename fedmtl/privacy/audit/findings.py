@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from ..._rounding import rounded_up
 
 LEVEL = 1e-6
-"""Level of every statistical finding. An audit has about 15 of them, and correlations above 6 / sqrt(d) have
-probability 2e-9 for each of some thousand pairs, so the level of the whole is below 5e-5: a false alarm in 1,000 audits
-has probability at most 5 %."""
+"""Level of every statistical finding. An audit has about 30 of them, so the level of the whole is below 5e-5: a false
+alarm in 1,000 audits has probability at most 5 %."""
 
 
 @dataclass(frozen=True)

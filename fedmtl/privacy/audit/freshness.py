@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import multiprocessing
 import tempfile
 import warnings
@@ -16,17 +15,14 @@ import torch
 
 from ..activations import Activations
 from ..rounds import Rounds
-from .findings import Finding, exact, skipped, too_large
+from .findings import Finding, exact, low_p, skipped
 from .play import Sample, gathered, noise_of, steps_for
 from .setup import CLIENTS, GRADIENTS, Claims, Setup
-from .statistics import correlations, seeds
+from .statistics import correlations, seeds, unrelated_p
 
-FRESH = 6.0
-"""Correlations above this many times 1 / sqrt(d) are not chance: 2e-9 for one pair under the normal law."""
-
-_SHORTEST, _ROWS = 64, 64  # shortest row for a correlation; most rows compared
+_SHORTEST, _ROWS = 64, 64  # fewest numbers of consecutive releases that are joined for a comparison; most rows compared
+_GROUP = 40  # fewest numbers of a client or of a step
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
-_GROUP = 40  # numbers of a group, in which noise that is shared has a correlation above the limit
 _STEPS = 96  # in which releases of one step are compared
 _BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
@@ -40,17 +36,18 @@ def freshness(
     first, second = seeds(seed, "noise", 2)
     findings = []
     for name, sample in noise.items():
+        units = sample.units
         if not name.endswith("/count"):
-            findings += fresh_within(name, sample.units, setup.parts(sample.units.shape[1]))
-            findings.append(unrelated(f"freshness: releases of {name}", _long(sample.units)))
+            findings += _within(name, units, setup.parts(units.shape[1]))
+            findings.append(_unrelated(f"freshness: releases of {name}", _rows(units)))
         if sample.clients.max(initial=-1) >= 0:
-            findings.append(_fresh_groups(f"freshness: clients of {name}", sample, sample.clients))
-            findings.append(_fresh_groups(f"freshness: steps of {name}", sample, sample.steps))
+            findings.append(_unrelated(f"freshness: clients of {name}", _rows(units, sample.clients)))
+            findings.append(_unrelated(f"freshness: steps of {name}", _rows(units, sample.steps)))
         if sample.releases and sample.releases[0].claim.bands:
-            findings.append(_lags(f"freshness: rounds of {name}", sample.units.T))
+            findings.append(_lags(f"freshness: rounds of {name}", units.T))
     if len(noise) > 1:
         smallest = min(claims.of(name).size for name in claims.names)
-        findings += fresh_names(gathered(setup, claims, first, _STEPS * smallest))
+        findings += _names(gathered(setup, claims, first, _STEPS * smallest))
     findings += [*_of_replicates(setup, claims, first), *training_freshness(setup, claims, first)]
     findings += _beside_other_cohorts(setup.seeded(), claims, first)
     return findings + _elsewhere(setup, claims, first, second, processes=processes)
@@ -64,7 +61,7 @@ def _of_replicates(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     single = noise_of(setup, claims, setup.open(seed), 0, count)[GRADIENTS]
     with closing(setup.open(seed, replicates=2)) as both:
         two = noise_of(setup, claims, both, 0, count)[GRADIENTS]
-    return [fresh_between("freshness: replicates of gradients", single.units, two.units)]
+    return [_unrelated("freshness: replicates of gradients", _rows(single.units), _rows(two.units))]
 
 
 def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
@@ -76,7 +73,7 @@ def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
-    return [fresh_between(check.format(number), first, other) for number, other in enumerate(later, start=2)]
+    return [_unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
 
 
 def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
@@ -103,58 +100,41 @@ def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Findi
 # Correlations
 
 
-def _long(noise: np.ndarray) -> np.ndarray:
-    """Return at most 64 rows of at least the shortest length: consecutive steps joined."""
-    group = -(-_SHORTEST // noise.shape[1])
-    usable = len(noise) // group * group
-    return noise[:usable].reshape(-1, group * noise.shape[1])[:_ROWS]
-
-
-def unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
-    """Check that no row of (a, d) shares noise with one of ``others`` (b, d), by default with another one of its own;
-    rows of fewer than 40 numbers are not checked."""
-    if min(len(rows), 2 if others is None else len(others)) < (2 if others is None else 1) or rows.shape[1] < _GROUP:
-        return skipped(check, "too little noise to compare")
-    cosines = correlations(rows, rows) - 2 * np.eye(len(rows)) if others is None else correlations(rows, others)
-    pairs = cosines.size // 2 if others is None else cosines.size
-    detail = f"correlation times sqrt(d), {pairs} pairs"
-    return too_large(check, float(cosines.max()) * math.sqrt(rows.shape[1]), FRESH, detail, pairs * 2e-9)
-
-
-def _fresh_groups(check: str, sample: Sample, keys: np.ndarray) -> Finding:
-    """Check that no two groups of releases with equal ``keys`` (T,) share noise, release by release."""
-    groups = [sample.units[keys == key].ravel() for key in np.unique(keys)]
-    groups = [group for group in groups if group.size >= _GROUP]
+def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
+    """Return at most 64 rows of equal length: the numbers (T, D) of releases with equal ``keys`` (T,), without those of
+    fewer than 40, or by default of consecutive releases with 64 numbers or more."""
+    if keys is None:
+        group = -(-_SHORTEST // units.shape[1])
+        return units[: len(units) // group * group].reshape(-1, group * units.shape[1])[:_ROWS]
+    groups = [group for key in np.unique(keys) if (group := units[keys == key].ravel()).size >= _GROUP]
     length = min(map(len, groups), default=0)
-    return unrelated(check, np.array([group[:length] for group in groups[:_ROWS]]).reshape(-1, length))
+    return np.array([group[:length] for group in groups[:_ROWS]]).reshape(-1, length)
 
 
-def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
-    """Check that no step of one sample shares noise with a step of the other; both (T, D), the first 64 rows of
-    each."""
-    return unrelated(check, _long(first), _long(second))
+def _unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
+    """Check that no row of (a, d) shares noise with one of ``others`` (b, d), by default with another one."""
+    cosines = correlations(rows, rows if others is None else others)
+    cosines = cosines[np.triu_indices(len(rows), 1)] if others is None else cosines
+    if not cosines.size or rows.shape[1] < _GROUP:
+        return skipped(check, "too little noise to compare")
+    detail = f"largest correlation {cosines.max():.4g} of {cosines.size} pairs"
+    return low_p(check, unrelated_p(cosines, rows.shape[1]), detail)
 
 
-def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
+def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
     """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are concatenated), and
-    no tensor repeats another one."""
-    if noise.shape[1] < _SHORTEST:
-        noise = noise[: _LAG_ELEMENTS // 128].reshape(1, -1)
-        return [_lags(f"freshness: coordinates of {name}", noise)]
+    no tensor begins as another one does."""
+    check, d = f"freshness: coordinates of {name}", noise.shape[1]
+    if d < _SHORTEST:
+        return [_lags(check, noise[: _LAG_ELEMENTS // 128].reshape(1, -1))]
     noise = noise[:_ROWS]
-    findings = [_lags(f"freshness: coordinates of {name}", noise[: max(1, _LAG_ELEMENTS // noise.shape[1])])]
-    scores = []
-    for (a, b), (c, e) in itertools.combinations(parts[:16], 2):
-        length = min(b - a, e - c)
-        if length * len(noise) >= _SHORTEST:
-            first, second = noise[:, a : a + length].reshape(1, -1), noise[:, c : c + length].reshape(1, -1)
-            score = float(correlations(first, second)[0, 0]) * math.sqrt(first.size)
-            scores.append((score, f"coordinates {a}:{a + length} and {c}:{c + length}"))
-    if not scores:
-        return findings
-    worst, where = max(scores)
-    detail = f"correlation times sqrt(d) of {where}, {len(scores)} pairs"
-    return [*findings, too_large(f"freshness: tensors of {name}", worst, FRESH, detail, len(scores) * 2e-9)]
+    findings = [_lags(check, noise[: max(1, _LAG_ELEMENTS // d)])]
+    if len(parts) > 1:
+        parts = [part for part in parts if len(noise) * (part[1] - part[0]) >= _GROUP][:_ROWS]
+        length = min((stop - start for start, stop in parts), default=0)
+        tensors = [noise[:, start : start + length].ravel() for start, _ in parts]
+        findings.append(_unrelated(f"freshness: tensors of {name}", np.array(tensors).reshape(len(parts), -1)))
+    return findings
 
 
 def _lags(check: str, noise: np.ndarray) -> Finding:
@@ -163,27 +143,24 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
     lags = np.arange(1, min(d, _MOST_LAGS + 1))
     lags = lags[(d - lags) * steps >= _SHORTEST]
     if not lags.size or not np.isfinite(noise).all():
-        return skipped(check, "too few numbers") if not lags.size else too_large(check, math.inf, FRESH, "not finite")
+        return skipped(check, "too few numbers") if not lags.size else low_p(check, 0.0, "not finite")
     spectrum = np.fft.rfft(noise, 2 * d, axis=1)
     products = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), 2 * d)[lags]
     squares = np.concatenate([[0.0], np.cumsum((noise**2).sum(0))])
     lengths = np.sqrt(squares[d - lags] * (squares[d] - squares[lags]))
-    score = np.where(lengths > 0, np.abs(products) / np.where(lengths > 0, lengths, 1.0), 1.0) * np.sqrt(
-        (d - lags) * steps
-    )
-    worst = int(score.argmax())
-    detail = f"correlation times sqrt(d) at lag {lags[worst]}, the worst of {lags.size}"
-    return too_large(check, float(score[worst]), FRESH, detail, lags.size * 2e-9)
+    cosines = np.where(lengths > 0, np.abs(products) / np.where(lengths > 0, lengths, 1.0), 1.0)
+    detail = f"largest correlation {cosines.max():.4g} of a vector with itself, at {lags.size} lags"
+    return low_p(check, unrelated_p(np.minimum(cosines, 1.0), (d - lags) * steps), detail)
 
 
-def fresh_names(noise: Mapping[str, Sample]) -> list[Finding]:
+def _names(noise: Mapping[str, Sample]) -> list[Finding]:
     """Check that releases of one step have noise of their own: of short ones, that no coordinate of one follows one of
     the other from step to step."""
     findings = []
     for (left, first), (right, second) in itertools.combinations(noise.items(), 2):
-        check, a, b = f"freshness: {left} and {right}", first.units, second.units
-        d = min(a.shape[1], b.shape[1])
-        findings.append(unrelated(check, a.T, b.T) if d < _SHORTEST else fresh_between(check, a[:, :d], b[:, :d]))
+        d = min(first.size, second.size)
+        a, b = (sample.units.T if d < _SHORTEST else _rows(sample.units[:, :d]) for sample in (first, second))
+        findings.append(_unrelated(f"freshness: {left} and {right}", a, b))
     return findings
 
 
@@ -212,7 +189,7 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
     def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:
-        return [fresh_between(f"freshness: {where}, {name}", ours[name], theirs[name]) for name in ours]
+        return [_unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(theirs[name])) for name in ours]
 
     left, right = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
     findings = compared("channels", left, right)
@@ -220,9 +197,9 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
         return findings
     channel = setup.open(first)
     channel.start(0)
-    theirs, why = _in_child(lambda: sample(channel, start, start + half))
+    theirs = _in_child(lambda: sample(channel, start, start + half))
     if theirs is None:
-        findings.append(skipped("freshness: forked process", why))
+        findings.append(skipped("freshness: forked process", "no forked process answered"))
     else:
         findings += compared("forked process", sample(channel, 0, half), theirs)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
@@ -232,10 +209,10 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
     return findings + compared("after a restore", before, after)
 
 
-def _in_child(work: Callable[[], _Noise]) -> tuple[_Noise | None, str]:
-    """Return what ``work()`` returns in a forked process; None with the reason if it fails or takes too long."""
+def _in_child(work: Callable[[], _Noise]) -> _Noise | None:
+    """Return what ``work()`` returns in a forked process; None if it fails or takes too long, or nothing can fork."""
     if "fork" not in multiprocessing.get_all_start_methods():
-        return None, "this system has no fork"
+        return None
     context, threads = multiprocessing.get_context("fork"), torch.get_num_threads()
     reading, writing = context.Pipe(duplex=False)
     child = context.Process(target=lambda: writing.send(work()))
@@ -245,9 +222,9 @@ def _in_child(work: Callable[[], _Noise]) -> tuple[_Noise | None, str]:
         child.start()
     writing.close()
     try:
-        return reading.recv() if reading.poll(_PATIENCE) else None, "the forked process did not answer"
+        return reading.recv() if reading.poll(_PATIENCE) else None
     except EOFError:
-        return None, "the forked process did not answer"
+        return None
     finally:
         child.kill()
         child.join()

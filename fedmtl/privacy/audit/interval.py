@@ -97,25 +97,6 @@ class Guesses:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LowerBound:
-    """A lower bound on epsilon that holds with probability ``confidence`` over the run and its coins.
-
-    Attributes:
-        epsilon: the bound; 0 if the guesses refute nothing.
-        delta: of this epsilon.
-        confidence: e.g. 0.95.
-        independent: whether independent canaries are assumed; else the bound holds for any.
-        guesses: that it is computed from.
-    """
-
-    epsilon: float
-    delta: float
-    confidence: float
-    independent: bool
-    guesses: Guesses
-
-
 @check_arguments
 def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
     """Guess "in" where a score is above the median and "out" elsewhere, only of those farthest from it; count the right
@@ -141,25 +122,14 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
     return Guesses(int(((distance > 0) == coins)[surest].sum()), made, scores.size)
 
 
-def lower_bounds(
-    scores: np.ndarray, coins: np.ndarray, price: Price, uses: int, *, confidence: float = 0.95, share: float = SHARE
-) -> tuple[LowerBound, LowerBound]:
-    """Return the lower bound for independent canaries, all guessed, and the one for any, where ``share`` are guessed.
-
-    Each holds with probability ``confidence``; the larger of both does not. Arguments and errors are those of
-    :func:`guess` and :func:`lower_bound`.
-    """
-    return (
-        lower_bound(guess(scores, coins), price, uses, confidence=confidence, independent=True),
-        lower_bound(guess(scores, coins, share), price, uses, confidence=confidence, independent=False),
-    )
-
-
 @check_arguments
 def lower_bound(
     guesses: Guesses, price: Price, uses: int, *, confidence: Fraction = 0.95, independent: bool = False
-) -> LowerBound:
-    """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``price``; the module gives the theorems.
+) -> float:
+    """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``price``.
+
+    It is 0 if the guesses refute nothing, and holds with probability ``confidence`` over the run and its coins; the
+    module gives the theorems.
 
     Args:
         guesses: right and made; with ``independent`` every canary is guessed.
@@ -177,13 +147,10 @@ def lower_bound(
     def rejected(multiplier: float) -> bool:
         return refuted(guesses, trade_off(price.after(uses, multiplier), 1), confidence, independent)
 
-    epsilon = 0.0
-    if uses * price.sums and refuted(guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent):
-        multiplier = _smallest(rejected)
-        epsilon = 0.0 if math.isinf(multiplier) else price.epsilon(uses, multiplier)
-    return LowerBound(
-        epsilon=epsilon, delta=price.delta, confidence=confidence, independent=independent, guesses=guesses
-    )
+    if not uses * price.sums or not refuted(guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent):
+        return 0.0
+    multiplier = _smallest(rejected)
+    return 0.0 if math.isinf(multiplier) else price.epsilon(uses, multiplier)
 
 
 def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, independent: bool = False) -> bool:

@@ -8,18 +8,32 @@ subset in the released sum.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from scipy import special, stats
+from scipy import sparse, special, stats
 
 from ..local_steps import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Sample, gathered, played
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claims, Setup
-from .statistics import auditor, correlations, from_binomial, from_hypergeometric, normal_p, seeds
+from .statistics import (
+    auditor,
+    correlations,
+    energy_p,
+    from_binomial,
+    from_hypergeometric,
+    normal_p,
+    seeds,
+    unrelated_p,
+)
+
+_Subsets: TypeAlias = sparse.csr_array
+"""(draws, n) 0 or 1: subsets of n units, in sorted rows."""
 
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
@@ -27,105 +41,79 @@ _RECORDS, _QUIET = 16, 1e-13
 _LEAST, _COORDINATES = 100, 16
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """Subsets of ``n`` units that should be fair, and independent across units, rounds and channels.
+def _law(
+    prefix: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool, fixed: bool = False
+) -> list[Finding]:
+    """Check that subsets are fair, and independent across units, rounds and channels.
 
-    Attributes:
+    Args:
         prefix: of the checks' names.
-        members: the subsets that two channels drew, one list each; secure mode has the same seed twice, which must not
-            matter.
-        n: size of the population.
+        drawn: the subsets that two channels drew; secure mode has the same seed twice, which must not matter.
         q: probability that one unit is drawn.
         coins: the audit's own.
         secure: whether both channels had the same seed.
         fixed: whether all subsets have the same size.
     """
+    made = drawn[0]
+    (draws, n), sizes, inclusion = made.shape, np.diff(made.indptr), made.sum(0)
+    detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
+    detail += f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"
+    if fixed:  # a count of each unit is binomial, their sum is given
+        size = exact(f"{prefix}exact size", int((sizes != round(q * n)).sum()), f"cohorts that are not of {q * n:g}")
+        spread = float(((inclusion - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (n - 1) / n)
+        p = float(energy_p(spread, n - 1))
+    else:
+        size = low_p(f"{prefix}sizes", normal_p(from_binomial(sizes, n, q, coins)), detail)
+        p = normal_p(from_binomial(inclusion, draws, q, coins))
+    fair = low_p(f"{prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
+    both = q * (q * n - 1) / max(n - 1, 1) if fixed else q**2
+    pairs, rounds = _pairs(f"{prefix}pairs", made, both, coins), _rounds(f"{prefix}rounds", made, coins)
+    return [size, fair, pairs, rounds, _channels(f"{prefix}channels", drawn, coins, secure=secure)]
 
-    prefix: str
-    members: list[list[np.ndarray]]
-    n: int
-    q: float
-    coins: np.random.Generator
-    secure: bool
-    fixed: bool = False
 
-    def findings(self) -> list[Finding]:
-        """Make all checks."""
-        return [self._sizes(), self._fairness(), self._pairs(), self._rounds(), self.channels()]
+def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) -> Finding:
+    """Check that no pair is drawn too often or too rarely: binomial counts, the most extreme of all pairs."""
+    chosen = made[:, np.sort(coins.permutation(made.shape[1])[:_UNITS])]
+    pairs = (chosen.T @ chosen).toarray()[np.triu_indices(chosen.shape[1], 1)]
+    if not pairs.size:
+        return low_p(check, 1.0, "one unit")
+    law = stats.binom(made.shape[0], both)
+    p = min(1.0, 2 * pairs.size * min(float(law.sf(pairs.max() - 1)), float(law.cdf(pairs.min()))))
+    return low_p(check, p, f"{pairs.size} pairs, drawn {pairs.min()} to {pairs.max()}")
 
-    def _sizes(self) -> Finding:
-        """Check the sizes of independent subsets: binomial."""
-        n, q, sizes = self.n, self.q, np.array([len(m) for m in self.members[0]])
-        if self.fixed:
-            size = round(q * n)
-            return exact(f"{self.prefix}exact size", int((sizes != size).sum()), f"cohorts that are not of {size}")
-        p = normal_p(from_binomial(sizes, n, q, self.coins))
-        detail = f"{len(sizes)} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
-        return low_p(f"{self.prefix}sizes", p, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
 
-    def _fairness(self) -> Finding:
-        """Check that everybody takes part equally often: binomial counts, whose sum a fixed size gives as well."""
-        n, q, draws = self.n, self.q, len(self.members[0])
-        inclusion = np.bincount(np.concatenate(self.members[0]), minlength=n)
-        normal = from_binomial(inclusion, draws, q, self.coins)
-        if self.fixed:
-            spread = float(((inclusion - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (n - 1) / n)
-            tails = special.gammainc((n - 1) / 2, spread / 2), special.gammaincc((n - 1) / 2, spread / 2)
-            p = min(1.0, 2 * float(min(tails)))
-        else:
-            p = normal_p(normal)
-        return low_p(f"{self.prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
+def _rounds(check: str, made: _Subsets, coins: np.random.Generator) -> Finding:
+    """Check that a subset says nothing of the next ones, and none returns."""
+    (draws, n), sizes = made.shape, np.diff(made.indptr)
+    p = min(len(_LAGS) * normal_p(_overlaps(made[:-lag], made[lag:], coins)) for lag in _LAGS)
+    repeated = draws - len({members.tobytes() for members in np.split(made.indices, made.indptr[1:-1])})
+    choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
+    chance = 2 * math.log(draws) - float(choices.min())  # log-probability that two are equal, at most
+    if repeated and chance < math.log(LEVEL):
+        p = 0.0
+    return low_p(check, min(p, 1.0), f"overlap of cohorts up to {_LAGS[-1]} rounds distant; {repeated} repeated")
 
-    def _pairs(self) -> Finding:
-        """Check that no pair is drawn too often or too rarely: binomial counts, the most extreme of all pairs."""
-        check, members, n, q = f"{self.prefix}pairs", self.members[0], self.n, self.q
-        both = q * (q * n - 1) / max(n - 1, 1) if self.fixed else q**2
-        chosen = np.sort(self.coins.permutation(self.n)[:_UNITS])
-        index = np.full(self.n, -1)
-        index[chosen] = np.arange(len(chosen))
-        included = np.zeros((len(members), len(chosen)), dtype=np.float32)
-        for step, cohort in enumerate(members):
-            which = index[cohort]
-            included[step, which[which >= 0]] = 1
-        pairs = np.rint(included.T @ included).astype(np.int64)
-        upper = pairs[np.triu_indices(len(chosen), 1)]
-        if not upper.size:
-            return low_p(check, 1.0, "one unit")
-        law = stats.binom(len(members), both)
-        extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
-        p = min(1.0, 2 * upper.size * extreme)
-        return low_p(check, p, f"{upper.size} pairs, drawn {upper.min()} to {upper.max()}")
 
-    def _rounds(self) -> Finding:
-        """Check that a subset says nothing of the next ones, and none returns."""
-        n, members, p = self.n, self.members[0], 1.0
-        for lag in _LAGS:
-            p = min(p, len(_LAGS) * normal_p(self._overlaps(members[:-lag], members[lag:])))
-        repeated = len(members) - len({m.tobytes() for m in members})
-        sizes = np.array([len(m) for m in members])
-        choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
-        chance = 2 * math.log(len(members)) - float(choices.min())  # log-probability that two are equal, at most
-        if repeated and chance < math.log(LEVEL):
-            p = 0.0
-        detail = f"overlap of cohorts up to {_LAGS[-1]} rounds distant; {repeated} repeated"
-        return low_p(f"{self.prefix}rounds", p, detail)
+def _channels(check: str, drawn: Sequence[_Subsets], coins: np.random.Generator, *, secure: bool) -> Finding:
+    """Check that the subsets of two channels say nothing of one another."""
+    seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
+    detail = f"overlap of the cohorts of two channels with {seeds}"
+    return low_p(check, normal_p(_overlaps(drawn[0], drawn[1], coins)), detail)
 
-    def channels(self) -> Finding:
-        """Check that the subsets of two channels say nothing of one another."""
-        p = normal_p(self._overlaps(*self.members))
-        seeds = "the same seed, which secure mode must ignore" if self.secure else "different seeds"
-        return low_p(f"{self.prefix}channels", p, f"overlap of the cohorts of two channels with {seeds}")
 
-    def _overlaps(self, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Return N(0, 1) numbers from the overlaps of the paired subsets, hypergeometric given their sizes."""
-        n = self.n
-        pairs = [(a, b) for a, b in zip(left, right, strict=True) if 0 < len(a) < n and 0 < len(b) < n]
-        if not pairs:
-            return np.zeros(0)
-        overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in pairs])
-        first, second = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
-        return from_hypergeometric(overlap, n, first, second, self.coins)
+def _overlaps(left: _Subsets, right: _Subsets, coins: np.random.Generator) -> np.ndarray:
+    """Return N(0, 1) numbers from the overlaps of the paired subsets, hypergeometric given their sizes."""
+    n, first, second = left.shape[1], np.diff(left.indptr), np.diff(right.indptr)
+    some = (first > 0) & (first < n) & (second > 0) & (second < n)
+    return from_hypergeometric(left.multiply(right).sum(1)[some], n, first[some], second[some], coins)
+
+
+def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
+    """Return subsets of ``n`` units by the positions of their members, as rows."""
+    stops = np.cumsum([0, *map(len, members)])
+    return sparse.csr_array(
+        (np.ones(stops[-1], dtype=np.int64), np.concatenate(members), stops), shape=(len(members), n)
+    )
 
 
 def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
@@ -139,8 +127,7 @@ def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Fi
 
 def _unrelated(check: str, noise: Sample) -> Finding:
     """Test the correlations over releases of every unit's part, and of the number of units, with every coordinate of
-    the noise, with its size, and with the length of the noise: under the claim these are N(0, 1), so that a cosine with
-    anything independent has Student's law."""
+    the noise, with its size, and with the length of the noise, all N(0, 1) under the claim."""
     units = noise.units[:, :_COORDINATES]
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = special.ndtri(special.gammainc(noise.units.shape[1] / 2, (noise.units**2).sum(1) / 2))
@@ -150,12 +137,8 @@ def _unrelated(check: str, noise: Sample) -> Finding:
     if not drawn.size or len(units) < 3:
         return skipped(check, "the same units take part in every release")
     cosines = correlations(drawn.T, np.column_stack([units, sizes, lengths]).T)
-    largest, freedom = float(cosines.max()), len(units) - 1
-    ratio = largest * math.sqrt(freedom / max(1 - largest**2, 1e-300))
-    p = min(1.0, 2 * cosines.size * float(stats.t.sf(ratio, freedom)))
-    return low_p(
-        check, p, f"largest correlation {largest:.4g} with who takes part, of {cosines.size} in {len(units)} releases"
-    )
+    detail = f"largest correlation {cosines.max():.4g} with who takes part, of {cosines.size} in {len(units)} releases"
+    return low_p(check, unrelated_p(cosines, len(units)), detail)
 
 
 # Cohorts
@@ -190,7 +173,8 @@ def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list
         return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
     q = float(cohort) / n if sampled is None else sampled
     fixed = sampled is None and isinstance(bound, BoundFixed)
-    return [*findings, *_Drawn("sampler: ", members, n, q, coins, setup.secure, fixed).findings()]
+    drawn = [_subsets_of(each, n) for each in members]
+    return [*findings, *_law("sampler: ", drawn, q, coins, secure=setup.secure, fixed=fixed)]
 
 
 def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
@@ -224,18 +208,18 @@ def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Findin
 def _of_local_steps(
     setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int
 ) -> list[Finding]:
-    n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
+    n, q, coins = setup.sizes[client], float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
-    members = [_drawn_records(setup, each, client, draws) for each in (first, first if setup.secure else second)]
-    findings = _Drawn("sampler: records, ", members, n, q, coins, setup.secure).findings()
+    drawn = [_drawn_records(setup, each, client, draws) for each in (first, first if setup.secure else second)]
+    findings = _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
     twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
     if twins:  # two clients of one size have subsets of their own
-        pair = [members[0], _drawn_records(setup, first, twins[0], draws)]
-        findings.append(_Drawn("sampler: records of two clients, ", pair, n, q, coins, secure=False).channels())
+        pair = [drawn[0], _drawn_records(setup, first, twins[0], draws)]
+        findings.append(_channels("sampler: records of two clients, channels", pair, coins, secure=False))
     return findings
 
 
-def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> list[np.ndarray]:
+def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> _Subsets:
     """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
     channel, who, subsets = setup.open(seed), torch.tensor([client]), []
     local = int(setup.records.local_steps[client])
@@ -245,7 +229,7 @@ def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> list[np.
         index, mask = steps.batch(who)
         subsets.append(torch.sort(index[mask]).values.numpy())
         steps.make(who)
-    return subsets
+    return _subsets_of(subsets, int(setup.sizes[client]))
 
 
 def _all_records(setup: Setup, seed: int) -> Finding:
@@ -273,9 +257,8 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
         for code, sample in zip(codes, samples, strict=True)
     )
     whole = exact("sampler: records, sums", strange, f"of {count} are not sums of the gradients drawn over q n")
-    members = [[np.flatnonzero(row) for row in sample.drawn[:count, records]] for sample in samples]
-    q = float(claim.sampled or 1.0)
-    return [whole, *_Drawn("sampler: records, ", members, len(records), q, coins, setup.secure).findings()]
+    drawn = [sparse.csr_array(sample.drawn[:count, records].astype(np.int64)) for sample in samples]
+    return [whole, *_law("sampler: records, ", drawn, float(claim.sampled or 1.0), coins, secure=setup.secure)]
 
 
 def _spelled(setup: Setup, claims: Claims, seed: int, client: int, records: np.ndarray, draws: int) -> Sample:

@@ -81,3 +81,11 @@ def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         lengths = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None]
         cosines = np.abs(first @ second.T) / np.where(lengths > 0, lengths, 1.0)
     return np.where((lengths > 0) & np.isfinite(cosines), cosines, 1.0)
+
+
+def unrelated_p(cosines: np.ndarray, size: np.ndarray | int) -> float:
+    """Return the p-value of the largest of some ``cosines``, each between ``size`` independent N(0, 1) numbers and
+    anything that does not depend on them: by Student's law and a union bound; 1 of none."""
+    freedom = np.asarray(size, float) - 1
+    ratios = cosines * np.sqrt(freedom / np.maximum(1 - cosines**2, 1e-300))
+    return min(1.0, float(2 * cosines.size * stats.t.sf(ratios, freedom).min(initial=1.0)))
