@@ -67,28 +67,30 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
 def _others(side: Examples, rows: Tensor, classes: int | None, generator: torch.Generator) -> Examples:
     """Return the examples with uniform numbers, and other labels, at ``rows`` (N,) bool."""
 
-    def uniform(values: Tensor, row: Tensor) -> Tensor:
-        return _noise_like(values, generator)
+    def uniform(values: Tensor) -> Tensor:
+        """Return numbers over the lower half of the range of ``values``."""
+        if not values.numel():
+            return values
+        low, high, chance = float(values.min()), float(values.max()), torch.rand(values.shape, generator=generator)
+        if values.is_floating_point():
+            return (low + 0.5 * (high - low or 1.0) * chance).to(values.dtype)
+        return (low + (int(high - low) // 2 + 1) * chance).floor().to(values.dtype)
 
-    def labels(values: Tensor, row: Tensor) -> Tensor:
+    def labels(values: Tensor) -> Tensor:
         return (torch.rand(values.shape, generator=generator) ** 2 * (classes or 1)).to(values.dtype)
 
-    x = _changed(side.x, rows, uniform)
-    return Examples(x, _changed(side.y, rows, uniform if classes is None else labels), side.offsets)
+    y = _changed(side.y, rows, uniform if classes is None else labels)
+    return Examples(_changed(side.x, rows, uniform), y, side.offsets)
 
 
-def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return x (N, ...), dense or sparse, with ``change(numbers, row of each)`` at ``rows`` (N,) bool."""
+def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return x (N, ...), dense or sparse, with ``change(numbers)`` at ``rows`` (N,) bool."""
     if x.layout == torch.sparse_csr:
         row = torch.repeat_interleave(torch.arange(len(rows)), x.crow_indices().diff())
-        return csr(x.crow_indices(), x.col_indices(), _changed_entries(x.values(), rows[row], row, change), x.shape[1])
-    return _changed_entries(x, rows, torch.arange(len(rows)), change)
-
-
-def _changed_entries(values: Tensor, some: Tensor, row: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    values = values.clone()
-    values[some] = change(values[some], row[some])
-    return values
+        return csr(x.crow_indices(), x.col_indices(), _changed(x.values(), rows[row], change), x.shape[1])
+    x = x.clone()
+    x[rows] = change(x[rows])
+    return x
 
 
 def _beside(rows: Tensor, like: Tensor) -> Tensor:
@@ -106,41 +108,24 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
     return mixed
 
 
-def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Return uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
-    if not values.numel():
-        return values.clone()
-    low, high = float(values.min()), float(values.max())
-    if values.dtype == torch.bool or not values.is_floating_point():
-        top = int(low) + max(1, (int(high) - int(low)) // 2 + 1)
-        return torch.randint(int(low), top, values.shape, generator=generator).to(values.dtype)
-    if high <= low:
-        high = low + 1.0
-    return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
-
-
 def _replaced_part(side: Examples, client: int, records: int, generator: torch.Generator) -> Examples:
-    counts = side.counts.clone()
-    index, client_of = ranges(side.offsets[:-1], counts.index_fill(0, torch.tensor([client]), records))
+    counts = side.counts.index_fill(0, torch.tensor([client]), records)
+    index, client_of = ranges(side.offsets[:-1], counts)
     own = client_of == client
-    index[own] = side.offsets[client] + torch.arange(records) % max(1, int(counts[client]))
-    counts[client] = records
+    index[own] = side.offsets[client] + torch.arange(records) % max(1, int(side.counts[client]))
 
-    def extremes(values: Tensor, row: Tensor) -> Tensor:
-        return _extremes(side.x.values() if side.x.layout == torch.sparse_csr else side.x, values, generator)
+    def extremes(all_values: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what draws the largest or the smallest of all numbers."""
 
-    def every_second_tiny(values: Tensor, row: Tensor) -> Tensor:
-        values, tiny = extremes(values, row), _beside((row - row[:1]) % 2 == 1, values)
-        return torch.where(tiny, values * 2.0**-10, values) if values.is_floating_point() else values
+        def drawn(like: Tensor) -> Tensor:
+            high = torch.rand(like.shape, generator=generator) < 0.5
+            return torch.where(high, all_values.max(), all_values.min()) if all_values.numel() else like
 
-    x = _changed(select(side.x, index), own, every_second_tiny)
-    y = _changed(side.y[index], own, lambda values, row: _extremes(side.y, values, generator))
-    return Examples(x, y, offsets_of(counts))
+        return drawn
 
-
-def _extremes(values: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the largest and the smallest of ``values`` at random, in the shape of ``like``."""
-    if not values.numel():
-        return like
-    choice = torch.rand(like.shape, generator=generator) < 0.5
-    return torch.where(choice, values.min(), values.max())
+    x = select(side.x, index)
+    x = _changed(x, own, extremes(side.x.values() if side.x.layout == torch.sparse_csr else side.x))
+    if x.is_floating_point():
+        second = torch.zeros_like(own).index_fill(0, own.nonzero()[1::2, 0], True)
+        x = _changed(x, second, lambda values: values * 2.0**-10)
+    return Examples(x, _changed(side.y[index], own, extremes(side.y)), offsets_of(counts))
