@@ -20,11 +20,10 @@ from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.library import TOLERANCE, library_epsilon
 from ..activations import Activations
 from ..rounds import Rounds
-from ..settings import RecordPrivacy
 from .findings import Finding, exact, skipped, too_large
 from .lines import Charges, differences, read_charges
 from .play import activation, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, ROWS, Claims, Setup
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Claims, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -33,7 +32,10 @@ _EXAMINED = 6  # accounts of one run that are computed again
 
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Make all checks of the accounting of sums."""
+    """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
+    if setup.rows:
+        uses = np.array([sum(1 for _ in rounds(setup, setup.open(seed)))])
+        return [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
     findings, most = _steps(setup, claims, seed)
     findings.append(_prices(setup, claims, seed))
     if setup.one_at_a_time:
@@ -67,7 +69,11 @@ def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
             if claims.refuted is None and charged != due:
                 of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
         wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
-    if setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
+    if setup.rows:
+        stated, spent = channel.rows[setup.rows].epsilon_at(setup.steps), claims.spent(0, setup.steps)
+        if not math.isclose(stated, spent, rel_tol=1e-9):
+            wrong.append(f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}")
+    elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
     detail = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
     return exact("charges: event of a release", len(wrong), detail)
@@ -290,13 +296,12 @@ def _past(setup: Setup, channel: Activations, path: Path, k: int) -> list[str]:
 
 def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
     """Check that all that an account may be charged for, ``uses`` (m,), stays within its budget."""
-    check, privacy = "charges: budget", setup.privacy
-    budgets = privacy.budgets(setup.records.ids) if isinstance(privacy, RecordPrivacy) else (privacy.epsilon,)
-    limits = {k: budget for k, budget in enumerate(budgets) if budget is not None and uses[k]}
+    limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
     if not limits:
-        return skipped(check, "no budget is set")
+        return skipped("charges: budget", "no budget is set")
     ratio, worst = max((claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
-    return too_large(check, ratio, _SLACK, f"largest epsilon over budget, of account {worst} after {uses[worst]} uses")
+    detail = f"largest epsilon over budget, of account {worst} after {uses[worst]} uses"
+    return too_large("charges: budget", ratio, _SLACK, detail)
 
 
 def _by_library(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
@@ -327,30 +332,3 @@ def planned_epsilon(setup: Setup, seed: int) -> float:
     if caps is None or not channel.account.by_client:
         caps = np.array([sum(1 for _ in rounds(setup, channel))])
     return max(claims.spent(k, int(caps.max() if setup.gradients is None else caps[k])) for k in claims.accounts)
-
-
-# Noise that clients add to their own rows
-
-
-def row_charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Check that the price agrees with the settings, and its composition over all uses stays within the budget."""
-    findings, channel = [], setup.open(seed)
-    steps = sum(1 for _ in rounds(setup, channel))
-    for name in claims.names:
-        asked, noise = setup.release(name).rows, channel.rows[name.removeprefix(ROWS)]
-        assert asked is not None
-        facts: dict[str, Any] = {
-            "sizes": (setup.dimension(name),),
-            "mechanism": "l2_laplace",
-            "sampled": 1.0,
-            "sums": 1,
-        }
-        facts |= {"delta": setup.delta if asked.delta is None else asked.delta}
-        wrong = differences(vars(noise.price), facts, _OTHER)
-        spent, stated = claims.spent(0, steps, name), noise.epsilon_at(steps)
-        if not math.isclose(stated, spent, rel_tol=1e-9):
-            wrong.append(f"epsilon is {rounded_up(stated, 6)}, {steps} uses cost {rounded_up(spent, 6)}")
-        if not spent <= asked.epsilon * _SLACK:
-            wrong.append(f"{steps} uses cost epsilon {rounded_up(spent, 6)} of {rounded_up(asked.epsilon, 6)}")
-        findings.append(exact(f"charges: {name}", len(wrong), "; ".join(wrong) or "law, delta, budget"))
-    return findings

@@ -91,7 +91,7 @@ def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Findi
                 if key in at:
                     pairs += 1
                     moved += not np.allclose(other.units[row], sample.units[at[key]], rtol=0, atol=1e-6)
-    check = f"freshness: {'noise on rows' if setup.rows else 'noise'} beside other cohorts"
+    check = "freshness: noise beside other cohorts"
     if not pairs:
         return [skipped(check, "no release fits the budget")]
     return [exact(check, moved, f"of {pairs} releases have other noise where other clients take part")]

@@ -262,10 +262,10 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}
             if setup.rows:
-                name, hidden = f"rows of {plan.name}", beside.get(f"{plan.name}/rows", rows).double().numpy()
-                no_member = np.zeros(MARKED, dtype=bool)
-                each = zip(hidden, who.tolist(), strict=True)
-                made[name].releases.extend(Released(row, claims.of(name), k, step, no_member) for row, k in each)
+                claim, no_member = claims.of(names[0]), np.zeros(MARKED, dtype=bool)
+                hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
+                if plan.name == setup.rows:
+                    made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
                 continue
             claim = claims.of(plan.name, use=use)
             claim = replace(claim, bound=claim.bound * growth[plan.name])
@@ -388,6 +388,8 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
 
 def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int) -> float:
     """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
+    if isinstance(channel, Rounds) and setup.rows:
+        return channel.rows[setup.rows].multiplier
     if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         return float(channel.noise_multipliers[client]) / setup.weight(client, use)

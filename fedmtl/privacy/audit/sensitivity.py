@@ -14,7 +14,7 @@ from torch import Tensor
 from ..settings import ClientPrivacy
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, ROWS, Claim, Claims, Setup
+from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 
 _COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
 _ROUNDING = 1 + 1e-9  # noise is added in floating point
@@ -80,7 +80,7 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
     client, is there or not. Replace: it is there, or its opposite is. What others release must be the same to the last
     bit. The count of unclipped clients is compared, too, where the clip norm adapts.
     """
-    relation, plan = claims.of(name).relation, name.removeprefix(ROWS)
+    relation, plan = claims.of(name).relation, setup.rows or name
     n, d = len(setup.sizes) if setup.gradients is not None else setup.sampler.n, setup.dimension(plan)
     able = np.arange(n) if setup.gradients is None else np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):

@@ -28,7 +28,7 @@ from ..price import Price, Prices
 from ..quantile import QuantileClip
 from ..release import Form, ReleasePlan
 from ..rounds import Rounds
-from ..row_noise import BoundRowNoise
+from ..row_noise import RowNoise
 from ..samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
@@ -63,8 +63,8 @@ class Setup:
         steps: planned number of steps.
         tensors: sizes of the model's tensors in a released vector; releases of another total are one tensor.
         counts: numbers of records of every client, from the data and not from the plan; None takes the plan's.
-        rows: whether channels are opened with the noise that clients add to their own rows, which are then what is
-            checked. That noise has another account, and hides what a release adds up.
+        rows: name of the release, of whose rows the noise that clients add to them is checked. It has an account of
+            its own, and hides what a release adds up, so that channels are opened without it elsewhere.
     """
 
     privacy: Privacy
@@ -73,7 +73,7 @@ class Setup:
     steps: int
     tensors: tuple[int, ...] = ()
     counts: tuple[int, ...] | None = None
-    rows: bool = False
+    rows: str = ""
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
@@ -95,8 +95,8 @@ class Setup:
         return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
 
     def release(self, name: str) -> ReleasePlan:
-        """Return the release of rows of this name, or that whose rows have noise of this name."""
-        return next(plan for plan in self.releases if plan.name == name.removeprefix(ROWS))
+        """Return the release of rows of this name, or the one whose rows are checked."""
+        return next(plan for plan in self.releases if plan.name == (self.rows or name))
 
     def dimension(self, name: str) -> int:
         """Return the length of what one client or record contributes to a release."""
@@ -104,20 +104,22 @@ class Setup:
 
     def form(self, name: str) -> Form:
         """Return what is released of the rows."""
-        return "vector" if self.gradients is not None or name.startswith(ROWS) else self.release(name).form
+        return "vector" if self.gradients is not None or self.rows else self.release(name).form
 
-    def relation(self, name: str) -> Relation:
+    @property
+    def relation(self) -> Relation:
         """Return how neighbours differ, by the kind of cohort; rows with noise of their own by all data of a client."""
         if self.gradients is not None:
             return "replace" if self.one_at_a_time else "zero_out"
-        if name.startswith(ROWS) or isinstance(self.schedule, BoundFixed):
+        if self.rows or isinstance(self.schedule, BoundFixed):
             return "replace"
         return "zero_out" if isinstance(self.schedule, (BoundCyclic, BoundAsked)) else "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
-        """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``."""
+        """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``;
+        1 for rows."""
         if self.gradients is None:
-            return expected_cohort(self.sampler)
+            return 1.0 if self.rows else expected_cohort(self.sampler)
         return float(self.sizes[client]) * (sampled or 1.0)
 
     @property
@@ -139,12 +141,28 @@ class Setup:
 
     @property
     def adaptive(self) -> QuantileClip | None:
-        """Return the settings of a clip norm that follows a quantile, or None."""
-        return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) else None
+        """Return the settings of a clip norm that follows a quantile, or None, also for rows."""
+        return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows else None
+
+    @property
+    def row_noise(self) -> RowNoise | None:
+        """Return the noise on rows that is checked, if any."""
+        return self.release(self.rows).rows if self.rows else None
+
+    @property
+    def budgets(self) -> tuple[float | None, ...]:
+        """Return the budget of every account."""
+        if self.row_noise is not None:
+            return (self.row_noise.epsilon,)
+        if isinstance(self.privacy, RecordPrivacy):
+            return self.privacy.budgets(self.records.ids)
+        return (self.privacy.epsilon,)
 
     @property
     def delta(self) -> float:
         """Return the delta of every epsilon; the number of protected units sets the default."""
+        if self.row_noise is not None and self.row_noise.delta is not None:
+            return self.row_noise.delta
         return self.privacy.resolved_delta(int(self.sizes.sum()) if self.gradients is not None else self.sampler.n)
 
     @property
@@ -194,8 +212,11 @@ class Setup:
         """Return what is claimed of the releases of an open channel."""
         if not isinstance(channel, Rounds) or self.gradients is not None:
             return Claims(self, channel.account.prices)
+        if self.rows:
+            noise = channel.rows[self.rows]
+            return Claims(self, Prices((noise.price,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)))
         bands = {name: r.bands.coefficients for name, r in channel.releases.items() if r.bands is not None}
-        return Claims(self, channel.account.prices, bands, channel.rows)
+        return Claims(self, channel.account.prices, bands)
 
     def name(self, client: int) -> str:
         """Return how findings name a client."""
@@ -220,7 +241,7 @@ class Setup:
         """Return the probability that a unit takes part in a release, by a secret coin: a client in a cohort, or a
         record of ``client``, as set or a batch of its records."""
         if self.gradients is None:
-            return expected_cohort(self.sampler) / self.sampler.n if self.relation("") == "add_remove" else 1.0
+            return expected_cohort(self.sampler) / self.sampler.n if self.relation == "add_remove" else 1.0
         plan, n = self.records, int(self.sizes[client])
         if plan.batch_size is not None:
             return min(1.0, plan.batch_size / n) if n else 1.0
@@ -302,27 +323,21 @@ class Claims:
         setup: public facts.
         prices: what the account charges, or None.
         bands: of noise that is correlated over rounds, by release.
-        rows: noise that clients add to their own rows, by release.
 
     Attributes:
-        names: the releases: those of rows, or ``"gradients"``; of a setup with noise on rows ``"rows of <name>"``.
+        names: the releases: those of rows, ``"gradients"``, or ``"rows of <name>"``.
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        prices: Prices | None,
-        bands: Mapping[str, tuple[float, ...]] | None = None,
-        rows: Mapping[str, BoundRowNoise] | None = None,
+        self, setup: Setup, prices: Prices | None, bands: Mapping[str, tuple[float, ...]] | None = None
     ) -> None:
         self._setup, self._prices, self._bands = setup, prices, bands or {}
-        self._rows = {f"{ROWS}{name}": (noise.price, noise.multiplier) for name, noise in (rows or {}).items()}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
             self.names = (GRADIENTS,)
         elif setup.rows:
-            self.names = tuple(self._rows)
+            self.names = (f"{ROWS}{setup.rows}",)
 
     @property
     def accounts(self) -> range:
@@ -343,11 +358,8 @@ class Claims:
         """Return why the published accounting that is charged does not hold; None where it does."""
         return self.prices.refuted
 
-    def price(self, client: int = 0, name: str = "") -> tuple[Price, float]:
-        """Return the price of an account and its noise multiplier: of ``client`` where the unit is a record, and of the
-        rows of ``name`` where these have noise of their own."""
-        if name in self._rows:
-            return self._rows[name]
+    def price(self, client: int = 0) -> tuple[Price, float]:
+        """Return the price of an account, of ``client`` where the unit is a record, and its noise multiplier."""
         kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
         return self.prices.kinds[kind], self.prices.multipliers[kind]
 
@@ -368,15 +380,15 @@ class Claims:
         setup, adaptive = self._setup, self._setup.adaptive
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
             assert adaptive is not None
-            bound = 1.0 if setup.relation(name) == "replace" else 0.5
+            bound = 1.0 if setup.relation == "replace" else 0.5
             claim = replace(self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound)
             return replace(claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound)
-        price, multiplier = (None, 0.0) if self._prices is None else self.price(client, name)
+        price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
         law = setup.privacy.mechanism if price is None else price.mechanism
         sampled = None if price is None or price.sampled == 1 else price.sampled
         multiplier = multiplier if price is None else weighted(price, multiplier, use)
-        relation, form, d = setup.relation(name), setup.form(name), setup.dimension(name)
-        if adaptive is not None and price is not None and name not in self._rows:  # the count takes its part
+        relation, form, d = setup.relation, setup.form(name), setup.dimension(name)
+        if adaptive is not None and price is not None:  # the count takes its part
             count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
         return Claim(
@@ -387,7 +399,7 @@ class Claims:
             norm="l1" if law == "laplace" and form != "symmetric" else "l2",
             form=form,
             size=d * (d + 1) // 2 if form == "symmetric" else d,
-            denominator=1.0 if name in self._rows else setup.denominator(client, sampled),
+            denominator=setup.denominator(client, sampled),
             sampled=sampled,
             bands=self._bands.get(name, ()),
         )
@@ -396,7 +408,7 @@ class Claims:
         """Return what the settings and public facts make of the price of an account."""
         setup, of_records = self._setup, self._setup.gradients is not None
         return {
-            "mechanism": setup.privacy.mechanism,
+            "mechanism": "l2_laplace" if setup.rows else setup.privacy.mechanism,
             "sizes": tuple(self.of(name, client).size for name in self.names),
             "delta": setup.delta,
             "sampled": setup.rate(client),
@@ -405,22 +417,22 @@ class Claims:
             "bands": max([1, *map(len, self._bands.values())]),
         }
 
-    def event(self, client: int, use: int, name: str = "") -> Any:
+    def event(self, client: int, use: int) -> Any:
         """Return the event of one noised sum in a use, composed from its price by code of the audit."""
-        price, multiplier = self.price(client, name)
+        price, multiplier = self.price(client)
         return event_of(price, weighted(price, multiplier, use))
 
-    def composition(self, client: int, uses: int, name: str = "") -> list[tuple[Any, int]]:
+    def composition(self, client: int, uses: int) -> list[tuple[Any, int]]:
         """Return the events of an account after ``uses``, with their numbers; see :func:`composition`."""
-        return composition(*self.price(client, name), uses)
+        return composition(*self.price(client), uses)
 
-    def spent(self, client: int, uses: int, name: str = "") -> float:
+    def spent(self, client: int, uses: int) -> float:
         """Return epsilon of :meth:`composition`, at the delta of the settings."""
-        parts = [(event, count) for event, count in self.composition(client, uses, name) if count]
+        parts = [(event, count) for event, count in self.composition(client, uses) if count]
         if not parts:
             return 0.0
         whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
-        return epsilon(whole, count, self.price(client, name)[0].delta if name else self._setup.delta)
+        return epsilon(whole, count, self._setup.delta)
 
 
 def weighted(price: Price, multiplier: float, use: int) -> float:

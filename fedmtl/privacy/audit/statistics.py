@@ -88,4 +88,4 @@ def unrelated_p(cosines: np.ndarray, size: np.ndarray | int) -> float:
     anything that does not depend on them: by Student's law and a union bound; 1 of none."""
     freedom = np.asarray(size, float) - 1
     ratios = cosines * np.sqrt(freedom / np.maximum(1 - cosines**2, 1e-300))
-    return min(1.0, float(2 * cosines.size * stats.t.sf(ratios, freedom).min(initial=1.0)))
+    return min(1.0, 2 * cosines.size * float(np.min(stats.t.sf(ratios, freedom), initial=1.0)))

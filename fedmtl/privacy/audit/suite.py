@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..._check import one_of, positive_int
-from .charges import charges, row_charges
+from .charges import charges
 from .findings import Finding, skipped
 from .freshness import freshness
 from .grid import on_public_grids
@@ -14,7 +14,7 @@ from .noise import noise_laws
 from .play import gathered
 from .sampler import beside_noise, sampler
 from .sensitivity import exact_sums, sensitivity
-from .setup import Setup
+from .setup import ROWS, Setup
 from .statistics import auditor, seeds
 
 CHECKS = (
@@ -70,10 +70,12 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     """
     effort = effort or Effort()
     findings = _audited(setup, seed, effort)
-    own = setup.gradients is None and any(plan.rows is not None for plan in setup.releases)
-    if own and not setup.privacy.noiseless:
-        checks = tuple(kind for kind in effort.checks if kind in _OF_ROWS)
-        findings += _audited(replace(setup, rows=True), seed, replace(effort, checks=checks))
+    own = replace(effort, checks=tuple(kind for kind in effort.checks if kind in _OF_ROWS))
+    for plan in setup.releases:
+        if plan.rows is not None and setup.gradients is None and not setup.privacy.noiseless:
+            of = f"{ROWS}{plan.name}"
+            found = _audited(replace(setup, rows=plan.name), seed, own)
+            findings += [each if of in each.check else replace(each, check=f"{each.check}, {of}") for each in found]
     return findings
 
 
@@ -103,7 +105,7 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
         "freshness": lambda: freshness(setup, claims, noise, seed, processes=effort.processes),
         "sensitivity": lambda: sensitivity(setup, claims, seed, auditor(seed, "sensitivity")),
         "sampler": cohorts,
-        "charges": lambda: (row_charges if setup.rows else charges)(setup, claims, seed),
+        "charges": lambda: charges(setup, claims, seed),
         "grid": lambda: on_public_grids(setup, claims, seed),
         "exact sum": lambda: exact_sums(setup, claims, seed, auditor(seed, "exact sums")),
     }
