@@ -236,6 +236,8 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
             guesses = f"{bound['right']:,} of {bound['made']:,} guesses right"
             bounds.append(f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})")
         rows.append((one["observer"], f"{', '.join(bounds)}; {one['attack']}"))
+    if interval.get("dependence") is not None:
+        rows.append(("independent", f"no bound for independent canaries: {interval['dependence']}"))
     count = f"{interval['canaries']:,} canary {interval['unit']}s took part, as long as the clip allows"
     return [*rows, ("canaries", f"{count}, each in or out by a coin")]
 

@@ -137,23 +137,25 @@ def certificate(
     planted.settle()
     scores = {RELEASES: planted.scores}
     record: dict[str, Any] = {"claimed": epsilon, "delta": prices.delta, "confidence": settings.confidence}
-    independent, accounts = False, np.arange(len(spent))
+    accounts = np.arange(len(spent))
     if records is not None:
-        independent, accounts = records.independent(), records.clients.numpy()
+        dependence, accounts = records.dependence(), records.clients.numpy()
         record |= {"unit": "record", "added": {"to": records.own_records, "each": records.each}}
     elif clients is not None and channel.privacy is not None and isinstance(channel, Rounds):
-        independent = isinstance(channel.privacy.clip_norm, float | int) and clients.independent(channel.releases)
+        adaptive = not isinstance(channel.privacy.clip_norm, float | int)
+        dependence = clients.dependence(channel.releases, adaptive=adaptive)
         record |= {"unit": "client"}
         size = 0 if change is None else change.numel()
         same = [one for one in channel.releases.values() if one.form == "vector" and one.dimension == size]
         if change is not None and same and len(clients) <= size:
             scores[MODEL] = clients.final_scores(same[0], change)
-    took_part = planted.uses > 0  # canaries that sampling never drew are dropped, unless none was drawn
+    record["dependence"] = dependence
+    took_part = planted.uses > 0  # without those never drawn, unless none was; with secret sampling each may have been
     took_part |= ~took_part.any()
     observers = []
     for observer, each in scores.items():
         bounds = []
-        for for_independent in (True, False) if independent and observer == RELEASES else (False,):
+        for for_independent in (True, False) if dependence is None and observer == RELEASES else (False,):
             chosen = each[took_part].nan_to_num().numpy(), planted.coins[took_part].numpy()
             bounds.append({"independent": for_independent, **asdict(guess(*chosen, 1.0 if for_independent else SHARE))})
         observers.append({"observer": observer, "attack": _ATTACKS[observer], "bounds": bounds})

@@ -61,7 +61,7 @@ def test_directions_have_length_one_and_are_orthogonal_where_they_fit(form, mech
     torch.testing.assert_close(torch.linalg.vector_norm(dense, order, dim=1), torch.ones(canaries, dtype=torch.float64))
     if canaries <= 100:
         torch.testing.assert_close(dense @ dense.T, torch.eye(canaries, dtype=torch.float64))
-    assert found.independent(channel.releases) == (canaries <= 100)
+    assert (found.dependence(channel.releases, adaptive=False) is None) == (canaries <= 100)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_bounds_of_sound_activations_exceed_the_claim_as_rarely_as_stated(rate):
     above, runs = 0, 100
     for seed in range(runs):
         canaries, channel = activated(rate=rate, each=40, noise=1.0, seed=seed)
-        assert canaries.independent()
+        assert canaries.dependence() is None
         curve = trade_off(channel.prices.kinds[0].after(3, 1.0), 1)
         above += refuted(guess(canaries.scores.numpy(), canaries.coins.numpy()), curve, independent=True)
     assert stats.binomtest(above, runs, 0.05, alternative="greater").pvalue > 1e-3

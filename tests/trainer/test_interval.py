@@ -103,8 +103,10 @@ def test_every_schedule_has_its_bounds(schedule, canaries, independent):
 
 def test_an_adaptive_clip_makes_canaries_dependent():
     privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.7), epsilon=4.0, delta=DELTA)
-    certificate, _ = interval(privacy=privacy)
+    certificate, result = interval(privacy=privacy)
     assert not any(bound["independent"] for one in certificate["observers"] for bound in one["bounds"])
+    text = " ".join(result.privacy.text().split())
+    assert "no bound for independent canaries: the clip norm follows the rows of canaries" in text
 
 
 def test_a_method_of_two_releases_is_measured():

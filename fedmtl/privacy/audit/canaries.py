@@ -113,13 +113,17 @@ class Canaries(_Coins):
                     f"FullParticipation."
                 )
 
-    def independent(self, releases: Mapping[str, Release]) -> bool:
-        """Return whether the canaries touch no common coordinate of any release and the noise of coordinates is
-        independent, so that the score of a canary does not depend on the coins of others."""
-        return all(
-            release.noise is not None and release.noise.name != "l2_laplace" and len(self) <= release.dimension
-            for release in releases.values()
-        )
+    def dependence(self, releases: Mapping[str, Release], *, adaptive: bool) -> str | None:
+        """Return why the score of a canary depends on the coins of others; None if it does not.
+
+        Args:
+            releases: of the run.
+            adaptive: whether the clip norm follows the rows.
+        """
+        if adaptive:
+            return "the clip norm follows the rows of canaries"
+        each = (_dependence(release.noise, len(self), release.dimension) for release in releases.values())
+        return next(filter(None, each), None)
 
     def directions(self, release: Release, step: int) -> tuple[Tensor, Tensor]:
         """Return the direction of every canary, of length 1 in the norm of the clip: the coordinates int64 (m, w) that
@@ -233,10 +237,9 @@ class RecordCanaries(_Coins):
         self._group[self.clients] = torch.arange(len(self.clients))
         self._drawn: dict[int, Tensor] = {}
 
-    def independent(self) -> bool:
-        """Return whether canaries of one client touch no common coordinate and the noise of coordinates is independent;
-        the noise of clients is."""
-        return self.each <= self._dimension and self._law.name != "l2_laplace"
+    def dependence(self) -> str | None:
+        """Return why the score of a canary depends on the coins of others of its client; None if it does not."""
+        return _dependence(self._law, self.each, self._dimension)
 
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
         """Return which drawn positions (A, B) of ``clients`` are records of their own, and note the canaries."""
@@ -298,6 +301,13 @@ def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, 
         places = torch.arange(size).expand(count, size)
     signs = torch.randint(0, 2, places.shape, generator=generator, dtype=torch.float64) * 2 - 1
     return places, signs / math.sqrt(places.shape[1])
+
+
+def _dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
+    """Return why the scores of ``count`` canaries in ``size`` coordinates are not independent; None if they are."""
+    if law is None or law.name == "l2_laplace":
+        return "the noise of coordinates is dependent"
+    return f"{count:,} canaries share {size:,} coordinates" if count > size else None
 
 
 def _mixture(evidence: Tensor, rate: Tensor) -> Tensor:

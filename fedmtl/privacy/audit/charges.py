@@ -8,8 +8,9 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,19 +31,34 @@ _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
 
+_Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
+"""The first step, what begins, and the accounts that each step is charged to, -1 for that of all clients; None where
+the block must be refused."""
+
 
 def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
     if setup.rows:
         uses = np.array([sum(1 for _ in rounds(setup, setup.open(seed)))])
         return [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    findings, most = _steps(setup, claims, seed)
-    findings.append(_prices(setup, claims, seed))
+    made = _steps(setup, claims, seed, _planned)
+    again, most, caps = made.again, made.uses, setup.open(seed).account.caps
+    detail = f"{made.steps:,} steps charged before they release, uses and epsilons of all accounts"
+    findings = [exact("charges: steps in the ledger", len(made.wrong), "; ".join(made.wrong[:3]) or detail)]
     if setup.one_at_a_time:
-        findings.append(_caps(setup, seed))
-        most = setup.open(seed).caps
+        past = _steps(setup, claims, seed, _past_caps)
+        again, most = again + past.again, caps
+        detail = f"activations past the cap are refused, or silent and free, after {past.steps:,} within it"
+        findings.append(exact("charges: cap on uses", len(past.wrong), "; ".join(past.wrong[:3]) or detail))
+        if not past.steps and not past.wrong:
+            findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
+    elif caps is not None:
+        over = int((made.uses - caps).max())
+        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
+    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
     uses = most if setup.gradients is not None else most.max(keepdims=True)
-    return [*findings, _budgets(setup, claims, uses), _by_library(setup, claims, np.minimum(uses, setup.steps))]
+    findings += [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
+    return [*findings, _by_library(setup, claims, np.minimum(uses, setup.steps))]
 
 
 # What a price says
@@ -92,13 +108,26 @@ def _by_step(path: Path) -> list[list[int]]:
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
-def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.ndarray]:
-    """Make steps until they are refused, also after those of the run, and read them back from the file: each is charged
-    once, before it releases something, to those that take part.
+@dataclass
+class _Made:
+    """Steps that were made.
 
-    Returns:
-        The findings, and the uses of every account that are let through.
+    Attributes:
+        wrong: what is wrong with their charges.
+        again: second or unpaid times that were accepted.
+        steps: how many.
+        uses: (m,) of the accounts.
     """
+
+    wrong: list[str]
+    again: int
+    steps: int
+    uses: np.ndarray
+
+
+def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterator[_Block]]) -> _Made:
+    """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
+    before it releases something, to those that take part; a block that must be refused is not charged."""
     wrong, charged, again = list[str](), list[list[int]](), 0
 
     def begun_again(first: int, members: Tensor) -> None:
@@ -108,10 +137,16 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
             channel.start(0)
-            for first, members, clients in _blocks(setup, channel, seed):
+            for first, members, clients in blocks(setup, channel, seed):
                 try:
                     channel.begin(first, members)
                 except BudgetExhausted:
+                    if clients is None:
+                        continue
+                    wrong += [f"step {first} is within the caps, and is refused"] * (blocks is _past_caps)
+                    break
+                if clients is None:
+                    wrong.append(f"step {first} is past the cap of client {setup.name(int(members[0, 0]))}")
                     break
                 charged += clients
                 if (setup.one_at_a_time or len(charged) <= _STEPS) and _by_step(path)[first:] != clients:
@@ -137,13 +172,7 @@ def _steps(setup: Setup, claims: Claims, seed: int) -> tuple[list[Finding], np.n
         wrong += _misstated(setup, claims, channel, len(charged), happened)
     except PrivacyError as error:  # no figure for so many uses
         wrong.append(str(error))
-    detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
-    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
-    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
-    if not setup.one_at_a_time and channel.account.caps is not None:
-        over = int((happened - channel.account.caps).max())
-        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
-    return findings, happened
+    return _Made(wrong, again, len(charged), happened)
 
 
 def _misstated(
@@ -171,8 +200,8 @@ def _misstated(
     return wrong
 
 
-def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
-    """Yield the first step, what begins, and the accounts that each step is charged to: -1 is that of all clients."""
+def _planned(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
+    """Yield the blocks of a run, and beyond its last step."""
     if isinstance(channel, Activations):
         left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
         left = left.copy()
@@ -191,6 +220,22 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
         except BudgetExhausted:
             return
         yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
+
+
+def _past_caps(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block]:
+    """Yield blocks in which one client after the other acts up to its cap, and once more, in the same block and after
+    it: silent and free, or refused."""
+    first = 0
+    for k, cap in enumerate(channel.caps[:CLIENTS].tolist()):
+        if not setup.sizes[k] or not 0 < cap * setup.records.dimension <= MOST_ELEMENTS:
+            continue
+        members, silent = torch.full((1, cap + 1), k), setup.records.at_cap == "silent"
+        yield first, members, [[k]] * cap + [[]] if silent else None
+        if not silent:
+            yield first, members[:, :cap], [[k]] * cap
+        first += cap + silent
+        yield first, members[:, :1], [[]] if silent else None
+        first += silent
 
 
 # What must be refused
@@ -233,62 +278,6 @@ def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> int:
         local.release(clients[:1], empty)
     others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
     return sum(_accepted(local.release, attempt, empty) for attempt in (clients[:1], *others))
-
-
-def _caps(setup: Setup, seed: int) -> Finding:
-    """Check that every client acts up to its cap; one activation more, in the block of the others or after them, is
-    refused with nothing charged and no data read; or, where clients at their caps are silent, is free and releases
-    nothing."""
-    wrong, asked = [], 0
-    for k in range(min(CLIENTS, len(setup.sizes))):
-        with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
-            path = Path(folder) / "ledger.jsonl"
-            with closing(setup.open(seed, ledger=path)) as channel:
-                channel.start(0)
-                if setup.sizes[k] and 0 < channel.caps[k] * setup.records.dimension <= MOST_ELEMENTS:
-                    asked += 1
-                    wrong += [f"client {setup.name(k)} {what}" for what in _past(setup, channel, path, k)]
-    check = "charges: cap on uses"
-    detail = f"activations past the cap of {asked:,} clients are refused, or silent and free"
-    if not asked:
-        return skipped(check, "the caps are 0, too many activations to make, or no records")
-    return exact(check, len(wrong), "; ".join(wrong[:3]) or detail)
-
-
-def _past(setup: Setup, channel: Activations, path: Path, k: int) -> list[str]:
-    cap, silent, wrong = int(channel.caps[k]), setup.records.at_cap == "silent", []
-    read: list[int] = []
-
-    def gradients(client: int, runs: np.ndarray) -> Tensor:
-        read.extend(runs.tolist())
-        return torch.ones(len(runs), int(setup.sizes[client]), setup.records.dimension, dtype=torch.float64)
-
-    def begins(first: int, count: int) -> bool:
-        return _accepted(channel.begin, first, torch.full((1, count), k))
-
-    if not silent:
-        if begins(0, cap + 1):
-            return [f"may act {cap + 1} times, its cap is {cap}"]
-        if channel.account.uses.any() or _by_step(path) or channel.epsilon != 0:
-            wrong.append("was charged for a block that was refused")
-    count = cap + silent
-    if not begins(0, count):
-        return [*wrong, f"may not act {count} times, its cap is {cap}"]
-
-    def released() -> np.ndarray:
-        return channel.release([gradients(*group) for group in channel.acting])
-
-    values = [released() for _ in range(count)]
-    if begins(count, 1) != silent:
-        wrong.append("may not act past its cap" if silent else f"may act once more after {cap} times, its cap")
-    elif silent:
-        values.append(released())
-    if len(read) != cap or any(bool(value.any()) for value in values[cap:]):
-        wrong.append(f"released something past its cap of {cap}")
-    charged = [clients for clients in _by_step(path) if clients]
-    if charged != [[k]] * cap or int(channel.account.uses[0, k]) != cap:
-        wrong.append(f"was charged {len(charged)} times, its cap is {cap}")
-    return wrong
 
 
 # Figures
