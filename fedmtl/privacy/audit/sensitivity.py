@@ -42,24 +42,11 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
     return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, single]
 
 
-class Worst:
-    """The largest share of a sensitivity that was seen, and where; one that is not a number is infinite."""
-
-    def __init__(self) -> None:
-        self.share, self.where, self.cases = 0.0, "", 0
-
-    def see(self, share: float, where: str) -> None:
-        """Count one pair of neighbours."""
-        self.cases += 1
-        if not share <= self.share:
-            self.share, self.where = (share if math.isfinite(share) else math.inf), where
-
-    def finding(self, check: str) -> Finding:
-        """Return a finding that is refuted above 1."""
-        detail = f"largest change over the sensitivity, {self.cases} pairs" + (
-            f"; {self.where}" if self.share > 1 else ""
-        )
-        return too_large(check, self.share, 1.0, detail)
+def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
+    """Return a finding on the shares of a sensitivity by which neighbours differ, each with the words where."""
+    share, where = max(shares, default=(0.0, ""))
+    detail = f"largest change over the sensitivity, {len(shares)} pairs"
+    return too_large(check, share, 1.0, f"{detail}; {where}" if share > 1 else detail)
 
 
 def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
@@ -88,7 +75,7 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
     most = max(2, min(_COHORT if setup.gradients is None else 2 * CLIENTS, 2 * MOST_ELEMENTS // d))
     dtype = torch.float64 if setup.one_at_a_time else torch.float32
     direction = torch.nn.functional.normalize(torch.ones(d, dtype=dtype), dim=0)
-    worst: dict[str, Worst] = {}
+    shares: dict[str, list[tuple[float, str]]] = {}
     trials = [(row, crowd) for row in [*adversaries(d, dtype), -1e4 * direction] for crowd in ("random", "aligned")]
     trials += [(-1e4 * direction, "silent")] * min(_EVERY_CLIENT, len(able))
     for index, (adversary, crowd) in enumerate(trials):
@@ -106,9 +93,9 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
             pair.append(played(setup, claims, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
         where = f"adversary {index} is client {setup.name(who)} among {crowd} others"
         for released, sample in pair[0].items():
-            for share in _shares(sample, pair[1][released], [who]):
-                worst.setdefault(released, Worst()).see(share, where)
-    return [largest.finding(f"sensitivity: {released}") for released, largest in worst.items()]
+            moved = _shares(sample, pair[1][released], [who])
+            shares.setdefault(released, []).extend((share, where) for share in moved)
+    return [_largest(f"sensitivity: {released}", each) for released, each in shares.items()]
 
 
 def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) -> Sent:
@@ -136,17 +123,17 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
 
 
 def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
-    """Return by how much of its sensitivity each release moves; infinite for any change of a client that is not among
-    ``who``."""
+    """Return by how much of its sensitivity each release moves; infinite for a change that is not finite, and for any
+    of a client that is not among ``who``."""
     shares = []
     for first, second in zip(left.releases, right.releases, strict=True):
         claim = first.claim
         with np.errstate(invalid="ignore", over="ignore"):
             moved = float(np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2))
-        if first.client in (-1, *who):
-            shares.append(moved * claim.denominator / claim.sensitivity / _ROUNDING)
-        else:
-            shares.append(0.0 if moved == 0 else math.inf)
+        share = moved * claim.denominator / claim.sensitivity / _ROUNDING
+        if not math.isfinite(share) or (moved != 0 and first.client not in (-1, *who)):
+            share = math.inf
+        shares.append(share)
     return shares
 
 
@@ -228,7 +215,7 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
 
     The other records pull one way, at random, or have factors that are not numbers.
     """
-    worst, few = Worst(), np.arange(len(x))[:CLIENTS]
+    shares, few = list[tuple[float, str]](), np.arange(len(x))[:CLIENTS]
     for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
         places = [int(coins.integers(max(1, len(rows)))) for rows in x]
         base = [rows.nan_to_num(0.0, 0.0, 0.0) for rows in x]
@@ -255,5 +242,5 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
         ]
         for client, share in zip(pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True):
             factors = _FACTORS[(client + index) % len(_FACTORS)]
-            worst.see(share, f"row {index}, factors {factors} of {setup.name(client)}")
-    return worst.finding("sensitivity: factors of gradients")
+            shares.append((share, f"row {index}, factors {factors} of {setup.name(client)}"))
+    return _largest("sensitivity: factors of gradients", shares)
