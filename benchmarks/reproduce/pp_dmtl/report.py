@@ -8,20 +8,32 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
-from scores import interval
+from scores import AS_PUBLISHED, Role, Score, listing, plot, renew_scores, table
 from sweep import markdown, read_csv, replace_section, write_csv
 
-from fedmtl.report.canvas import drawing, plain_ticks
+from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
-COLUMNS = ("part", "rule", "epsilon", "answers", "what", "records", "lam", "a2", "ridge", "server", "steps",
-           "stragglers", "delay", "runs", "rank", "q25", "median", "q75", "error", "bare", "waits", "to 0.2", "to 0.1",
-           "to 0.05", "to 0.02")  # fmt: skip
+COLUMNS = ("part", "rule", "epsilon", "answers", "what", "a2", "server", "steps", "stragglers", "delay", "runs", "rank",
+           "q25", "median", "q75", "to 0.2", "to 0.1", "to 0.05", "to 0.02")  # fmt: skip
 COLOURS = ("#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9")
 MUTED = "#6b6f76"
 UNITS = {"classification": "test error", "regression": "test mean squared error"}
 SHOWN = (math.inf, 10.0, 3.0, 1.0)
-PARTS = ("classification", "regression", "sound", "waiting")
+PARTS = ("classification", "regression", "waiting")
+SOUND: dict[str, tuple[str, Role]] = {
+    "alone": ("single-task learning", "local"),
+    "sound": ("PP-DMTL, sound", "published"),
+    "bare": ("PP-DMTL, P alone", "published"),
+    "waits": ("PP-DMTL, the server waits", "baseline"),
+    "optimum": ("joint optimum, no noise", "baseline"),
+}
+SHOWN_CHOICES = ("single-task learning", "PP-DMTL, sound")
+STYLES = {
+    "PP-DMTL, sound": {"color": COLOURS[0], "marker": "o", "markersize": 4},
+    "single-task learning": {"color": COLOURS[3], "linestyle": "-."},
+    "joint optimum, no noise": {"color": COLOURS[1], "linestyle": "--"},
+}
 
 
 def write(parts: dict[str, list[Row]], here: Path) -> None:
@@ -36,10 +48,13 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         plot_objective(parts, kinds, here / "objective.png")
         plot_tasks(parts, kinds, here / "tasks.png")
     if "sound" in parts:
-        rows += [{**r, "part": "sound"} for r in parts["sound"]]
-        replace_section(readme, "sound", sound_table(parts["sound"]))
-        replace_section(readme, "chosen", chosen_table(parts["sound"]))
-        plot_sound(parts["sound"], here / "sound.png")
+        scores = sound_scores(parts["sound"])
+        renew_scores(here / "scores.csv", scores)
+        tables = {s.setting: table(scores, s.setting, digits=4, noiseless=True) for s in scores}
+        replace_section(readme, "sound", "\n".join(f"{title}:\n\n{text}" for title, text in tables.items()))
+        replace_section(readme, "chosen", listing([s for s in scores if s.method in SHOWN_CHOICES], digits=4))
+        note = "Means of 10 runs on each of 5 problems; settings chosen on other problems."
+        plot(here / "sound.png", scores, STYLES, note=note, unit="a task over the run", bottom=0)
     if "waiting" in parts:
         for r in parts["waiting"]:
             rows.append({**r, "part": "waiting", **{key: median(r[key]) for key in r if key.startswith("to ")}})
@@ -88,44 +103,21 @@ def published_table(rows: list[Row]) -> str:
     return markdown(titles, lines)
 
 
-def gain(row: Row, alone: Row) -> tuple[float, float]:
-    """How much less than alone the error is, with half the 95% interval of the paired difference over problems."""
-    return interval(b - a for a, b in zip(row["problems"], alone["problems"], strict=True))
-
-
-def sound_table(rows: list[Row]) -> str:
-    """Mean errors by records and total epsilon, beside single-task learning and the joint optimum; ▲ better and ▼ worse
-    than alone where the interval of :func:`gain` leaves out 0."""
-    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if r["rule"] == "sound"))
-    lines = []
-    for records in dict.fromkeys(r["records"] for r in rows):
-        own = pick(rows, records=records)
-        (alone,), (best,) = pick(own, rule="alone"), pick(own, rule="optimum")
-        cells = []
-        for epsilon in epsilons:
-            (row,) = [r for r in own if r.get("epsilon") == epsilon]
-            less, half = gain(row, alone)
-            sign = "" if abs(less) <= half else " ▲" if less > 0 else " ▼"
-            cells.append(number(row["error"]) + sign)
-        lines.append([f"{records:,}", number(alone["error"]), *cells, number(best["error"])])
-    titles = ["records a task:", "alone:", *(f"ε {e:g}:" if math.isfinite(e) else "clip only:" for e in epsilons)]
-    return markdown([*titles, "joint optimum:"], lines)
-
-
-def chosen_table(rows: list[Row]) -> str:
-    """What was chosen on other problems, and what parts of it give."""
-    lines = []
-    for r in rows:
-        if r["rule"] == "sound":
-            ridge = "P alone" if r["ridge"] is None else f"{r['ridge']:g}"
-            (alone,) = pick(rows, rule="alone", records=r["records"])
-            lines.append(
-                [f"{r['records']:,}", name_of(r["epsilon"]), str(r["answers"]), f"{r['a2']:g}", f"{r['lam']:g}", ridge,
-                 number(r["error"]), "{:.4f} ± {:.4f}".format(*gain(r, alone)), number(r["bare"]), number(r["waits"])]
-            )  # fmt: skip
-    titles = ["records a task:", "epsilon of a task:", "answers:", "a2:", "lambda:", "refinement:", "error:",
-              "less than alone:", "P alone:", "server waits:"]  # fmt: skip
-    return markdown(titles, lines)
+def sound_scores(rows: list[Row]) -> list[Score]:
+    """The error on every problem."""
+    found = []
+    for r in sorted(rows, key=lambda r: (r["records"], list(SOUND).index(r["rule"]))):
+        name, role = SOUND[r["rule"]]
+        epsilon = {"alone": 0.0, "optimum": math.inf}.get(r["rule"]) if "epsilon" not in r else r["epsilon"]
+        words = [f"{r['answers']} answers, a2 {r['a2']:g}"] if "answers" in r else []
+        words += [f"lambda {r['lam']:g}"] if "lam" in r else []
+        words += ["P alone" if r["ridge"] is None else f"ridge {r['ridge']:g}"]
+        setting = f"{r['records']:,} records a task, {AS_PUBLISHED}"
+        found += [
+            Score(setting, "test error", False, role, name, epsilon, seed, error, chosen=", ".join(words))
+            for seed, error in enumerate(r["problems"])
+        ]
+    return found
 
 
 def seconds(values: list[float]) -> str:
@@ -199,31 +191,6 @@ def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> Non
         for axes in panels[-1]:
             axes.set_xlabel("answers of each task")
         panels[0][0].legend(fontsize=7.5, ncols=2)
-
-
-def plot_sound(rows: list[Row], path: Path) -> None:
-    """Error by total epsilon, a panel a number of records."""
-    sizes = list(dict.fromkeys(r["records"] for r in rows))
-    with drawing(
-        path, 10.0, 3.5, "Mean and quartiles of 10 runs on each of 5 problems; settings chosen on other problems."
-    ) as figure:
-        for axes, records in zip(figure.subplots(1, len(sizes), sharey=True), sizes, strict=True):
-            own = [r for r in pick(rows, records=records, rule="sound") if math.isfinite(r["epsilon"])]
-            axes.set(xlabel="epsilon of a task over the run", title=f"{records:,} records a task")
-            axes.set_xscale("log")
-            at = [r["epsilon"] for r in own]
-            axes.set_xticks(at)
-            axes.minorticks_off()
-            plain_ticks(axes.xaxis)
-            axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=COLOURS[0], alpha=0.25, lw=0)
-            axes.plot(at, [r["error"] for r in own], "o-", color=COLOURS[0], markersize=4, label="PP-DMTL, sound")
-            for rule, name, colour, style in (("alone", "single-task learning", COLOURS[3], "-."),
-                                              ("optimum", "joint optimum, no noise", COLOURS[1], "--")):  # fmt: skip
-                (row,) = pick(rows, records=records, rule=rule)
-                axes.axhline(row["error"], color=colour, linewidth=1.5, linestyle=style, label=name)
-        figure.axes[0].set_ylabel("test error")
-        figure.axes[0].legend(fontsize=8, loc="lower left")
-        figure.axes[0].set_ylim(bottom=0)
 
 
 def plot_waiting(rows: list[Row], path: Path) -> None:

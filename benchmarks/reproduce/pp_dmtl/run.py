@@ -144,22 +144,20 @@ def sound() -> list[Row]:
         for name, models in (("alone", [alone(t, ridge) for t in own]), ("optimum", [joint(t, *mix) for t in own])):
             errors = [float(t.errors(m).mean()) for t, m in zip(own, models, strict=True)]
             known = {"lam": mix[0], "ridge": mix[1]} if name == "optimum" else {"ridge": ridge}
-            rows.append({"rule": name, "records": records, **known, "problems": errors, "error": mean(errors)})
+            rows.append({"rule": name, "records": records, **known, "problems": errors})
         for epsilon in TOTALS:
             setting = choose(trials, epsilon)
-            errors, bare, waits = [], [], []
+            found: dict[str, list[float]] = {"sound": [], "bare": [], "waits": []}
             for place, t in enumerate(own):
                 shared = sound_run(t, epsilon, setting, SOUND_RUNS, 1000 + place)
-                errors.append(t.errors(personalized(t, shared, setting["ridge"])).mean(-1))
-                bare.append(float(t.errors(shared).mean()))
+                found["sound"].append(float(t.errors(personalized(t, shared, setting["ridge"])).mean()))
+                found["bare"].append(float(t.errors(shared).mean()))
                 shared = sound_run(t, epsilon, setting, SOUND_RUNS, 1000 + place, Synchronous)
-                waits.append(float(t.errors(personalized(t, shared, setting["ridge"])).mean()))
-            rows.append(
-                {"rule": "sound", "records": records, "epsilon": epsilon, **setting,
-                 "bare": mean(bare), "waits": mean(waits),
-                 "problems": [float(e.mean()) for e in errors], "error": float(torch.cat(errors).mean()),
-                 **quantiles(torch.cat(errors))}
-            )  # fmt: skip
+                found["waits"].append(float(t.errors(personalized(t, shared, setting["ridge"])).mean()))
+            rows += [
+                {"rule": rule, "records": records, "epsilon": epsilon, **setting, "problems": errors}
+                for rule, errors in found.items()
+            ]
     return rows
 
 
