@@ -21,7 +21,6 @@ public, else by that of all over C.
 
 from __future__ import annotations
 
-import csv
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from .._check import Count, NonNegative, Positive, Rate
+from .._files import csv_rows
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
@@ -242,17 +242,11 @@ def read_clusters(path: str | Path) -> dict[str, str]:
     """Read clusters by client id from a CSV file with the columns ``client`` and ``cluster``.
 
     Raises:
-        ConfigError: no such file, other columns, or a client with two clusters.
+        DataError: no such file, or another header.
+        ConfigError: a client with two clusters.
     """
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise ConfigError(f"ClusteredPMTL.clusters: {path} cannot be read: {error.strerror}.") from error
-    if not rows or not {"client", "cluster"} <= rows[0].keys():
-        raise ConfigError(f"ClusteredPMTL.clusters: {path} must have a header with the columns client and cluster.")
     clusters: dict[str, str] = {}
-    for row in rows:
-        if clusters.setdefault(row["client"], row["cluster"]) != row["cluster"]:
-            raise ConfigError(f"ClusteredPMTL.clusters: {path} has two clusters of client {row['client']!r}.")
+    for where, (client, cluster) in csv_rows(Path(path), "client,cluster", what="clusters are"):
+        if clusters.setdefault(client, cluster) != cluster:
+            raise ConfigError(f"ClusteredPMTL.clusters: {where}: client {client!r} has two clusters.")
     return clusters

@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from fedmtl import IFCA, PMTL, ClientPrivacy, ClusteredPMTL, FedAvg, LocalSGD, PoissonSampling, RecordPrivacy, models
 from fedmtl.algorithms.clusters import blocks
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
 from fedmtl.schedules import Block
 from tests.algorithms.harness import everyone, problem_of, run
@@ -151,10 +151,10 @@ def test_units_and_settings(tmp_path) -> None:
     one, other = (ClusteredPMTL(clusters=given, local=SOLVER) for given in (str(file), PARITY))
     assert torch.equal(trainer(algorithm=one).fit().personal, trainer(algorithm=other).fit().personal)
     file.write_text("client,cluster\na,0\nb,0\na,1\n")
-    with pytest.raises(ConfigError, match="has two clusters of client 'a'"):
+    with pytest.raises(ConfigError, match=r"clusters\.csv, row 4: client 'a' has two clusters"):
         ClusteredPMTL(clusters=file)
     file.write_text("who,where\na,b\n")
-    with pytest.raises(ConfigError, match="columns client and cluster"):
+    with pytest.raises(DataError, match="the header is 'who,where'; it must be 'client,cluster'"):
         ClusteredPMTL(clusters=file)
     with pytest.raises(ConfigError, match="no cluster of client 'client-3'"):
         trainer(algorithm=ClusteredPMTL(clusters={k: v for k, v in PARITY.items() if k != "client-3"})).fit()

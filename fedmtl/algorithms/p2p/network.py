@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import triu
 
 from ...graphs import Graph
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_EDGES = 1 << 14
 _IDLE = 1e-3  # confidence of an agent without data, whose loss is lambda ||theta||^2
 
 
@@ -95,10 +95,6 @@ class Network:
 
     def roughness(self, theta: Array) -> float:
         """Return 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
-        owner = np.repeat(np.arange(len(self.graph)), self.graph.degrees)
-        upper = np.flatnonzero(owner < self.indices)
-        total = 0.0
-        for part in np.split(upper, range(_EDGES, len(upper), _EDGES)):
-            difference = theta[owner[part]] - theta[self.indices[part]]
-            total += float(self.graph.weights.data[part] @ np.einsum("kd,kd->k", difference, difference))
-        return total / 2
+        edges = triu(self.graph.weights, format="csr").tocoo()
+        difference = theta[edges.row] - theta[edges.col]
+        return float(edges.data @ np.einsum("kd,kd->k", difference, difference)) / 2
