@@ -7,7 +7,6 @@ client is charged for the steps in which it takes part, with a hard cap on their
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -27,13 +26,14 @@ class Account:
         steps: planned number of steps.
         prices: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        caps: (n,) int64, the most participations of each client, or None without caps.
+        caps: (n,) int64, the most participations of each client, where these are counted; None without caps.
         ledger: where charges are kept, or None where nothing is charged.
-        by_client: a client is charged for the steps in which it takes part, not everybody for every step.
+        by_client: the participations of clients are counted, and charged where there is a ledger; else everybody is
+            charged for every step.
         replicates: R.
 
     Attributes:
-        participations: (R, n) int64, up to the current step; only counted where they are charged or capped.
+        participations: (R, n) int64, up to the current step; 0 where they are not counted.
     """
 
     def __init__(
@@ -116,12 +116,8 @@ class Account:
 
     # Charging
 
-    def start(self, step: int, draw: Callable[[int], Tensor] | None = None) -> None:
-        """Set the account to the first step of this session; seeded: later charged steps will be replays.
-
-        Args:
-            step: number of the step.
-            draw: the cohort of an earlier step, given the participations so far.
+    def start(self, step: int) -> None:
+        """Set the account to ``step``, the first of this session; seeded: later charged steps will be replays.
 
         Raises:
             ResumeError: steps before this one are missing from the ledger.
@@ -133,10 +129,6 @@ class Account:
         self._next = step
         if self.ledger is None:
             self._base = step
-            drawn = range(step) if self.caps is not None and draw is not None else ()
-            for earlier in drawn:  # no ledger remembers who took part: draw again
-                assert draw is not None
-                self.participations[:, draw(earlier).numpy()] += 1
         elif self.ledger.reached < step:
             raise ResumeError(
                 f"The run continues at step {step}, and in its ledger step {self.ledger.reached} is not charged."
@@ -166,7 +158,7 @@ class Account:
         if first < self._next:
             raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
         before: np.ndarray | None = None
-        if self.by_client or self.caps is not None:
+        if self.by_client:
             before, acting, totals = self._counted(members)
             self._check_caps(first, end, acting[1], totals)
         if self.ledger is not None:
@@ -217,7 +209,7 @@ class Account:
             self.ledger.close()
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep: the charges of repetitions, which no file holds."""
+        """Return what a checkpoint must keep: what no file holds."""
         if self.ledger is not None and len(self.participations) == 1:
             return {}
         if self.by_client:

@@ -100,7 +100,7 @@ class Activations(Channel):
     # A block
 
     def start(self, step: int) -> None:
-        self.ranks.share(lambda: self.account.start(step))
+        super().start(step)
         if not self._end:
             self._place = self._end = step
 

@@ -146,13 +146,13 @@ class Channel(ABC):
 
     # A step
 
-    @abstractmethod
     def start(self, step: int) -> None:
         """Say at which step this session begins, so that a run with no step left reports what it spent.
 
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
+        self.ranks.share(lambda: self.account.start(step))
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
@@ -248,14 +248,13 @@ class Channel(ABC):
     def _record_facts(self, plan: GradientPlan) -> dict[str, Any]:
         """Return fields of the report where the unit is a record, beside :meth:`_common_facts`."""
         facts, account = self._common_facts(), self.account
-        steps = np.ones_like(plan.counts) if self.prices is None and account.by_client else plan.local_steps
         records = [each for each in self.settings if isinstance(each, RecordPrivacy)]
         of_clients = {budget for each in records for budget in each.budgets(plan.ids) if budget is not None}
         facts |= {
             "unit": "record",
             "relation": plan.relation,
             "names": (GRADIENT,),
-            "releases": int((account.spent.max(0) * steps).sum()),
+            "releases": int((account.spent.max(0) * plan.local_steps).sum()),
             "records": plan.describe(),
             "budget": max(of_clients, default=None),
             "outside": facts["outside"] + (RECORDS_OUTSIDE if self.privacy is not None else ()),

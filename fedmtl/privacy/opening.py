@@ -218,8 +218,8 @@ def _terms_of_rows(
         refuse_rows(plans)
         releases = bind_releases(plans, sampler, privacy)
         chosen = () if privacy is None else (privacy,)
-        options = {"sampler": sampler, "releases": releases}
-        return _Terms(settings=chosen, clients=sampler.n, caps=_caps(sampler), options=options)
+        options, caps = {"sampler": sampler, "releases": releases}, _caps(sampler)
+        return _Terms(settings=chosen, clients=sampler.n, caps=caps, by_client=caps is not None, options=options)
 
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
@@ -357,7 +357,7 @@ def _terms_of_records(
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
     terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, by_client=True, options=options)
     if all(each.noiseless for each in records):
-        return terms if sampler is None else replace(terms, caps=_caps(sampler), by_client=False)
+        return terms if sampler is None else replace(terms, caps=_caps(sampler), by_client=_caps(sampler) is not None)
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
     assert caps is not None

@@ -133,50 +133,51 @@ class PrivacyReport:
         return cls(private=values.get("clip_norm") is not None, **result)
 
     @property
-    def trusted(self) -> str:
-        """Return who must be trusted for the figure to hold, in words."""
+    def _standing(self) -> tuple[str, str, str]:
+        """Return the headline, whether what was released may be published, and who must be trusted, in words."""
+        refused, kept, everybody = (
+            "not private: epsilon = inf",
+            "not private, to be kept like private/",
+            "everybody: no finite epsilon holds",
+        )
         if not self.names:
-            return "no observer: nothing leaves a client"
+            nothing = "nothing is released"
+            return f"{nothing}: epsilon = 0", nothing, "no observer: nothing leaves a client"
+        if not self.private:
+            return f"{refused}, no clip, no noise", kept, everybody
         if self.elsewhere is not None:
-            return f"every node with its own noise and account: {self.elsewhere}"
-        if not self.private or self.noise_multiplier is None or self.refuted is not None:
-            return "everybody: no finite epsilon holds"
+            published = "protected by the noise of the nodes, as far as their own certificates say"
+            trusted = f"every node with its own noise and account: {self.elsewhere}"
+            return f"no account here: {self.elsewhere}", published, trusted
+        if self.noise_multiplier is None:
+            return f"{refused}, clip only, no noise", kept, everybody
+        if self.refuted is not None:
+            return f"{refused}, the published accounting does not hold", kept, everybody
+        trusted = "the server, which adds up what clients send before there is noise"
         if self.unit == "record":
-            return "no observer: every client adds its noise before anything leaves it"
-        beside = ", and the other clients, who are no observers here" if self.observer == "public" else ""
-        if self.server is not None:
-            return f"the server for this figure{beside}; against the server itself: {self.server}"
-        return f"the server, which adds up what clients send before there is noise{beside}"
+            trusted = "no observer: every client adds its noise before anything leaves it"
+        elif self.server is not None:
+            trusted = f"the server for this figure; against the server itself: {self.server}"
+        if self.source == "seeded":
+            return SIMULATED, "a simulation, not private; to publish, run with privacy.source=secure", trusted
+        epsilon = f"epsilon = {rounded_up(self.epsilon)}"
+        at = f"private: {epsilon} at delta = {rounded_up(self.delta or 0.0, 3)}"
+        return at, f"may be published, at {epsilon}", trusted
 
     @property
     def headline(self) -> str:
         """Return the first line of the printed block."""
-        if not self.names:
-            return "nothing is released: epsilon = 0"
-        if not self.private:
-            return "not private: epsilon = inf, no clip, no noise"
-        if self.elsewhere is not None:
-            return f"no account here: {self.elsewhere}"
-        if self.noise_multiplier is None:
-            return "not private: epsilon = inf, clip only, no noise"
-        if self.refuted is not None:
-            return "not private: epsilon = inf, the published accounting does not hold"
-        if self.source == "seeded":
-            return SIMULATED
-        return f"private: epsilon = {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta or 0.0, 3)}"
+        return self._standing[0]
 
     @property
     def publication(self) -> str:
         """Return whether what was released may be published, in the words of every place that speaks of it."""
-        if not self.names:
-            return "nothing is released"
-        if self.elsewhere is not None:
-            return "protected by the noise of the nodes, as far as their own certificates say"
-        if not self.private or self.noise_multiplier is None or self.refuted is not None:
-            return "not private, to be kept like private/"
-        if self.source == "seeded":
-            return "a simulation, not private; to publish, run with privacy.source=secure"
-        return f"may be published, at epsilon = {rounded_up(self.epsilon)}"
+        return self._standing[1]
+
+    @property
+    def trusted(self) -> str:
+        """Return who must be trusted for the figure to hold, in words."""
+        return self._standing[2]
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the printed block under its headline: what each is about, and its text. None without

@@ -111,12 +111,6 @@ class Rounds(Channel):
 
     # A round
 
-    def start(self, step: int) -> None:
-        self.ranks.share(lambda: self._start(step))
-
-    def _start(self, step: int) -> None:
-        self.account.start(step, self._sample)
-
     def draw(self, step: int) -> Tensor:
         """Return the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the same cohort until
         the round begins.
@@ -128,7 +122,7 @@ class Rounds(Channel):
         return drawn if self.canaries is None else drawn[drawn < self.canaries.first]
 
     def _draw(self, step: int) -> Tensor:
-        self._start(step)
+        self.account.start(step)
         if step not in self._drawn:
             self._drawn[step] = self._sample(step)
         return self._drawn[step].clone()

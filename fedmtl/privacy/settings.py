@@ -19,8 +19,40 @@ Mechanism = str
 _LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles as well
 
 
+class _Budgeted:
+    """What both kinds of settings say of themselves."""
+
+    clip_norm: float | QuantileClip | None
+    epsilon: float | Mapping[str, float] | None
+    delta: float | None
+
+    @property
+    def noiseless(self) -> bool:
+        """Return whether the settings ask for clipping only."""
+        return self.epsilon == math.inf
+
+    @property
+    def initial_norm(self) -> float:
+        """Return C of the first step.
+
+        Raises:
+            ConfigError: without a clip norm.
+        """
+        norm = self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else self.clip_norm
+        if norm is None:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name}.clip_norm is missing, and only the automatic settings choose one; give a number."
+            )
+        return float(norm)
+
+    def resolved_delta(self, units: int) -> float:
+        """Return the delta of ``units`` clients or records: the one given, or ``min(1e-5, units ** -1.1)``."""
+        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClientPrivacy:
+class ClientPrivacy(_Budgeted):
     """Differential privacy whose protected unit is a client with all its examples.
 
     It holds against a coalition of all other clients, which know who of them took part in a step, and so, where
@@ -85,23 +117,9 @@ class ClientPrivacy:
 
     observer: ClassVar[str] = "clients"
 
-    @property
-    def noiseless(self) -> bool:
-        """Return whether the settings ask for clipping only."""
-        return self.epsilon == math.inf
-
-    @property
-    def initial_norm(self) -> float:
-        """Return C of the first step."""
-        return self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else _given_norm(self)
-
-    def resolved_delta(self, units: int) -> float:
-        """Return the delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RecordPrivacy:
+class RecordPrivacy(_Budgeted):
     """Differential privacy whose protected unit is one record (example) of one client.
 
     Every client perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
@@ -151,16 +169,6 @@ class RecordPrivacy:
 
     observer: ClassVar[str] = "server, other clients and public"
 
-    @property
-    def noiseless(self) -> bool:
-        """Return whether the settings ask for clipping only."""
-        return self.epsilon == math.inf
-
-    @property
-    def initial_norm(self) -> float:
-        """Return C."""
-        return _given_norm(self)
-
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
         """Return the budget of each client.
 
@@ -178,20 +186,8 @@ class RecordPrivacy:
                 raise ConfigError(f"RecordPrivacy.epsilon has no budget for client {name!r}; give one to every client.")
         return tuple(float(stated[name]) for name in ids)
 
-    def resolved_delta(self, units: int) -> float:
-        """Return the delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
-
 
 Privacy = ClientPrivacy | RecordPrivacy
-
-
-def _given_norm(privacy: Privacy) -> float:
-    """Return the clip norm; raise ConfigError without one."""
-    if not isinstance(privacy.clip_norm, (int, float)):
-        name = type(privacy).__name__
-        raise ConfigError(f"{name}.clip_norm is missing, and only the automatic settings choose one; give a number.")
-    return float(privacy.clip_norm)
 
 
 def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,32 +26,19 @@ Gradients = Array | Tensor
 that the plan has of the client, and a floating tensor (k, n_i, D) the gradients themselves."""
 
 
-@dataclass(frozen=True)
-class ClientRows:
-    """The rows x_j of one client's records, whose gradients are multiples of them, and their norms.
+def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return rows (n_i, D), of which gradients are multiples, as float64, and their norms (n_i,).
 
-    Attributes:
-        x: (n_i, D) float64.
-        norms: (n_i,) float64, in the norm of the clip.
+    A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
+    factor would bound its gradient.
     """
-
-    x: Tensor
-    norms: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, norm: Norm) -> ClientRows:
-        """Return rows ``x`` (n_i, D) with their norms, computed here once.
-
-        A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
-        factor would bound its gradient.
-        """
-        wide = x.detach().double()
-        norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
-        usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
-        if bool(usable.all()):
-            return cls(wide, norms)
-        nothing = torch.zeros((), dtype=torch.float64)
-        return cls(torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing))
+    wide = x.detach().double()
+    norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
+    usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
+    if bool(usable.all()):
+        return wide, norms
+    nothing = torch.zeros((), dtype=torch.float64)
+    return torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing)
 
 
 class RecordSums:
@@ -100,11 +86,14 @@ class RecordSums:
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
         """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
-        prepared = self._prepared.get(client)
-        if prepared is None:
-            x, limits = self._rows_and_limits(client)
-            prepared = self._prepared[client] = x, -limits[None], limits[None]
-        return prepared
+        if client not in self._prepared:
+            if self._x is None:
+                raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
+            x, norms = usable_rows(self._x[client], self.norm)
+            limits = torch.clamp(self._limit / norms, max=torch.finfo(torch.float64).max)
+            limits[limits < torch.finfo(torch.float64).tiny] = 0.0  # it would have few digits, and may be rounded up
+            self._prepared[client] = x.numpy(), -limits.numpy()[None], limits.numpy()[None]
+        return self._prepared[client]
 
     def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
         """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15 of them in float64,
@@ -137,8 +126,7 @@ class RecordSums:
         if drawn is not None:
             part = torch.from_numpy(drawn).reshape(-1)
             flat, place = flat[part.to(flat.device)], place[part]
-        width = None if self.clip is None else torch.from_numpy(self.widths[[client] * shape[0]])
-        sums = clipped_segment_sums(flat, place.to(flat.device), shape[0], self.clip, width=width)
+        sums = self.of_chunks([(flat, place.to(flat.device))], torch.full(shape[:1], client))
         return sums.cpu().double().numpy()
 
     def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor) -> Tensor:
@@ -155,14 +143,6 @@ class RecordSums:
         if total is None:
             raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
         return total
-
-    def _rows_and_limits(self, client: int) -> tuple[Array, Array]:
-        if self._x is None:
-            raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
-        rows = ClientRows.of(self._x[client], self.norm)
-        limits = torch.clamp(self._limit / rows.norms, max=torch.finfo(torch.float64).max)
-        limits[limits < torch.finfo(torch.float64).tiny] = 0.0  # it would have few digits, and may be rounded up
-        return rows.x.numpy(), limits.numpy()
 
 
 class RecordDraws:

@@ -87,7 +87,7 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.price import Price, Prices
-from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
+from fedmtl.privacy.sums import RecordDraws, RecordSums, usable_rows
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
@@ -724,7 +724,7 @@ def _clip_of_the_square_root(rows, bound):
 
 # Clipping of gradients
 
-_segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_factors, ClientRows.of
+_segment_sums, _factors = clip.clipped_segment_sums, RecordSums.of_factors
 
 
 def _clip_of_the_mean(rows, place, count, bound, onto=None, width=None):
@@ -791,7 +791,7 @@ def _finite(factors):
 
 
 def _no_clip(self, client, factors, drawn=None):
-    return _finite(factors) @ self._rows_and_limits(client)[0]
+    return _finite(factors) @ self._rows(client)[0]
 
 
 def _limits_of_the_first(self, client, factors, drawn=None):
@@ -801,8 +801,8 @@ def _limits_of_the_first(self, client, factors, drawn=None):
 
 
 def _nan_factor(self, client, factors, drawn=None):
-    x, limit = self._rows_and_limits(client)
-    return np.clip(factors, -limit, limit) @ x  # which keeps NaN
+    x, low, high = self._rows(client)
+    return np.clip(factors, low, high) @ x  # which keeps NaN
 
 
 def _finite_count(self, client, factors, drawn=None):
@@ -818,22 +818,22 @@ def _mean_clipped(self, client, factors, drawn=None):
 
 def _clip_once(self, client, factors, drawn=None):
     """The factors are clipped at C, not at C over the norm of the row."""
-    return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows_and_limits(client)[0]
+    return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows(client)[0]
 
 
 def _all_rows(x, norm):
-    return ClientRows(x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1))
+    return x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1)
 
 
 def _of_the_next_too(self, client, factors, drawn=None):
     """A sum that holds a millionth of the records of another client."""
-    other = self._rows_and_limits((client + 1) % AGENTS)[0].sum(0)
+    other = self._rows((client + 1) % AGENTS)[0].sum(0)
     return _factors(self, client, factors, drawn) + 1e-6 * other
 
 
 def _by_all_records(self, client, factors, drawn=None):
     """Factors in units of the mean length of the records of all clients."""
-    lengths = [np.linalg.norm(self._rows_and_limits(other)[0], axis=1) for other in range(AGENTS)]
+    lengths = [np.linalg.norm(self._rows(other)[0], axis=1) for other in range(AGENTS)]
     return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
 
 
@@ -1809,14 +1809,14 @@ MUTANTS = [
     ),
     Mutant(
         "Laplace calibrated with an L2 clip",
-        _set(ClientRows, "of", staticmethod(lambda x, norm: _rows_of(x, "l2"))),
+        _set(sums, "usable_rows", lambda x, norm: usable_rows(x, "l2")),
         SENSITIVITY,
         CLOCK,
     ),
     Mutant("NaN pass-through", _sum(_nan_row), SENSITIVITY),
     Mutant("NaN pass-through", _of_factors(_nan_factor), (*SENSITIVITY, *NOISE), CLOCK),
     Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
-    Mutant("rows that are not finite", _set(ClientRows, "of", staticmethod(_all_rows)), SENSITIVITY, CLOCK),
+    Mutant("rows that are not finite", _set(sums, "usable_rows", _all_rows), SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant(
         "count noise of the realized cohort",

@@ -283,13 +283,18 @@ def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
     sampler = FixedCohort(cohort=3, max_uses=2).bind(6)
     plans = (ReleasePlan(name="update", dimension=2, uses=10),)
 
+    states = []
+
     def cohorts(first):
         channel = open_channel(privacy, plans, sampler, seed=5, steps=10)
+        if first:
+            channel.restore(states[first - 1])
         drawn = []
         try:
             for step in range(first, 10):
                 ranks = channel.draw(step)
                 channel.begin(step, ranks)
+                states.append(channel.state())
                 drawn.append(ranks.tolist())
         except BudgetExhausted:
             return drawn

@@ -351,8 +351,10 @@ def test_nobody_takes_part_more_often_than_the_cap() -> None:
 def test_without_noise_a_resumed_run_knows_who_took_part() -> None:
     clip_only = RecordPrivacy(clip_norm=1.0, epsilon=math.inf)
     whole, resumed = (door(clip_only, rounds=8, sampler=FixedCohort(2, max_uses=4), seed=3) for _ in range(2))
-    cohorts = [begin(whole, step).tolist() for step in range(8)]
+    cohorts = [begin(whole, step).tolist() for step in range(5)]
+    resumed.restore(whole.state())
     resumed.start(5)
+    cohorts += [begin(whole, step).tolist() for step in range(5, 8)]
     assert [begin(resumed, step).tolist() for step in range(5, 8)] == cohorts[5:]
     assert np.array_equal(resumed.account.participations, whole.account.participations)
 

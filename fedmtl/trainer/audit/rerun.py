@@ -150,7 +150,7 @@ def watched(
         shared = algorithm.shared(state)
         public = state.public | ({} if shared is None else {"shared model": shared})
         if channels[0].gradients is None:
-            public = public | {f"clip norm of {name}": norm for name, norm in channels[0].state().items()}
+            public = public | {f"clip norm of {name}": norm for name, norm in channels[0].norms().items()}
         for name, value in public.items():
             _note(watch.public, when, name, torch.tensor([-1]), value[None])
         tensors = state.private.gather_all(everybody) if messages or isinstance(trainer.privacy, RecordPrivacy) else {}
