@@ -132,7 +132,7 @@ def test_unsupported_events_are_refused_by_name() -> None:
         epsilon(dp_accounting.SampledWithoutReplacementDpEvent(10, 2, Gaussian(1.0)), 3, 1e-5)
     with pytest.raises(PrivacyError, match="Unsupported"):
         epsilon(dp_accounting.UnsupportedDpEvent(), 3, 1e-5)
-    with pytest.raises(PrivacyError, match="Renyi divergences does not support Unsupported"):
+    with pytest.raises(PrivacyError, match="does not support Unsupported"):
         renyi_curve(dp_accounting.UnsupportedDpEvent(), (2.0,))
 
 

@@ -199,7 +199,7 @@ def test_what_no_accountant_covers_is_refused_by_name() -> None:
     fixed = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(2.0))
     with pytest.raises(PrivacyError, match=r"does not support SampledWithoutReplacement"):
         epsilon(ComposedDpEvent([GaussianDpEvent(2.0), fixed]), 1, 1e-5)
-    with pytest.raises(PrivacyError, match="does not support PoissonSampled"):
+    with pytest.raises(PrivacyError, match="does not support SampledWithoutReplacement"):
         epsilon(PoissonSampledDpEvent(0.1, fixed), 1, 1e-5)
     with pytest.raises(PrivacyError, match="at least 0"):
         epsilon(GaussianDpEvent(-1.0), 1, 1e-5)

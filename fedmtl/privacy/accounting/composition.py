@@ -21,7 +21,6 @@ import numpy as np
 from ...errors import PrivacyError
 from ..events import dp_event
 from . import losses, pld
-from .losses import pure_epsilon
 from .selection import selection_curve
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return math.inf
     if delta == 0:
-        return sum(count * uses * pure_epsilon(part) for part, count in parts)
+        return sum(count * uses * losses.loss_of(part).largest for part, count in parts)
     if any(isinstance(part, dp_event.RepeatAndSelectDpEvent) for part, _ in parts):
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
@@ -132,7 +131,7 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
     value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
     if any(pair.add is not pair.remove for pair, _ in pairs):
         value = max(value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail))
-    return min(value, sum(count * uses * losses.pure_epsilon(part) for part, count in parts))
+    return min(value, sum(count * uses * losses.loss_of(part).largest for part, count in parts))
 
 
 def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossPair, int]]:
@@ -145,13 +144,7 @@ def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossP
         for part, count in parts
     )
     width = losses.grid_width(scaled, coarsen)
-    pairs = []
-    for part, count in scaled:
-        pair = losses.step_pair(part, width)
-        if pair is None:
-            raise PrivacyError(f"The accounting by privacy loss distributions does not support {part}.")
-        pairs.append((pair, count))
-    return pairs
+    return [(losses.step_pair(part, width), count) for part, count in scaled]
 
 
 def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
@@ -175,10 +168,10 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
         with _quiet():
             accountant.compose(event)
         return np.asarray(accountant.rdp)
-    largest = losses.pure_epsilon(event)
-    pair = losses.step_pair(event, losses.grid_width(((event, 1),), 0.3)) if math.isfinite(largest) else None
-    if pair is None:
+    largest = losses.loss_of(event).largest
+    if math.isinf(largest):
         raise PrivacyError(f"The accounting by Renyi divergences does not support {event}.")
+    pair = losses.step_pair(event, losses.grid_width(((event, 1),), 0.3))
     bounds = [pld.renyi(law, np.asarray(orders), largest) for law in pair]
     return np.minimum(np.maximum(*bounds), largest)
 

@@ -8,6 +8,8 @@ probabilities differences of normal distribution functions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from ..._check import positive
+from ...errors import PrivacyError
 from ..events import dp_event
 from . import pld
 from .knorm import KNormDpEvent, loss_law, loss_scale
@@ -75,13 +78,88 @@ class ReplacedPoissonDpEvent(dp_event.DpEvent):
     event: dp_event.DpEvent
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The privacy loss of one elementary event, as ``composition`` makes them.
+
+    Attributes:
+        largest: the largest possible loss; infinite where there is none.
+        scale: () -> standard deviation of the loss and length of its range, both approximate.
+        pair: grid width -> its laws.
+    """
+
+    largest: float
+    scale: Callable[[], tuple[float, float]]
+    pair: Callable[[float], LossPair]
+
+
+@lru_cache(maxsize=1024)
+def loss_of(event: Any) -> Loss:
+    """Return the loss of one elementary event.
+
+    Raises:
+        PrivacyError: an event whose loss has no law here.
+    """
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        event = KNormDpEvent(1 / event.noise_multiplier, 1)
+    if isinstance(event, KNormDpEvent):
+        e, d = event.epsilon, event.dimension
+        return Loss(e, lambda: loss_scale(e, d), lambda width: _both(loss_law(e, d, width)))
+    if isinstance(event, PureDpEvent):
+        e, likely = event.epsilon, 1 / (1 + math.exp(-event.epsilon))
+        two = np.array([e, -e]), np.array([likely, 1 - likely])
+        return Loss(e, lambda: (e / math.cosh(e / 2), 2 * e), lambda width: _both(pld.on_grid(*two, width)))
+    if isinstance(event, dp_event.GaussianDpEvent):
+        z = event.noise_multiplier
+        return Loss(math.inf, lambda: _gaussian_scale(z, 1.0), lambda width: gaussian_pair(z, 1.0, width))
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        return _sampled(event.event, event.sampling_probability)
+    if isinstance(event, ReplacedPoissonDpEvent):
+        return _replaced(event.event, event.sampling_probability)
+    raise PrivacyError(f"The accounting by privacy loss distributions does not support {event}.")
+
+
+def _sampled(event: Any, q: float) -> Loss:
+    """Return the loss of an event that is Poisson-sampled."""
+    if isinstance(event, dp_event.GaussianDpEvent):
+        z = event.noise_multiplier
+        return Loss(math.inf, lambda: _gaussian_scale(z, q), lambda width: gaussian_pair(z, q, width))
+    pure = sum(count * loss_of(part).largest for part, count in _parts(event))
+    largest = math.log1p(q * math.expm1(pure)) if pure < 500 else pure
+
+    def scale() -> tuple[float, float]:
+        losses, masses, _ = _atoms(event, q)[0]
+        return pld.spread(losses, masses), float(np.ptp(losses[masses > 0]))
+
+    def pair(width: float) -> LossPair:
+        return LossPair(*(pld.on_grid(losses, masses, width, beyond) for losses, masses, beyond in _atoms(event, q)))
+
+    return Loss(largest, scale, pair)
+
+
+def _replaced(event: Any, q: float) -> Loss:
+    """Return the loss of an event that is Poisson-sampled, where neighbours replace a record."""
+    sampled = _sampled(event, q)
+
+    def scale() -> tuple[float, float]:
+        spread, reach = sampled.scale()
+        return spread, 2 * reach
+
+    def pair(width: float) -> LossPair:
+        if isinstance(event, dp_event.GaussianDpEvent):
+            return _both(_replaced_law(2 * event.noise_multiplier, q, width))  # in units of C
+        return _both(pld.symmetric(sampled.pair(width).remove))
+
+    return Loss(sampled.largest, scale, pair)
+
+
 def grid_width(parts: Parts, coarsen: float) -> float:
     """Return the grid width of a composition: a part of the root mean square deviation of its losses, or as their range
     allows.
 
     The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of the loss of one step.
     """
-    scales = [_scale(event) for event, _ in parts]
+    scales = [loss_of(event).scale() for event, _ in parts]
     counts = [count for _, count in parts]
     mean_square = sum(c * s[0] ** 2 for c, s in zip(counts, scales, strict=True)) / sum(counts)
     reach = max(s[1] for s in scales)
@@ -89,49 +167,9 @@ def grid_width(parts: Parts, coarsen: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def step_pair(event: Any, width: float) -> LossPair | None:
-    """Return the pair of laws of one elementary event (as ``composition`` makes them), or None where it is not
-    supported."""
-    if isinstance(event, dp_event.GaussianDpEvent):
-        return gaussian_pair(event.noise_multiplier, 1.0, width)
-    if isinstance(event, dp_event.LaplaceDpEvent):
-        return _both(loss_law(1 / event.noise_multiplier, 1, width))
-    if isinstance(event, PureDpEvent):
-        likely = 1 / (1 + math.exp(-event.epsilon))
-        losses = np.array([event.epsilon, -event.epsilon])
-        return _both(pld.on_grid(losses, np.array([likely, 1 - likely]), width))
-    if isinstance(event, KNormDpEvent):
-        return _both(loss_law(event.epsilon, event.dimension, width))
-    if isinstance(event, ReplacedPoissonDpEvent):
-        q = event.sampling_probability
-        if isinstance(event.event, dp_event.GaussianDpEvent):
-            return _both(_replaced_law(2 * event.event.noise_multiplier, q, width))  # in units of C
-        sampled = step_pair(dp_event.PoissonSampledDpEvent(q, event.event), width)
-        return None if sampled is None else _both(pld.symmetric(sampled.remove))
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
-        if isinstance(event.event, dp_event.GaussianDpEvent):
-            return gaussian_pair(event.event.noise_multiplier, event.sampling_probability, width)
-        atoms = _sampled(event)
-        if atoms is not None:
-            remove, add = (pld.on_grid(losses, masses, width, infinity) for losses, masses, infinity in atoms)
-            return LossPair(remove, add)
-    return None
-
-
-def pure_epsilon(event: Any) -> float:
-    """Return the largest possible loss of one elementary event; infinite where there is none."""
-    if isinstance(event, dp_event.LaplaceDpEvent):
-        return 1 / event.noise_multiplier
-    if isinstance(event, (KNormDpEvent, PureDpEvent)):
-        return event.epsilon
-    if isinstance(event, dp_event.ComposedDpEvent):
-        return sum(count * pure_epsilon(part) for part, count in _inner(event))
-    if isinstance(event, (dp_event.PoissonSampledDpEvent, ReplacedPoissonDpEvent)):
-        inner = pure_epsilon(event.event)
-        if inner < 500:
-            return math.log1p(event.sampling_probability * math.expm1(inner))
-        return inner
-    return math.inf
+def step_pair(event: Any, width: float) -> LossPair:
+    """Return the pair of laws of one elementary event."""
+    return loss_of(event).pair(width)
 
 
 def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
@@ -206,51 +244,20 @@ def _both(law: LossLaw) -> LossPair:
     return LossPair(law, law)
 
 
-def _inner(event: Any) -> Parts:
+def _parts(event: Any) -> Parts:
     if isinstance(event, dp_event.ComposedDpEvent):
         return tuple((part.event, part.count) for part in event.events)
     return ((event, 1),)
 
 
 @lru_cache(maxsize=64)
-def _sampled(event: Any) -> tuple[tuple[np.ndarray, np.ndarray, float], ...] | None:
+def _atoms(event: Any, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
     """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its own."""
-    parts = _inner(event.event)
+    parts = _parts(event)
     width = grid_width(parts, 1.0)
-    remove, add = [], []
-    for part, count in parts:
-        pair = step_pair(part, width)
-        if pair is None:
-            return None
-        remove.append((pair.remove, count))
-        add.append((pair.add, count))
-    return pld.sampled_atoms(
-        LossPair(pld.compose_exactly(remove), pld.compose_exactly(add)), event.sampling_probability
-    )
-
-
-@lru_cache(maxsize=1024)
-def _scale(event: Any) -> tuple[float, float]:
-    """Return (standard deviation of the loss of one event, length of the range of its losses), both approximate."""
-    if isinstance(event, dp_event.LaplaceDpEvent):
-        return loss_scale(1 / event.noise_multiplier, 1)
-    if isinstance(event, PureDpEvent):
-        return event.epsilon / math.cosh(event.epsilon / 2), 2 * event.epsilon
-    if isinstance(event, KNormDpEvent):
-        return loss_scale(event.epsilon, event.dimension)
-    if isinstance(event, dp_event.GaussianDpEvent):
-        return _gaussian_scale(event.noise_multiplier, 1.0)
-    if isinstance(event, ReplacedPoissonDpEvent):
-        spread, reach = _scale(dp_event.PoissonSampledDpEvent(event.sampling_probability, event.event))
-        return spread, 2 * reach
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
-        if isinstance(event.event, dp_event.GaussianDpEvent):
-            return _gaussian_scale(event.event.noise_multiplier, event.sampling_probability)
-        atoms = _sampled(event)
-        if atoms is not None:
-            losses, masses, _ = atoms[0]
-            return pld.spread(losses, masses), float(np.ptp(losses[masses > 0]))
-    return 1.0, 1.0
+    pairs = [(step_pair(part, width), count) for part, count in parts]
+    both = (pld.compose_exactly([(pair[side], count) for pair, count in pairs]) for side in (0, 1))
+    return pld.sampled_atoms(LossPair(*both), q)
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
