@@ -131,6 +131,7 @@ def simulated_objectives(
     settings = None if privacy is None else replace(privacy, source="seeded")
     runs, events = block.client.shape
     channel = open_channel(settings, algorithm.plan(problem, schedule), "simulated", seed=seed, replicates=runs)
+    assert isinstance(channel, Activations)
     lengths = torch.from_numpy(channel.account.fitting(block.clients.numpy()))
     block = replace(
         block, clients=torch.where((torch.arange(events) < lengths[:, None])[:, :, None], block.clients, -1)

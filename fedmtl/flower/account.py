@@ -60,7 +60,9 @@ class NodeAccount:
         if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
             privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
         plans = trainer.algorithm.plan(population, self.sampler)
-        self.channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
+        channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
+        assert isinstance(channel, Rounds)
+        self.channel = channel
 
     @contextmanager
     def answer(self, step: int, asked: str) -> Iterator[Rounds]:
@@ -137,7 +139,7 @@ class NodeAccount:
         trainer, problem = self.trainer, self.problem
         most = None if privacy.noiseless else most_participations(self.sampler.capped(problem.rounds), problem.rounds)
         asked = BoundAsked(1, self.sampler.describe(), most)
-        return open_channel(
+        channel = open_channel(
             privacy,
             releases_of(trainer.algorithm, problem, asked),
             asked,
@@ -148,6 +150,8 @@ class NodeAccount:
             resume=folder is not None,
             notes=problem.notes,
         )
+        assert isinstance(channel, Rounds)
+        return channel
 
     @property
     def _row_uses(self) -> int:

@@ -79,7 +79,7 @@ def open_channel(
     replicates: int = 1,
     ranks: Ranks = ALONE,
     order: Tensor | None = None,
-) -> Any:
+) -> Rounds | Activations:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of it:
     :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act one at a time.
 

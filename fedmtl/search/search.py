@@ -43,6 +43,7 @@ from ..privacy import (
     Ledger,
     NoiseSource,
     ReleasePlan,
+    Rounds,
     SecureSource,
     SeededSource,
     draw_repetitions,
@@ -363,6 +364,7 @@ class _Search:
             ledger_path=None if place is None else place.private / "score.jsonl",
             resume=not self.secure,
         )
+        assert isinstance(channel, Rounds)
         with closing(channel):
             everyone = channel.draw(0)
             channel.begin(0, everyone)

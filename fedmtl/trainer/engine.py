@@ -201,7 +201,7 @@ def open_run(
     replicates: int = 1,
     canaries: int = 0,
     **options: Any,
-) -> tuple[Any, Source]:
+) -> tuple[Rounds | Activations, Source]:
     """The channel and the blocks of a run.
 
     Args:
