@@ -12,7 +12,7 @@ from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions
 from .activations import Activations
 from .channel import Channel
-from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
+from .clip import Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
 from .local_steps import LocalSteps
@@ -40,6 +40,7 @@ __all__ = [
     "BoundSampler",
     "Channel",
     "ClientPrivacy",
+    "Clip",
     "CyclicCohorts",
     "FixedCohort",
     "FullParticipation",
@@ -47,8 +48,6 @@ __all__ = [
     "GradientPlan",
     "Gradients",
     "KNormDpEvent",
-    "L1Clip",
-    "L2Clip",
     "L2LaplaceNoise",
     "LaplaceNoise",
     "Ledger",

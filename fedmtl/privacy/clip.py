@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -49,39 +49,24 @@ class Clip:
 
     Args:
         bound: C, from 1e-100 to 1e100, in units of the vectors.
-
-    Attributes:
-        norm: the norm that is bounded.
+        norm: the norm that is bounded, ``"l1"`` or ``"l2"``.
 
     Raises:
         ConfigError: a bound beyond these.
     """
 
     bound: float
-    norm: ClassVar[Norm]
+    norm: Norm = "l2"
 
     def __post_init__(self) -> None:
         positive(self, bound=self.bound)
         if not LEAST <= self.bound <= MOST:
             raise ConfigError(f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}.")
 
-
-@dataclass(frozen=True)
-class L2Clip(Clip):
-    """Bounds the L2 norm."""
-
-    norm = "l2"
-
-
-@dataclass(frozen=True)
-class L1Clip(Clip):
-    """Bounds the L1 norm."""
-
-    norm = "l1"
-
-
-CLIPS: dict[Norm, type[L1Clip] | type[L2Clip]] = {"l1": L1Clip, "l2": L2Clip}
-"""The clip in a norm."""
+    @property
+    def order(self) -> int:
+        """Return the order of the norm, 1 or 2."""
+        return 1 if self.norm == "l1" else 2
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
@@ -102,7 +87,7 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
     """Return the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
     if clip is None:
         return math.inf, 2.0
-    return clip.bound * (1 - MARGIN), 1.0 if clip.norm == "l1" else 2.0
+    return clip.bound * (1 - MARGIN), float(clip.order)
 
 
 def are_long(dimension: int) -> bool:
@@ -361,7 +346,7 @@ def _block_rows(rows: Tensor) -> int:
 def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
     wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
-    norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
+    norms = torch.linalg.vector_norm(wide, ord=2 if clip is None else clip.order, dim=1)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         wide = wide.masked_fill(~finite[:, None], 0.0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
-from .clip import CLIPS, L1Clip, L2Clip
+from .clip import Clip
 from .noise.banded import Bands
 from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
@@ -104,7 +104,7 @@ class Release(ReleasePlan):
     """
 
     sampling: BoundSampler
-    clip: L1Clip | L2Clip | None = None
+    clip: Clip | None = None
     noise: NoiseLaw | None = None
     bands: Bands | None = None
 
@@ -114,7 +114,7 @@ class Release(ReleasePlan):
         if self.form == "vector" and self.noise.norm != self.clip.norm:
             raise PrivacyError(
                 f"Release {self.name!r}: {type(self.noise).__name__} needs a bound on the {self.noise.norm} "
-                f"norm, but {type(self.clip).__name__} bounds the {self.clip.norm} norm."
+                f"norm, but the clip bounds the {self.clip.norm} norm."
             )
         if self.form != "vector" and self.clip.norm != "l2":
             raise PrivacyError(f"Release {self.name!r}: a {self.form} release needs an L2 clip of the rows.")
@@ -256,6 +256,6 @@ def bind_releases(
     releases = {}
     for plan in plans:
         if privacy is not None:
-            options["clip"] = CLIPS["l2" if plan.form != "vector" else law.norm](privacy.initial_norm)
+            options["clip"] = Clip(privacy.initial_norm, law.norm if plan.form == "vector" else "l2")
         releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
     return releases

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .clip import CLIPS, MARGIN, Clip, clipped_segment_sums, sum_width
+from .clip import MARGIN, Clip, clipped_segment_sums, sum_width
 from .gradients import GradientPlan
 from .noise.laws import Norm
 from .noise.sources import NoiseSource
@@ -54,7 +54,7 @@ class RecordSums:
         self.counts, self.dimension = plan.counts, plan.dimension
         self._x, self.norm = plan.x, norm
         self._limit = bound * (1 - MARGIN)
-        self.clip: Clip | None = CLIPS[norm](bound) if math.isfinite(bound) else None
+        self.clip: Clip | None = Clip(bound, norm) if math.isfinite(bound) else None
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
         widths = [sum_width(bound, max(1, n)) if self.clip is not None else 1.0 for n in self.counts.tolist()]
         self.widths = np.array(widths)  # of the grids on which sums over the records of each client are exact

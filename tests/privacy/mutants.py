@@ -51,11 +51,11 @@ from fedmtl.local.solver import rows_of
 from fedmtl.privacy import (
     Activations,
     ClientPrivacy,
+    Clip,
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
     GaussianNoise,
-    L2Clip,
     LocalSteps,
     NoiseLaw,
     PoissonSampling,
@@ -1803,7 +1803,7 @@ MUTANTS = [
     Mutant("factors clipped whatever the rows", _of_factors(_clip_once), SENSITIVITY, CLOCK_GAUSS),
     Mutant(
         "Laplace calibrated with an L2 clip",
-        _sum(lambda rows, c: _clipped_sum(rows, L2Clip(c.bound))),
+        _sum(lambda rows, c: _clipped_sum(rows, Clip(c.bound))),
         SENSITIVITY,
         LAPLACE,
     ),

@@ -12,10 +12,10 @@ import torch
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
+    Clip,
     FixedCohort,
     FullParticipation,
     GaussianNoise,
-    L2Clip,
     PoissonSampling,
     Release,
     ReleasePlan,
@@ -163,15 +163,11 @@ def test_default_delta() -> None:
 def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     sampler = PoissonSampling(4).bind(40)
     fields = {"name": "a", "dimension": 3, "uses": 1, "sampling": sampler}
-    release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **fields)
+    release = Release(clip=Clip(0.5), noise=GaussianNoise(3.0), **fields)
     assert release.sensitivity == 0.5
     assert release.noise_std == 0.375
-
-    class L1Clip(L2Clip):
-        norm = "l1"
-
-    with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*L1Clip.*l1"):
-        Release(clip=L1Clip(0.5), noise=GaussianNoise(3.0), **fields)
+    with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*clip bounds the l1"):
+        Release(clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0), **fields)
 
 
 def test_recording_forces_the_releases() -> None:

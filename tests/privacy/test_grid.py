@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
+from fedmtl.privacy.clip import Clip, clipped_sum
 from fedmtl.privacy.noise.grid import grid_width, noised
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource
@@ -54,7 +54,7 @@ def worst_move(clip, dimension: int, width: float) -> float:
     return math.fsum((move.abs() ** power).tolist()) ** (1 / power)
 
 
-@pytest.mark.parametrize("clip", [L1Clip(1.3), L2Clip(1.3)])
+@pytest.mark.parametrize("clip", [Clip(1.3, "l1"), Clip(1.3)])
 @pytest.mark.parametrize("dimension", [2, 64, 4000])
 def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
     width = grid_width(LaplaceNoise if clip.norm == "l1" else L2LaplaceNoise, clip.bound, dimension, 1.0)
@@ -117,7 +117,7 @@ def reachable(released: np.ndarray, value: int) -> np.ndarray:
 
 def grid_release(value: int) -> np.ndarray:
     """Release of the sum of one clipped contribution or none, through the clip, the secure source and the grid."""
-    total = clipped_sum(torch.full((1, 1), float(value)), L1Clip(1.0)).repeat(COUNT)
+    total = clipped_sum(torch.full((1, 1), float(value)), Clip(1.0, "l1")).repeat(COUNT)
     width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
     noise = torch.from_numpy(LaplaceNoise(1.0).whole(SecureSource(), "noise", 0, (COUNT,), 1 / width)) * width
     return noised(total, noise, width).numpy()
@@ -181,7 +181,7 @@ def test_it_is_the_grid_that_helps():
 
 def test_either_input_reaches_every_cell():
     width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
-    one = clipped_sum(torch.ones(1, 1), L1Clip(1.0))
+    one = clipped_sum(torch.ones(1, 1), Clip(1.0, "l1"))
     targets = np.random.default_rng(0).integers(-int(30 / width), int(30 / width), 2000)
     for total in (torch.zeros(2000, dtype=torch.float64), one.repeat(2000)):
         noise = targets * width - torch.round(total / width).numpy() * width

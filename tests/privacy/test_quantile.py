@@ -6,7 +6,7 @@ import torch
 from dp_accounting import dp_event, rdp
 
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy.clip import L2Clip
+from fedmtl.privacy.clip import Clip
 from fedmtl.privacy.quantile import QuantileClip, count_rows, count_sensitivity, split_multiplier
 
 COHORT = 100
@@ -96,4 +96,4 @@ def test_settings():
 def test_no_noise_on_the_count_takes_the_clip_norm_beyond_the_bounds_of_a_clip():
     clip = QuantileClip(initial=1.0)
     for fraction, bound in ((1e4, 1e-100), (-1e4, 1e100), (1e300, 1e-100), (-1e300, 1e100)):
-        assert L2Clip(clip.updated_norm(1.0, fraction)).bound == bound
+        assert Clip(clip.updated_norm(1.0, fraction)).bound == bound

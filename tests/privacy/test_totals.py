@@ -25,7 +25,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
 from fedmtl.privacy.audit import Effort
-from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum, sum_width
+from fedmtl.privacy.clip import Clip, clipped_sum, sum_width
 from fedmtl.privacy.rounds import Rounds
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.trainer.audit.suite import audit_trainer
@@ -55,7 +55,7 @@ def rows_of(count: int) -> Tensor:
     return rows
 
 
-@pytest.mark.parametrize("bound", [L2Clip(1.5), L1Clip(4.0)])
+@pytest.mark.parametrize("bound", [Clip(1.5), Clip(4.0, "l1")])
 def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
     rows, width = rows_of(60), sum_width(bound.bound, 60)
     total, order = RowTotal(SIZE, bound, width), torch.randperm(60)
@@ -136,7 +136,7 @@ def test_a_tap_gets_the_rows_that_are_added_to_a_sum() -> None:
     assert torch.equal(torch.cat([part for _, _, _, part in heard]).nan_to_num(), rows.nan_to_num())
 
 
-@pytest.mark.parametrize(("size", "bound"), [(SIZE, L2Clip(1.6)), (SIZE, L1Clip(1.5)), (SIZE + 1, L2Clip(1.5))])
+@pytest.mark.parametrize(("size", "bound"), [(SIZE, Clip(1.6)), (SIZE, Clip(1.5, "l1")), (SIZE + 1, Clip(1.5))])
 def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, bound) -> None:
     channel, cohort = begun()
     assert channel.total("update") is not None
