@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from .killed import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, run
 from .ledgers import charges, participations, read_lines
 
-KILLS = 5
+KILLS = 3  # of each case
 NO_LEDGER = ("pmtl-plain", "local")
 BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
 
@@ -190,7 +190,7 @@ def test_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
     run("pmtl-global", folder)
     clock = random.Random("finished")
     names = ("clients.csv", "models.safetensors")
-    for _ in range(5):
+    for _ in range(KILLS):
         run("pmtl-global", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
         for name in names:
             assert (folder / "private" / name).read_bytes() == (expected / "private" / name).read_bytes()

@@ -1,6 +1,7 @@
 """What the fork server of :mod:`tests.trainer.killed` does before it forks: it is imported there alone.
 
-It imports what a run imports, writes a line of text for each figure, and computes the epsilons of the plan.
+It imports what a run imports, writes a line of text for each figure, computes the epsilons of the plan, and leaves it
+to the system when files are written to the disk: a process is killed, and no machine.
 """
 
 import os
@@ -19,6 +20,7 @@ from tests.trainer.killed import CLIENTS, COHORT, PRIVACY, ROUNDS, trainer_of
 import_module("torch._dynamo")  # which torch imports on first use, in seconds
 torch.set_num_threads(1)
 quick_figures(pytest.MonkeyPatch())
+os.fsync = lambda file: None
 trainer_of("pmtl-fixed")
 channel = open_channel(
     ClientPrivacy(**PRIVACY),
