@@ -17,6 +17,7 @@ from fedmtl.trainer.audit.independence import transcript
 from fedmtl.trainer.audit.others import replaced_data
 from fedmtl.trainer.audit.rerun import differing, watched
 from fedmtl.trainer.audit.suite import audit_trainer, setup_of
+from tests import small
 from tests.helpers import ragged_classification, regression
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
@@ -39,10 +40,8 @@ def trainer(algorithm="fedavg", sampler="full", **options) -> Trainer:
         "schedule": SAMPLERS[sampler],
         "privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0),
         "rounds": 5,
-        "dtype": "float64",
-        "device": "cpu",
     }
-    return Trainer(**(settings | options))
+    return small.trainer(**(settings | options))
 
 
 @pytest.mark.parametrize("name", ["pmtl-momentum", "fedprox", "fedavg-adam", "local"])  # others: the mutation gate

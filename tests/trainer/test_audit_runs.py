@@ -27,6 +27,7 @@ from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.trainer.audit.runs import audit_runs, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
+from tests import small
 from tests.helpers import ragged_classification
 from tests.privacy.mutants import trainer_of
 
@@ -50,15 +51,11 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
     schedule, privacy = RUNS[name]
-    run = Trainer(
+    run = small.trainer(
         algorithm=PMTL(lam=0.5, local=LocalSGD(lr=0.2, steps=2, batch_size=4)),
-        data=ragged_classification(8),
-        model=models.mlp(hidden=4),
         schedule=schedule,
         privacy=privacy,
         rounds=12,
-        device="cpu",
-        progress=False,
     )
     setup = opened(run)
     found = audit_runs(run, setup, 0, ("charges",))
@@ -74,15 +71,13 @@ def test_a_run_without_a_common_model_never_stops_early() -> None:
 
 
 def ditto(schedule: Any, privacy: Any) -> Trainer:
-    return Trainer(
+    return small.trainer(
         algorithm=Ditto(lam=0.5, local=LocalSGD(lr=0.2, epochs=1, batch_size=8)),
         data=ragged_classification(10, largest=12),
         model=models.mlp(hidden=16),
         schedule=schedule,
         privacy=privacy,
         rounds=6,
-        device="cpu",
-        progress=False,
     )
 
 

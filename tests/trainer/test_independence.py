@@ -19,6 +19,7 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, Re
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.others import replaced_client
 from fedmtl.trainer.audit.rerun import row_marks, states
+from tests import small
 from tests.helpers import ragged_classification, regression
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
@@ -37,10 +38,9 @@ def trainer(**options: Any) -> Trainer:
         "schedule": PoissonSampling(cohort=8),
         "privacy": PRIVACY,
         "rounds": 3,
-        "device": "cpu",
-        "progress": False,
+        "dtype": "float32",
     }
-    return Trainer(**(settings | options))
+    return small.trainer(**(settings | options))
 
 
 def refuted(run: Trainer) -> list[str]:
