@@ -296,6 +296,8 @@ class Result(Scored):
             clients += f" ({len(self.evaluated):,} of them evaluated)"
         elif scored < len(self.ids):
             clients += f" ({scored:,} scored, the others have nothing to test on)"
+        if self.privacy.interval is not None and self.privacy.interval["unit"] == "client":
+            clients += f" and {self.privacy.interval['canaries']:,} canaries"
         head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self._steps}"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"

@@ -134,6 +134,7 @@ def test_a_secure_run_is_saved_verified_and_read_again(tmp_path, capsys):
     assert Result.load(folder).privacy.interval == certificate
     line = f"epsilon 4 claimed, at least {rounded_down(certificate['measured'])} measured (95%)"
     assert line in result.summary()
+    assert f"{CLIENTS} clients and {CANARIES} canaries, 6 rounds" in result.summary()
     checks = {check.name: check for check in verify(folder).checks}
     assert {name for name, check in checks.items() if check.verdict == "FAILED"} == set()
     assert checks["interval"].verdict == "confirmed"
