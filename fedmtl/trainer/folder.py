@@ -332,7 +332,7 @@ class RunFolder:
             "bound": None if bound is None else RowBound(**bound),
             "finetuned": finetuned,
             "asked": tuple(
-                REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], (), "", own=True)
+                REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
                 for metric in outcome["asked"]
             ),
             "terms": terms,

@@ -204,16 +204,14 @@ class Metric:
         name: in the history, tables and files.
         function: of outputs and targets; ``"loss"`` has none, since the run has its own loss.
         higher_is_better: False for errors.
-        kinds: the tasks that have it.
-        meaning: in a few words.
+        kinds: the tasks that have it by name.
         own: whether the function is the caller's, who may err.
     """
 
     name: str
     function: MetricFunction | None
     higher_is_better: bool
-    kinds: tuple[Kind, ...]
-    meaning: str
+    kinds: tuple[Kind, ...] = ()
     own: bool = False
 
     def resolution(self, dtype: torch.dtype) -> float:
@@ -271,24 +269,23 @@ class Metric:
         )
 
 
-_ALL: tuple[Kind, ...] = ("classes", "labels", "many labels", "numbers", "number")
 _CLASSES: tuple[Kind, ...] = ("classes", "labels", "many labels")
 _LABELS: tuple[Kind, ...] = ("labels", "many labels")
 _NUMBERS: tuple[Kind, ...] = ("numbers", "number")
 REGISTRY: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("loss", None, False, _ALL, "the loss of the run"),
-        Metric("accuracy", _mean_score, True, _CLASSES, "share of right classes, or of right labels"),
-        Metric("auc", _auc, True, _CLASSES, "area under the ROC curve; mean of classes against the rest, or of labels"),
-        Metric("auc_micro", _micro_auc, True, _LABELS, "area under the ROC curve, pooled over labels and examples"),
-        Metric("f1", _f1, True, _CLASSES, "mean F1 of the classes or labels that are there or predicted"),
-        Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",), "mean recall of the classes there"),
-        Metric("recall_at_5", _recall, True, ("many labels",), "share of the labels among the 5 largest outputs"),
-        Metric("mse", _mean_score, False, _NUMBERS, "mean squared error"),
-        Metric("rmse", _rmse, False, _NUMBERS, "root of the mean squared error"),
-        Metric("mae", _mae, False, _NUMBERS, "mean absolute error"),
-        Metric("nmse", _nmse_of_client, False, ("number",), "mean squared error over the variance of the targets"),
+        Metric("loss", None, False, (*_CLASSES, *_NUMBERS)),  # the loss of the run
+        Metric("accuracy", _mean_score, True, _CLASSES),  # share of right classes, or of right labels
+        Metric("auc", _auc, True, _CLASSES),  # area under the ROC curve; mean of classes against the rest, or of labels
+        Metric("auc_micro", _micro_auc, True, _LABELS),  # area under the ROC curve, pooled over labels and examples
+        Metric("f1", _f1, True, _CLASSES),  # mean F1 of the classes or labels that are there or predicted
+        Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",)),  # mean recall of the classes there
+        Metric("recall_at_5", _recall, True, ("many labels",)),  # share of the labels among the 5 largest outputs
+        Metric("mse", _mean_score, False, _NUMBERS),  # mean squared error
+        Metric("rmse", _rmse, False, _NUMBERS),  # root of the mean squared error
+        Metric("mae", _mae, False, _NUMBERS),  # mean absolute error
+        Metric("nmse", _nmse_of_client, False, ("number",)),  # mean squared error over the variance of the targets
     )
 }
 
@@ -351,7 +348,7 @@ def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, nam
     for asked in metrics:
         if not isinstance(asked, str):
             better, column = bool(getattr(asked, "higher_is_better", True)), f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
-            resolved.append(Metric(column, asked, better, _ALL, "a function of the caller's", own=True))
+            resolved.append(Metric(column, asked, better, own=True))
         elif kind not in REGISTRY[asked].kinds:
             accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
             raise ConfigError(f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")
