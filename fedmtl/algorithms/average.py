@@ -95,7 +95,7 @@ class Average(Personalization):
     Args:
         alone: prior weight of the models of a client's own records, in (0, 1], where 1 leaves all others out; None: .1,
             and .3 or .8 where the noise of the released model is above 1 or 4, see
-            :func:`~fedmtl.trainer.automatic.noise_level`.
+            :func:`~fedmtl.trainer.automatic.noise_of`.
 
     Raises:
         ConfigError: a value outside these ranges.

@@ -72,7 +72,7 @@ class Personalization(ABC):
 
     def resolved(self, noise: float) -> Self:
         """Return these settings with what follows from the noise of the run,
-        :func:`~fedmtl.trainer.automatic.noise_level`."""
+        :func:`~fedmtl.trainer.automatic.noise_of`."""
         return self
 
     def of_new_clients(self) -> Self:

@@ -35,10 +35,10 @@ def check(words: list[str]) -> int:
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
         node["bounds"], lines = _draft(node)
+        print("\n".join(lines))
         if node.get("classes") == "infer":  # as the reader infers them, a draft to be confirmed, too
             node["classes"] = made(node, "data").classes
-            node["bounds"], lines = _draft(node)
-        print("\n".join(lines))
+            node["bounds"], _ = _draft(node | {"bounds": config["data"].get("bounds")})
         _write(config | {"data": node})
 
     from ..trainer.check import check as outlook
@@ -58,29 +58,27 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     from ..data.readers.columns import Table, looks_like_id
 
     frame = Table.of(node["path"]).frame
-    bounds, lines = dict(node.get("bounds") or {}), []
-    chosen = node.get("features") or [name for name in frame.columns if name not in (node["client"], node["target"])]
-    for name in [*chosen, node["target"]]:
+    bounds, target, lines = dict(node.get("bounds") or {}), node["target"], list[str]()
+    chosen = node.get("features") or [name for name in frame.columns if name not in (node["client"], target)]
+    for name in [*chosen, target]:
         if name not in frame.columns:
             raise ConfigError(f"{node['path']} has no column {name!r}; its columns are {', '.join(frame.columns)}.")
-        column = frame[name]
-        missing, kinds = int(column.isna().sum()), column.nunique()
+        column, values = frame[name], sorted(map(str, frame[name].dropna().unique()))
         number = pd.api.types.is_numeric_dtype(column.dtype)
-        label = name == node["target"] and node.get("classes") is not None
-        text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{kinds:,} categories'}"
-        text += f", {missing:,} missing" if missing else ""
-        if name == node["target"] and name not in bounds and looks_like_id(column):
-            raise ConfigError(f"data.target is {name!r}, which looks like an id of rows; choose another, or bound it.")
-        if looks_like_id(column) or (not number and kinds > _MOST):
+        text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"
+        text += f", {missing:,} missing" if (missing := int(column.isna().sum())) else ""
+        if looks_like_id(column) or (not number and len(values) > _MOST):
+            if name == target and name not in bounds:
+                raise ConfigError(
+                    f"data.target is {name!r}, which looks like an id of rows; choose another, or bound it."
+                )
             text += "; it looks like an id: leave it out of data.features"
-        elif name == node["target"] and not (number or node.get("labels")):
-            node["labels"] = sorted(map(str, column.dropna().unique()))
-        elif name not in bounds and not (label or (name == node["target"] and not number)):
-            bounds[name] = sorted(map(str, column.dropna().unique()))
-            if number:
-                bounds[name] = [float(column.min()), float(column.max())]
-            if number and kinds < 2:
-                del bounds[name]
+        elif name == target and not number:
+            node["labels"] = node.get("labels") or values
+        elif name in bounds or (name == target and node.get("classes") is not None):
+            pass
+        elif len(values) > 1 or not number:
+            bounds[name] = [float(column.min()), float(column.max())] if number else values
         lines.append(text)
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
     return bounds, [head, *lines]

@@ -5,8 +5,8 @@ The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the
 release at (epsilon, delta), T the number of rounds, and nu the length of the noise of the mean of one round over the
 clip norm. With full participation T releases need exactly the multiplier sigma sqrt(T); of the cohorts of about 300
 among more clients nu is nearly the same. Of a schedule that is set nu is computed from the multiplier that it needs. At
-the record level it is nu_r = sigma sqrt(T p K) / N of N records, with noise of each client's own; T is 30 there unless
-it is set.
+the record level it is sigma sqrt(T p K) / (.05 N) of N records, with noise of each client's own; T is 30 there unless
+it is set. Up to nu = 1 sharing was useful on most tables of the study.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ..data import FederatedDataset
 from ..errors import ConfigError, ModelError
 from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
-from ..privacy import FullParticipation, PoissonSampling, Privacy, RecordPrivacy, ReleasePlan, Sampler
+from ..privacy import ClientPrivacy, FullParticipation, PoissonSampling, Privacy, RecordPrivacy, ReleasePlan, Sampler
 from ..privacy.opening import calibrated_release
 from .problem import made
 
 LARGEST_COHORT = 300
 _FAR, _LOOKED_AT = 10.0, 10_000  # the size of numbers that are not scaled, and records in which they are looked for
-_USEFUL = {"client": 1.0, "record": 0.05}  # noise up to which sharing was useful on the tables of the study
+_RECORDS = 0.05  # noise at the record level up to which sharing was useful, by the mean of records
 
 
 def noise_of(
     privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int, schedule: Sampler | None = None
 ) -> float:
-    """Return nu at the client level, nu_r at the record level; 0 without noise.
+    """Return nu; 0 without noise.
 
     Args:
         privacy: of the run.
@@ -47,35 +47,24 @@ def noise_of(
         rounds: T.
         schedule: who takes part in a round, at the client level; None for all clients.
     """
-    if privacy is None or privacy.noiseless:
-        return 0.0
-    if isinstance(privacy, RecordPrivacy):
-        records = int(data.train.counts.sum())
-        return _multiplier(privacy, records, rounds) * math.sqrt(rounds * dimension * len(data)) / records
-    if schedule is None or isinstance(schedule, FullParticipation):
-        return _multiplier(privacy, len(data), rounds) * math.sqrt(rounds * dimension) / len(data)
-    plan, sampler = ReleasePlan(name="update", dimension=dimension, uses=rounds), schedule.bind(len(data))
-    release = calibrated_release(replace(privacy, clip_norm=1.0), plan, sampler)
-    return release.noise_std * math.sqrt(dimension)
-
-
-def noise_level(
-    privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int, schedule: Sampler | None = None
-) -> float:
-    """Return the noise of a run, in units of that below which sharing was useful on most tables: nu, or nu_r / .05."""
-    unit = "record" if isinstance(privacy, RecordPrivacy) else "client"
-    return noise_of(privacy, data, dimension, rounds, schedule) / _USEFUL[unit]
-
-
-def _multiplier(privacy: Privacy, units: int, rounds: int) -> float:
-    """Return the multiplier of one release: by the budget, or from that of each of ``rounds`` releases."""
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
+    if privacy is None or privacy.noiseless:
+        return 0.0
+    clients, records = len(data), isinstance(privacy, RecordPrivacy)
+    if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
+        plan = ReleasePlan(name="update", dimension=dimension, uses=rounds)
+        release = calibrated_release(replace(privacy, clip_norm=1.0), plan, schedule.bind(clients))
+        return release.noise_std * math.sqrt(dimension)
+    units = int(data.train.counts.sum()) if records else clients
     if privacy.epsilon is None:
         assert privacy.noise_multiplier is not None
-        return privacy.noise_multiplier / math.sqrt(rounds)
-    epsilon = privacy.epsilon if isinstance(privacy.epsilon, (int, float)) else min(privacy.epsilon.values())
-    return float(get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5))
+        multiplier = privacy.noise_multiplier / math.sqrt(rounds)
+    else:
+        epsilon = privacy.epsilon if isinstance(privacy.epsilon, (int, float)) else min(privacy.epsilon.values())
+        multiplier = float(get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5))
+    noise = multiplier * math.sqrt(rounds * dimension)
+    return noise * math.sqrt(clients) / (_RECORDS * units) if records else noise / clients
 
 
 @dataclass(frozen=True)
@@ -84,9 +73,8 @@ class Automatic:
 
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
-        noise: nu or nu_r.
-        level: the same in units of that below which sharing was useful on most tables; None of networks, for which no
-            such noise is known.
+        noise: nu.
+        network: whether the model is one, for which it is not known what nu means.
         clients: K.
     """
 
@@ -97,16 +85,15 @@ class Automatic:
     rounds: int
     finetune: Personalization
     noise: float
-    level: float | None
+    network: bool
     clients: int
 
     def text(self) -> str:
-        """Return what was chosen, and why; nu is :attr:`level`, of networks :attr:`noise`."""
+        """Return what was chosen, and why."""
         clip = "no clip" if self.privacy is None else f"clip {self.privacy.initial_norm:.3g}"
-        nu = self.noise if self.level is None else self.level
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
-            f"automatic settings from public facts (nu = {nu:.3g}): {self.algorithm.title}, "
+            f"automatic settings from public facts (nu = {self.noise:.3g}): {self.algorithm.title}, "
             f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, then "
             f"{self.finetune.text()}",
             width=120,
@@ -115,18 +102,17 @@ class Automatic:
 
     def outlook(self) -> str:
         """Return what the noise says of sharing."""
-        if self.level is None:
+        if self.network:
             return "sharing is uncertain: what nu means for networks is not known"
-        if self.level > 4:
+        if self.noise > 4:
             return (
-                f"sharing is hopeless: nu is {self.level:.3g}, above 4, and clients keep little more than what their "
+                f"sharing is hopeless: nu is {self.noise:.3g}, above 4, and clients keep little more than what their "
                 "own records give; a larger privacy.epsilon or more clients lower it"
             )
-        if self.level == 0:
+        if self.noise == 0:
             return "no noise"
-        return (
-            f"sharing is {'likely useful: nu is at most 1' if self.level <= 1 else 'uncertain: nu is between 1 and 4'}"
-        )
+        found = "likely useful: nu is at most 1" if self.noise <= 1 else "uncertain: nu is between 1 and 4"
+        return f"sharing is {found}"
 
 
 def unscaled(data: FederatedDataset) -> str:
@@ -190,8 +176,7 @@ def automatic(
         full = clients <= LARGEST_COHORT or records
         schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
     usual = 30 if records or (classes and clients < LARGEST_COHORT) else 100 if classes else 20
-    terms = privacy, data, dimension, usual if rounds is None else rounds, settled
-    noise, level = noise_of(*terms), None if deep else noise_level(*terms)
+    noise = noise_of(privacy, data, dimension, usual if rounds is None else rounds, settled)
     algorithm: Algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD()) if deep else ProximalPoint(averaged=True)
     if records:
         algorithm, usual = _by_records(data, noise, classes)
@@ -202,9 +187,9 @@ def automatic(
         clip = min(0.3, 0.1 / max(noise, 1e-9))
     if privacy is not None and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
-    rounds, finetune = usual if rounds is None else rounds, Average().resolved(level or 0.0)
+    rounds, finetune = usual if rounds is None else rounds, Average().resolved(0.0 if deep else noise)
     return Automatic(
-        algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, level, clients
+        algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, deep, clients
     )
 
 
@@ -229,7 +214,7 @@ def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Al
             "domain=fedmtl.data.Domain(l1=5.0, l2=5**0.5, target=1.0)) of five features in [-1, 1]; or choose an "
             "algorithm, as algorithm=fedavg."
         )
-    loud, row = noise > 0.1, data.domain.l2**2 + 1
+    loud, row = noise > 2.0, data.domain.l2**2 + 1
     lr = (2.0 if loud else 0.15) / row * (4.0 if classes else 1.0)
     momentum: dict[str, Any] = {} if loud else {"server_optimizer": ServerOptimizer(options={"momentum": 0.9})}
     local = LocalSGD(lr=lr, steps=1, batch_size=None)

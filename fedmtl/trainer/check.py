@@ -60,22 +60,22 @@ def check(
         lines += [unscaled(data)] * bool(unscaled(data))
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
-    lines += [
-        chosen.text(),
-        chosen.outlook() + "; compare with local training, which the run prints" * bool(chosen.noise),
-    ]
-    return "\n".join([*lines, *([_enough(data, privacy, chosen.level, given)] if chosen.level else [])])
+    lines += [chosen.text(), chosen.outlook()]
+    if chosen.noise:
+        lines[-1] += "; compare with local training, which the run prints"
+    if chosen.noise and not chosen.network:
+        lines.append(_enough(data, privacy, chosen.noise, given))
+    return "\n".join(lines)
 
 
-def _enough(data: FederatedDataset, privacy: Privacy, level: float, given: Mapping[str, Any]) -> str:
-    """Return at which epsilon or number of clients the noise ``level`` would be 1."""
-    kind = type(privacy)
+def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]) -> str:
+    """Return at which epsilon or number of clients nu would be 1, where it is ``noise``."""
 
     def excess(log_epsilon: float) -> float:
-        at: Privacy = kind(epsilon=math.exp(log_epsilon), delta=privacy.delta)
-        return math.log(automatic(data, at, **given).level or 0.0)
+        at: Privacy = type(privacy)(epsilon=math.exp(log_epsilon), delta=privacy.delta)
+        return math.log(automatic(data, at, **given).noise)
 
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
-    clients = math.ceil(len(data) * (level if isinstance(privacy, ClientPrivacy) else level**2))  # of as many records
+    clients = math.ceil(len(data) * (noise if isinstance(privacy, ClientPrivacy) else noise**2))
     return f"nu is 1 at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients of as many records"

@@ -26,7 +26,7 @@ from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
-from .automatic import automatic, noise_level, unscaled
+from .automatic import automatic, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, Source, bind_schedule, open_run
 from .inputs import (
@@ -191,7 +191,7 @@ class Trainer:
                 check_schedule(ProximalPoint(), self.schedule, self.privacy)
             chosen = automatic(self.data, self.privacy, **set_here)
             logger.info("%s", chosen.text())
-            warnings = [unscaled(self.data), chosen.outlook() if (chosen.level or 0.0) > 4 else ""]
+            warnings = [unscaled(self.data), chosen.outlook() if chosen.noise > 4 and not chosen.network else ""]
             for text in filter(None, warnings):
                 logger.warning("%s", text)
             for name in (*left, "privacy"):
@@ -298,8 +298,8 @@ class Trainer:
         finetune = self.finetune
         if finetune is not None:
             schedule = None if isinstance(self.schedule, AsynchronousSchedule) else self.schedule
-            level = noise_level(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
-            finetune = usual_finetuning(finetune, problem).resolved(level)
+            noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
+            finetune = usual_finetuning(finetune, problem).resolved(noise)
         same = algorithm is self.algorithm and finetune is self.finetune
         return self if same else replace(self, algorithm=algorithm, finetune=finetune)
 

@@ -184,7 +184,7 @@ def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndar
 def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarray:
     """Return one column as (rows, 1) float32, mapped from its range to [-1, 1] if it has one."""
     declared = f"bounds={{{name!r}: [...]}} with every category"
-    accepted = f"a finite number (or give {declared}, or leave the row or the column out)"
+    accepted = f"a finite number (or of texts {declared}, or leave the row or the column out)"
     values = table.numbers(name, typed=True, accepted=accepted)
     if ends is not None:
         low, high = ends
