@@ -16,7 +16,7 @@ from fedmtl.report.canvas import drawing
 
 REFERENCE = "FedAvg, finetuned"
 ROLES: dict[str, Role] = {
-    "Local": "local", "FedAvg": "fedavg", "FedAvg, finetuned": "fedavg", "FedAvg, averaged": "fedavg",
+    "Local": "local", "FedAvg": "fedavg", "FedAvg, finetuned": "fedavg",
     "FedProx": "fedavg", "Automatic": "new", "PMTL": "published",
     "PMTL, finetuned": "published", "MP-MTL": "published",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def client_table(study: Study, scores: Sequence[Score]) -> str:
 
 STYLES = {
     "Local": ("0.35", "--", ""), "FedAvg": ("C0", "-", "o"), "FedProx": ("C0", ":", "v"), "IFCA": ("C9", "-", "P"),
-    "FedAvg, finetuned": ("C3", "-", "D"), "FedAvg, averaged": ("C3", "--", "o"),
+    "FedAvg, finetuned": ("C3", "-", "D"),
     "Automatic": ("#0000ff", "-", "o"), "PMTL": ("C2", "-", "o"), "PMTL, finetuned": ("C2", "--", "D"),
     "Ditto": ("C1", "-", "s"), "APFL": ("C4", "-", "^"), "pFedMe": ("C5", "-", "X"), "PP-SGD": ("C6", "-", "*"),
     "FedRep": ("C7", "-", "h"), "MP-MTL": ("C8", "-", "d"),

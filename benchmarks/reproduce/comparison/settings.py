@@ -18,7 +18,6 @@ from fedmtl import (
     MPMTL,
     PMTL,
     PPSGD,
-    Average,
     ClientPrivacy,
     Ditto,
     FedAvg,
@@ -62,7 +61,7 @@ class Setting:
 
     algorithm: Algorithm | None
     clip: float | None
-    finetune: Finetune | Average | None = None
+    finetune: Finetune | None = None
     hidden: int = 0
 
     def text(self) -> str:
@@ -73,7 +72,7 @@ class Setting:
         for field in ("lam", "mu", "alpha", "ratio", "clusters", "rho"):
             if field in getattr(own, "__dataclass_fields__", {}) and (field == "rho" or not isinstance(own, MPMTL)):
                 parts.append(f"{field} {getattr(own, field)}")
-        if isinstance(own, (FedAvg, Local)) and own.local is not None and not isinstance(self.finetune, Finetune):
+        if isinstance(own, (FedAvg, Local)) and self.finetune is None:
             parts.append(f"{own.local.epochs} epochs")
         if isinstance(own, Local):
             parts.append(f"lr {own.local.lr:g}")
@@ -83,7 +82,7 @@ class Setting:
             parts.append(f"{own.head_local.epochs} epochs of the head")
         if self.clip is not None:
             parts.append(f"clip {self.clip:g}")
-        if isinstance(self.finetune, Finetune):
+        if self.finetune is not None:
             pull = "" if self.finetune.kind == "vanilla" else f" lam {self.finetune.lam:g}"
             parts.append(f"then {self.finetune.kind}{pull}, {self.finetune.local.epochs} epochs")
         return ", ".join(parts)
@@ -133,12 +132,11 @@ class Study:
         ways = [
             Finetune(kind=kind, lam=lam, local=replace(sgd(epochs), lr=lr)) for kind, lam, epochs, lr in self.finetunes
         ]
-        own: dict[str, list[tuple[Algorithm, Finetune | Average | None]]] = {
+        own: dict[str, list[tuple[Algorithm, Finetune | None]]] = {
             "FedAvg": [(FedAvg(local=sgd(epochs)), None) for epochs in self.epochs],
             "FedProx": [(FedProx(mu=mu, local=self.solver), None) for mu in (0.01, 0.1, 1.0)],
             "IFCA": [(IFCA(clusters=clusters, local=self.solver), None) for clusters in (2, 3, 4)],
             "FedAvg, finetuned": [(FedAvg(local=self.solver), way) for way in ways],
-            "FedAvg, averaged": [(FedAvg(local=sgd(epochs)), Average()) for epochs in self.epochs],
             "PMTL": [(PMTL(lam=lam, local=self.solver), None) for lam in self.lams],
             "PMTL, finetuned": [(PMTL(lam=self.lams[-1], local=self.solver), way) for way in ways],
             "Ditto": [(Ditto(lam=lam, local=self.solver), None) for lam in self.lams],
