@@ -93,7 +93,7 @@ def test_an_interrupted_search_resumes(
     ("words", "said"),
     [
         ([], "nothing to search: list the values of a setting"),
-        (["algorithm=pmtl", "algorithm.lam=1,1"], "nothing to search"),
+        (["algorithm=pmtl", "algorithm.lam=1,1"], "algorithm.lam=1 is listed twice"),
         (["algorithm=pmtl", "algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
         (["algorithm=pmtl", "algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
         (["algorithm=pmtl", "algorithm.lam=-1,2"], "PMTL.lam is -1"),
