@@ -63,11 +63,6 @@ class Clip:
         if not LEAST <= self.bound <= MOST:
             raise ConfigError(f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}.")
 
-    @property
-    def order(self) -> int:
-        """Return the order of the norm, 1 or 2."""
-        return 1 if self.norm == "l1" else 2
-
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
@@ -87,7 +82,7 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
     """Return the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
     if clip is None:
         return math.inf, 2.0
-    return clip.bound * (1 - MARGIN), float(clip.order)
+    return clip.bound * (1 - MARGIN), 1.0 if clip.norm == "l1" else 2.0
 
 
 def are_long(dimension: int) -> bool:
@@ -346,7 +341,7 @@ def _block_rows(rows: Tensor) -> int:
 def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
     wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
-    norms = torch.linalg.vector_norm(wide, ord=2 if clip is None else clip.order, dim=1)
+    norms = torch.linalg.vector_norm(wide, ord=bounds_of(clip)[1], dim=1)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         wide = wide.masked_fill(~finite[:, None], 0.0)
