@@ -26,7 +26,6 @@ ALGORITHMS = {
     "async_learner": AsyncLearner(loss="logistic", reg=0.01),
     "async_learner, published": PublishedAsyncLearner(loss="logistic", reg=0.01),
     "async_learner, hinge": AsyncLearner(loss="hinge", reg=0.01),
-    "async_learner, subsets": AsyncLearner(loss="logistic", reg=0.01, batch_rate=0.5),
     "async_learner, public start": PublicStart(loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, published": PublishedPeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5),
