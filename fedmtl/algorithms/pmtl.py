@@ -7,10 +7,10 @@ Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Fed
 Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of Algorithm 1, with
 m the expected size of a cohort and z the noise multiplier:
 
-    a random cohort S_t receives the mean wtilde^t                                                        (1)
-    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations of every k in S_t       (2)
-    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k with u_k the sum of what k has sent           (3)
-    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (4)
+    a random cohort S_t receives the mean wtilde^t                                                        (a)
+    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations of every k in S_t       (b)
+    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all that k has sent        (c)
+    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (d)
 
 The observers are the other clients and the public: billboard privacy, which implies joint differential privacy. The
 server is a trusted aggregator.
@@ -47,8 +47,9 @@ class PMTL(Algorithm):
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
         delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model
-            forgets old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and
-            sends clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk that never fades.
+            forgets old noise. ``"local"``, an exact running mean: client k keeps the sum of what it has sent, u_k
+            without wtilde^0, and sends clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk
+            that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``: only m / K, the
             expected cohort over the number of clients, which ``None`` takes.
         server_optimizer: used instead of the plain server step; only with ``"global"``.
@@ -100,9 +101,9 @@ class PMTL(Algorithm):
         return State({"global": problem.initial.clone()}, problem.client_store(fields))
 
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
-        # (1), (2): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde
+        # (a), (b): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde
         mean, start = c.shared, c.models(c.shared)
-        # (3): what every member sends
+        # (c): what every member sends
         if self.delta == "global":
             models = torch.empty_like(start)
             change = c.change(self.local, start, lam=self.lam, anchor=mean, trained=models)
@@ -112,7 +113,7 @@ class PMTL(Algorithm):
         return {"update": update}, c.keep(models, start) | {"sent": c.own["sent"] + update}
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # (4): the server moves the mean by the clipped, noised sum over the public denominator m
+        # (d): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = self._server_lr(released.denominator, problem.clients)
         return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
 

@@ -18,7 +18,8 @@ from .algorithm import AsyncLearner
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedAsyncLearner(AsyncLearner):
-    """Algorithm 1 with equation (7) and the noise of Theorem 1; settings are those of :class:`.AsyncLearner`."""
+    """Algorithm 1 with equation (7) and the noise of Theorem 1, ``mechanism="laplace"`` with ``delta=0``; settings are
+    those of :class:`.AsyncLearner`."""
 
     name, title = "async_learner_published", "Asynchronous learner, published"
 

@@ -5,17 +5,22 @@ Liang, Liu, Zhou, Jiang, Zhang, Wang: "Model-Protected Multi-Task Learning", IEE
     min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
     min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
 
-With ``curator_epsilon`` every task adds noise to its own clipped model before it leaves (Algorithm 5).
+Every L_i has (ridge / 2) ||w_i||^2 with it. With ``curator_epsilon`` every task adds noise to its own clipped model
+before it leaves (Algorithm 5).
 
 In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
 noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each task applies M to its own model
-and takes a gradient step on its own data. By the steps of Algorithm 1, with eta = 1 / L:
+and takes a gradient step on its own data. By the steps of Algorithm 1, with eta = 1 / L (for
+W = P + Q, 1 / (2 L)):
 
     wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                                                 Step 3
     Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                                         Steps 4, 5
     M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma              Step 6
              or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                                     (Algorithm 3)
     what_i = M w_i,   z_i = what_i + b_t (what_i - what_i of before),   w_i = z_i - eta grad L_i(z_i)     Step 7
+
+In Algorithm 4 w_i, what_i, z_i above are those of p_i; beside them q_i, which is never released, steps the same way
+from prox_{eta own_lam h}(q_i), with the gradient at the sum of both.
 
 Without noise and clip this is proximal gradient descent. The protected unit is a task with its model and all its data,
 the observers are the other tasks and the public.
@@ -63,7 +68,7 @@ class MPMTL(TaskAlgorithm):
     Args:
         loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
         lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
-            ``lam / L``; a tenth of the clip norm is a good one to begin with.
+            ``lam`` eta; a tenth of the clip norm is a good one to begin with.
         penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
         own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
             the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.

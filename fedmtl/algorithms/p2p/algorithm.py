@@ -10,18 +10,18 @@ its own; alpha = 1 / (1 + mu c_i L_i^loc):
 
     Theta_i <- (1 - alpha) Theta_i + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))  (4), (6)
 
-The protected unit is a record of an agent, neighbours differ by one record replaced, observers are all peers and
-any eavesdropper. Only the mean gradient of the data is clipped, noised and charged, through ``channel``; everything
-else in the update is public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never
-clipped. The numbers of records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
+The protected unit is a record of an agent, neighbours differ by one record replaced, observers are all peers and any
+eavesdropper. Only the mean gradient of the data is clipped, noised and charged; everything else in the update is
+public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never clipped. The numbers of
+records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
 
     Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", row_norm=1.0), data=data,
             model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
-An agent's budget allows so many releases. With ``releases=K`` they are those of its first K wake-ups, and in later ones
-it continues averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ...,
-Theta_i(K)), taken to its present model by the public curvature h of the domain, and reads no record,
+With ``releases=K`` an agent releases at its first K wake-ups only, within its budget. In later ones it continues
+averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ..., Theta_i(K)),
+taken to its present model by the public curvature h of the domain, and reads no record,
 
     grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
 
@@ -87,8 +87,8 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
             model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i.
         refine_from: where that last step begins, and what it is pulled to: the agent's ``"own"`` model, or its
-            ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise: the exact
-            minimum of Q in its block of coordinates on the raw records. Without neighbours, its own.
+            ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise. Without
+            neighbours, its own.
         releases: K, the most releases of an agent, those of its first wake-ups; afterwards it averages
             without its records. None: every wake-up is one.
         confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the

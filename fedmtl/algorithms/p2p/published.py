@@ -1,12 +1,12 @@
 """Peer-to-peer learning with the noise and the accounting of the paper, for reproduction (Bellet et al. 2018).
 
 Theorem 1 adds i.i.d. Laplace noise of scale 2 L0 / (epsilon m) to a mean gradient, where L0 bounds the *L2* norm of a
-record's gradient. A record moves the L1 norm up to sqrt(D) times as far, so no epsilon of it is finite. The wake-ups of
-an agent are composed by Theorem 3.5 of Kairouz, Oh and Viswanath, "The composition theorem for differential privacy"
-(ICML 2015); a privacy loss distribution is never looser for a given mechanism. The budget is split equally over an
-agent's wake-ups, as in the paper's experiments (section 5.1); with ``allocation="paper"`` as in Proposition 2, for
-which agents would have to know the ticks of the network. The runs of Figure 1 start from models that are fitted to the
-raw records.
+record's gradient. A record moves the L1 norm up to sqrt(D) times as far, so that its epsilon may be up to sqrt(D) times
+what is claimed; the report prints infinity. The wake-ups of an agent are composed by Theorem 3.5 of Kairouz, Oh and
+Viswanath, "The composition theorem for differential privacy" (ICML 2015); a privacy loss distribution is never looser
+for a given mechanism. The budget is split equally over an agent's wake-ups, as in the paper's experiments (section
+5.1); with ``allocation="paper"`` as in Proposition 2, for which agents would have to know the ticks of the network. The
+runs of Figure 1 start from models that are fitted to the raw records.
 """
 
 from __future__ import annotations

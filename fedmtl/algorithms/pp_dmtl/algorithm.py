@@ -10,9 +10,9 @@ of task t, by the lines of Algorithm 1:
 
     G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z                               lines 9, 11 to 13
     q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g                            line 10
-    S   = S with G_t in column t                                                                   line 14
-    P   = prox_{a2 lam r}(P - a2 S)                                                                line 15
-    p_t of the task is column t of P, until its next activation                                    line 16
+    S   = S with G_t in column t                                                                   server, 1st step
+    P   = prox_{a2 lam r}(P - a2 S)                                                                server, 2nd step
+    p_t of the task is column t of P, until its next activation                                    server, 3rd step
 
 The protected unit is a record of a task, the observers are the server and the other tasks, neighbours differ by one
 record replaced. The accounting of the paper bounds one step of q_t from the *same* q_t, but there q_t moves on the raw
@@ -175,9 +175,9 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
             if own is not None:  # line 10, by the gradient that was released
                 before, taken = torch.from_numpy(own[at]), torch.from_numpy(gradient)
                 own[at] = own_step(before, taken, self.a1, self.tau, self.own_penalty).numpy()
-            all_stale[at] = gradient  # line 14: column t of S
-            shared[runs] = prox(shared[runs] - a2 * stale[runs], a2 * self.lam)  # line 15: P
-            returned[at] = all_shared.take(at, 0)  # line 16: p_t goes back
+            all_stale[at] = gradient  # server, 1st step: column t of S
+            shared[runs] = prox(shared[runs] - a2 * stale[runs], a2 * self.lam)  # server, 2nd step: P
+            returned[at] = all_shared.take(at, 0)  # server, 3rd step: p_t goes back
 
         return serve
 

@@ -6,7 +6,7 @@ A task keeps q_t, moves it on its raw records, and sends the noised gradient the
     z1, z2 of density prop. to exp(-b ||z||_2),   b1 = epsilon_1 / S1,   b2 = epsilon_2 / S2       line 11, (12)
     G_t = (1/n_t) sum_j grad l(x_tj . (p_t + q_t + z1), y_tj) + z2                                 lines 12, 13
 
-and the server does what :mod:`.algorithm` says (lines 14 to 16). Theorem 3.5 is of one iteration: with S1 = 2 a1 C1 C2
+and the server takes the three steps of :mod:`.algorithm`. Theorem 3.5 is of one iteration: with S1 = 2 a1 C1 C2
 / n_t, Lemma 1 bounds how far one step moves q_t when a record is replaced, from the *same* q_t. Every further step adds
 S1 and shrinks what was there by 1 - a1 tau at least, so after k iterations q_t may have moved by S1 (1 - (1 - a1
 tau)^k) / (a1 tau).
