@@ -43,10 +43,11 @@ def number_text(value: float, mean: float | None = None) -> str:
 
     Args:
         value: the metric.
-        mean: that ``value`` is printed beside, such as that of a deviation: it then has three decimals where that has.
+        mean: that ``value`` is printed beside, such as that of a deviation: it then has three decimals where that has,
+            and a power of ten where that has a large one.
     """
     value = round(float(value), 12)
     size = abs(value if mean is None else round(float(mean), 12))
     if not math.isfinite(value) or value == 0 or 0.1 <= size < 100:
         return f"{value:.3f}"
-    return f"{value:.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:.0f}" if 1e3 <= abs(value) <= max(size, abs(value)) < 1e9 else f"{value:.4g}"

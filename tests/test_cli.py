@@ -710,7 +710,7 @@ def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.Complet
 def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["-m", *TINY, "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
+    words = [*TINY, "-m", "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
     done = command(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("fedmtl: error: ") == 2  # 31 of 30 clients, for both methods

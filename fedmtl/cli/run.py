@@ -156,7 +156,8 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     import hydra
 
-    before, sys.argv = sys.argv, ["fedmtl", *words]
+    first = [word for word in words if word not in options.overrides]  # Hydra reads no option behind a setting
+    before, sys.argv = sys.argv, ["fedmtl", *first, *options.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
         with refusals(options.overrides, options.config_name):
@@ -188,16 +189,17 @@ def _run(
     with _marked(folder, job) if writes else nullcontext():
         with process.agree():
             with printed_log(logging.INFO) if writes and job is None and command is not None else nullcontext():
-                trainer = build(config, folder)
+                trainer = build(config | {"progress": False}, folder)  # the log says what automatic settings are
             if command is not None:
                 make_paths_absolute(config)
                 if writes:
                     write_config(folder, command, config)
-        progress = trainer.progress and (job is None or sys.stderr.isatty())  # without a terminal a job prints one line
+        # without a terminal a job prints one line
+        trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
         began, level = time.monotonic(), logging.INFO if job is None else logging.WARNING
         resumed = resumable(short(folder if job is None else job.sweep), level, launched=process.ranks is not None)
         with resumed if writes else printed_log(logging.CRITICAL):
-            result = replace(trainer, progress=progress).fit(resume=command is None, ranks=process.ranks)
+            result = trainer.fit(resume=command is None, ranks=process.ranks)
     if writes:
         print(job.line(result, began, place) if job is not None else result.summary(), flush=True)
         if job is None:

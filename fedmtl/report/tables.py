@@ -127,6 +127,8 @@ def _texts(groups: pd.DataFrame, name: str) -> list[str]:
     decimals = max((len(number.partition(".")[2]) for number in numbers), default=3)
 
     def text(value: float) -> str:
+        if any("e+" in number for number in numbers):
+            return f"{value:.3e}"
         return number_text(value) if any("e" in number for number in numbers) else f"{round(value, 12):.{decimals}f}"
 
     return [

@@ -376,7 +376,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     names = (
         *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
         *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant", "limit"),
-        *("history", "replicates", "cut_targets"),
+        *("history", "replicates", "cut_targets", "unscaled"),
     )
     terms, bound, finetuned = result.terms, result.bound, result.finetuned
     if terms is not None and not all(isinstance(value, str) for value in (terms["loss"], *terms["metrics"])):

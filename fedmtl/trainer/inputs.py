@@ -86,13 +86,13 @@ def check_kinds(settings: Any) -> None:
     algorithm = settings.algorithm
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm is {algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
+    check_privacy(settings.privacy)
     server = (
         "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
         "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: {momentum: 0.9}}'"
     )
     optimizer = getattr(algorithm, "server_optimizer", None)
     for name, value, kinds, accepted in (
-        ("privacy", settings.privacy, Privacy | None, "ClientPrivacy(...), RecordPrivacy(...) or None"),
         ("execution", settings.execution, Execution, "Execution(chunk=..., threads=...)"),
         ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
         ("finetune", settings.finetune, Personalization | None, "Finetune(...), Average(...) or None"),
@@ -113,6 +113,15 @@ def check_kinds(settings: Any) -> None:
         )
     if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
         raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
+
+
+def check_privacy(privacy: Any) -> None:
+    """Refuse what is no privacy of a run."""
+    if not isinstance(privacy, Privacy | None):
+        raise ConfigError(
+            f"privacy is {privacy!r}; give ClientPrivacy(...), such as ClientPrivacy(epsilon=3.0), RecordPrivacy(...) "
+            "or None."
+        )
 
 
 def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:

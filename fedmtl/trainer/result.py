@@ -56,6 +56,7 @@ class Result(Scored):
         shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
         cut_targets: the share of the training targets at an end of their public range, where those beyond it are cut
             off; not private.
+        unscaled: whether the first training records have features or real targets far outside of [-1, 1]; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
         terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of their own, see
             :meth:`adapt`; ``None`` where they are not known.
@@ -95,6 +96,7 @@ class Result(Scored):
     chosen: Mapping[str, Any] = field(default_factory=dict)
     shortened: Mapping[str, float] = field(default_factory=dict)
     cut_targets: float = 0.0
+    unscaled: bool = False
     trained: bool = True
     terms: Mapping[str, Any] | None = None
     tested: int = 0
@@ -344,7 +346,8 @@ class Result(Scored):
 
     def _remedy(self, stages: Sequence[Stage]) -> str:
         """Return which settings may make bad models better."""
-        names = ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
+        names = ["features and targets scaled to [-1, 1]"] * self.unscaled
+        names += ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
         names += ["a larger privacy.epsilon"] * any(0 < (stage.epsilon or 0) < math.inf for stage in stages)
         names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
         pulled = self.finetuned is not None and self.finetuned.settings.kind in ("kl", "vanilla", "ewc")

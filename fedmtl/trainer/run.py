@@ -27,6 +27,7 @@ from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import ALONE, Ranks
+from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
 from .engine import Engine, Measured, Source
 from .evaluation import constant_loss, evaluated_clients, numbers_of, try_metrics
@@ -178,6 +179,7 @@ def single_run(
             try_metrics(problem, settings.further_metrics)
         about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
         about["cut_targets"] = (problem.data.train.y.abs() >= problem.data.limit).double().mean().item()
+        about["unscaled"] = bool(unscaled(problem.data))
         about["chosen"] = chosen(settings, algorithm)
         about["terms"] = terms_of(replace(settings, finetune=resolved.finetune))
         result = Run(resolved, problem, clients, evaluated, engine or Engine(), folder, ranks, about)(resume)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from fedmtl._rounding import number_text
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, figures, frame, report, tables
 
@@ -191,6 +192,16 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
         assert all(line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line)
     for word in ("accuracy", "median", "tenth", "spread", "auc", "f1", "epsilon"):
         assert any(word in line for line in lines)
+
+
+def test_a_column_of_large_numbers_has_one_format(tmp_path: Path) -> None:
+    for lr, mse in ((0.1, 1.0131e9), (0.5, 883776909.0)):
+        configured(tmp_path / f"{lr}", f"algorithm.local.lr={lr}", 0, lr=lr)
+        file = tmp_path / f"{lr}" / "private" / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"mse": mse}))
+    table, _ = tables.table_of(tables.grouped(frame([tmp_path])))
+    assert {*table["mse"]} == {"1.013e+09", "8.838e+08", "-"}
+    assert (number_text(8.9e8, 1.5e9), number_text(8.9e8)) == ("8.9e+08", "890000000")
 
 
 def test_the_plot_has_the_deviation_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:

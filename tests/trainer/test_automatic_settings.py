@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
+from torch import nn
 
 from fedmtl import (
+    PMTL,
     Average,
     BackoffSGD,
     ClientPrivacy,
@@ -20,6 +22,7 @@ from fedmtl import (
     Finetune,
     FixedCohort,
     FullParticipation,
+    Local,
     LocalSGD,
     PoissonSampling,
     ProximalPoint,
@@ -105,6 +108,8 @@ def test_scores_are_in_the_units_of_the_target() -> None:
 def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
     trainer = Trainer(data=numbers(9), privacy=None, rounds=3, finetune=None, baselines=("local",))
     assert (trainer.rounds, trainer.finetune, trainer.baselines) == (3, None, (LocalAverage(),))
+    with pytest.raises(ConfigError, match=r"privacy is 3; give .*ClientPrivacy\(epsilon=3\.0\)"):
+        Trainer(data=numbers(9), privacy=3)
     with pytest.raises(ConfigError, match="model, schedule, rounds must be given beside an algorithm"):
         Trainer(data=numbers(9), privacy=None, algorithm=FedAvg())
     with pytest.raises(ConfigError, match="clip_norm is missing"):
@@ -112,6 +117,34 @@ def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
             data=numbers(9), privacy=ClientPrivacy(epsilon=1.0), algorithm=FedAvg(), model="linear_regression",
             schedule=FullParticipation(), rounds=3, progress=False,
         ).fit()  # fmt: skip
+
+
+def test_they_are_printed_before_the_progress(capsys) -> None:
+    trainer = Trainer(data=numbers(9), privacy=None, rounds=3)
+    assert capsys.readouterr().err.startswith("automatic settings from public facts (nu = 0): Proximal point, 3 rounds")
+    replace(trainer, seed=1)
+    Trainer(data=numbers(9), privacy=None, rounds=3, progress=False)
+    assert not capsys.readouterr().err
+
+
+def test_local_is_tuned_beside_any_method() -> None:
+    data = numbers(9)
+    settings = {"model": models.linear_regression(), "schedule": FullParticipation(), "rounds": 3, "privacy": None}
+    settings |= {"baselines": ("local",), "progress": False}
+    local = Trainer(data=data, **settings).fit().baselines["local"]
+    for algorithm in (PMTL(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.5))):
+        run = Trainer(data=data, algorithm=algorithm, **settings).fit()
+        assert torch.equal(run.baselines["local"].personal, local.personal)
+    assert Trainer(data=data, algorithm=FedAvg(), **settings | {"model": models.mlp()}).baselines == ("local",)
+    absolute = nn.functional.l1_loss
+    assert Trainer(data=data, algorithm=FedAvg(), loss=absolute, **settings).baselines == ("local",)
+    assert Trainer(data=data, algorithm=FedAvg(), loss="half_mse", **settings).baselines == (LocalAverage(),)
+    assert Trainer(data=data, algorithm=Local(), **settings).fit().baselines == {}
+    classes = {"algorithm": FedAvg(), **settings, "model": models.softmax_regression()}
+    digits = load_data("digits", clients=10)
+    assert Trainer(data=digits, **classes).baselines == ("local",)
+    bounded = replace(digits, domain=Domain(64.0, 8.0, 1.0))
+    assert Trainer(data=bounded, **classes).baselines == (LocalAverage(),)
 
 
 def test_steps_minimize_the_local_objective() -> None:
@@ -213,7 +246,7 @@ def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
     words += ["data.bounds={age: [18, 95], sex: [f, m], days: [0, 30]}", "privacy.epsilon=8"]
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr()
-    assert "automatic settings from public facts (nu = " in printed.err
+    assert printed.err.count("automatic settings from public facts (nu = ") == 1
     assert "proximal_point + finetuning" in printed.out
 
 
@@ -334,6 +367,8 @@ def test_most_targets_cut_off_are_named_by_the_warning() -> None:
     result = Trainer(data=data, privacy=ClientPrivacy(epsilon=1.0), rounds=1, progress=False).fit()
     assert result.cut_targets > 0.5
     stages = result.stages("run")
+    assert result._remedy(stages).startswith("; try wider data.bounds")
+    assert replace(result, unscaled=True)._remedy(stages).startswith("; try features and targets scaled to [-1, 1] or")
     assert "data.bounds" in result._remedy(stages)
     assert "privacy.epsilon" in result._remedy(stages)
     noiseless = [replace(stage, epsilon=math.inf) for stage in stages] + [replace(stages[0], epsilon=0.0)]

@@ -118,7 +118,7 @@ def read_table(
         min_examples=min_examples,
         classes=classes if labels is None else len(labels),
         transform=Integers() if integers and transform is None else transform,
-        name=str(file) if name is None else name,
+        name=file.name if name is None else name,
     )
     if classes == "infer" and labels is None and (data.classes or 0) > 2:
         logger.warning(
