@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, with_automatic
 from .options import add_config_dir, command_parser
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _MOST = 50  # categories of a column that is no id
+_GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 _EPILOG = """\
 examples
   fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
   fedmtl --config-dir . experiment=visits     the run of the draft that it writes, once you have confirmed its bounds
 
 The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what you
-know of the columns. --public prints only what follows from declared facts, and writes nothing.
+know of the columns. --public writes nothing, and prints what follows from declared facts and the number of clients;
+its warnings and errors may speak of rows.
 """
 
 
@@ -26,7 +31,7 @@ def check(words: list[str]) -> int:
     """Print what can be said of the data, and write a draft of the experiment of a table without bounds."""
     parser = command_parser("check", "Say before training whether sharing can help.", _EPILOG)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
-    parser.add_argument("--public", action="store_true", help="only what follows from declared facts")
+    parser.add_argument("--public", action="store_true", help="print no line that is computed from values")
     add_config_dir(parser)
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
@@ -39,7 +44,7 @@ def check(words: list[str]) -> int:
         if node.get("classes") == "infer":  # as the reader infers them, a draft to be confirmed, too
             node["classes"] = made(node, "data").classes
             node["bounds"], _ = _draft(node | {"bounds": config["data"].get("bounds")})
-        _write(config | {"data": node})
+        _write(config | {"data": node}, overrides)
 
     from ..trainer.check import check as outlook
 
@@ -52,7 +57,10 @@ def check(words: list[str]) -> int:
 
 
 def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
-    """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column."""
+    """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column.
+
+    Columns that look like ids, and constants, leave the features of ``node`` unless their bounds are declared.
+    """
     import pandas as pd
 
     from ..data.readers.columns import Table, looks_like_id
@@ -60,46 +68,80 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     frame = Table.of(node["path"]).frame
     bounds, target, lines = dict(node.get("bounds") or {}), node["target"], list[str]()
     chosen = node.get("features") or [name for name in frame.columns if name not in (node["client"], target)]
+    classes = node.get("labels") or isinstance(node.get("classes"), int)
+    node["features"] = list(chosen)
     for name in [*chosen, target]:
         if name not in frame.columns:
             raise ConfigError(f"{node['path']} has no column {name!r}; its columns are {', '.join(frame.columns)}.")
-        column, values = frame[name], sorted(map(str, frame[name].dropna().unique()))
-        number = pd.api.types.is_numeric_dtype(column.dtype)
+        column = _numbers(frame[name])
+        values, number = sorted(map(str, column.dropna().unique())), pd.api.types.is_numeric_dtype(column.dtype)
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"
         text += f", {missing:,} missing" if (missing := int(column.isna().sum())) else ""
-        if looks_like_id(column) or (not number and len(values) > _MOST):
-            if name == target and name not in bounds:
+        is_id = looks_like_id(column) or (not number and len(values) > _MOST)
+        if name not in bounds and (is_id or len(values) < 2) and not (name == target and classes):
+            doubt = "looks like an id of rows" if is_id else "is a constant"
+            if name == target:
                 raise ConfigError(
-                    f"data.target is {name!r}, which looks like an id of rows; choose another, or bound it."
+                    f"data.target is {name!r}, which {doubt}; choose another, or declare its data.bounds."
                 )
-            text += "; it looks like an id: leave it out of data.features"
+            text += f"; it {doubt}: left out of data.features (declare its data.bounds to have it)"
+            node["features"].remove(name)
         elif name == target and not number:
             node["labels"] = node.get("labels") or values
-        elif name in bounds or (name == target and node.get("classes") is not None):
-            pass
-        elif len(values) > 1 or not number:
+        elif name not in bounds and not (name == target and node.get("classes") is not None):
             bounds[name] = [float(column.min()), float(column.max())] if number else values
+            if name != target and pd.api.types.is_integer_dtype(column.dtype) and len(values) == len(frame):
+                text += "; no two rows are alike: if it is an id, leave it out of data.features"
         lines.append(text)
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
     return bounds, [head, *lines]
 
 
-def _write(config: Config) -> None:
-    """Write an experiment, named after the table, with the data and the budget of a configuration; one that is there
-    already stays."""
+def _numbers(column: pd.Series) -> pd.Series:
+    """Return a column as numbers where only marks of missing values, such as NA, are none, or few of very many texts;
+    any other as it is."""
+    import pandas as pd
+
+    from ..data.readers.columns import MISSING
+
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return column
+    numbers = pd.to_numeric(column, errors="coerce")
+    others = set(column[numbers.isna()].dropna())
+    most = numbers.count() > column.count() / 2 and (others <= {*MISSING} or column.nunique() > _MOST)
+    return numbers if others and most else column
+
+
+def _write(config: Config, words: list[str]) -> None:
+    """Write an experiment, named after the table, with the data and the budget of a configuration that ``words`` chose.
+
+    One that differs at most in its bounds stays; beside one of another table or budget the name gets a number.
+    """
     from omegaconf import OmegaConf
 
-    name = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem)
-    file = Path("experiment") / f"{name}.yaml"
-    if file.exists():
-        print(f"{file} is there already and stays as it is; remove it for a new draft")
-        return
     data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
     data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
-    data = {name: value for name, value in data.items() if name not in ("seed", "partition")}
+    data = {name: value for name, value in data.items() if name != "seed"}
     values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
     lines = ["# @package _global_", "# A draft: confirm that the bounds are public, or replace them.", "defaults:"]
-    lines += ["  - override /data: table", "  - override /algorithm: auto", ""]
+    lines += ["  - override /data: table", "  - override /algorithm: auto"]
+    lines += [f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)]
+    draft = "\n".join([*lines, "", OmegaConf.to_yaml(OmegaConf.create(values))])
+    stem, others = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem), list[str]()
+    while (file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml").exists():
+        if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
+            print(f"{file} is there already and stays as it is; remove it for a new draft")
+            return
+        others.append(str(file))
     file.parent.mkdir(exist_ok=True)
-    write_text(file, "\n".join([*lines, OmegaConf.to_yaml(OmegaConf.create(values))]))
-    print(f"wrote {file}; fedmtl --config-dir . experiment={name} runs it")
+    write_text(file, draft)
+    beside = f" (other data or another budget: {', '.join(others)})" if others else ""
+    print(f"wrote {file}{beside}; fedmtl --config-dir . experiment={file.stem} runs it")
+
+
+def _without_bounds(draft: str) -> Config:
+    """Return the values of a draft but for its bounds."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(OmegaConf.create(draft))
+    return values | {"data": values.get("data", {}) | {"bounds": None}}

@@ -217,13 +217,14 @@ def check_declared(settings: Trainer) -> None:
     words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
     bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
     if bounds:
-        words.append(f"'data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
+        words.append(f"'++data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
         python.append(f"bounds={{{', '.join(f'{name!r}: {value}' for name, value in bounds.items())}}}")
     place = "load_data('table', ..." if bounds else "FederatedDataset.from_tensors(clients"
     raise ConfigError(
         f"{data.name}: {'; '.join(problems)}. Give them: {' '.join(words)} on the command line, "
         f"{place}, {', '.join(python)}) in Python"
-        + (" (K classes; null or None for a regression)." if classes else ".")
+        + (" (K classes; null or None for a regression)" if classes else "")
+        + ("; fedmtl check of the same data writes a draft of them." if bounds else ".")
     )
 
 

@@ -179,12 +179,12 @@ def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("race", "Green", r"row 3, column 'race' holds 'Green'; accepted: White, Amer-Indian-Eskimo"),
-        ("race", "", r"row 3, column 'race' is empty; accepted: White"),
-        ("income", "50K", r"row 3, column 'income' holds '50K'; accepted: <=50K, >50K"),
-        ("age", "old", r"row 3, column 'age' holds 'old'; accepted: a finite number"),
-        ("age", "", r"row 3, column 'age' is empty"),
-        ("capital-gain", "inf", r"row 3, column 'capital-gain' holds inf"),
+        ("race", "Green", r"line 5, column 'race' holds 'Green'; accepted: White, Amer-Indian-Eskimo"),
+        ("race", "", r"line 5, column 'race' is empty; accepted: White"),
+        ("income", "50K", r"line 5, column 'income' holds '50K'; accepted: <=50K, >50K"),
+        ("age", "old", r"line 5, column 'age' holds 'old'; accepted: a finite number"),
+        ("age", "", r"line 5, column 'age' is empty"),
+        ("capital-gain", "inf", r"line 5, column 'capital-gain' holds inf"),
         ("gender", None, r"column 'gender' is missing; the columns are 'age'"),
         ("income", None, r"column 'income' is missing"),
     ],

@@ -115,12 +115,12 @@ def test_small_hospitals_are_left_out_where_they_cannot_be_split(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("sex", 2, r"row 5, column 'sex' holds 2; accepted: 0, 1"),
-        ("admit", "", r"row 5, column 'admit' is empty; accepted: a finite number"),
-        ("los", -1, r"row 5, column 'los' holds -1; accepted: a number from 0"),
-        ("los", "long", r"row 5, column 'los' holds 'long'"),
-        ("hospital", "", r"row 5, column 'hospital' is empty"),
-        ("hospital", "St. John", r"row 5, column 'hospital' holds 'St. John'"),
+        ("sex", 2, r"line 7, column 'sex' holds 2; accepted: 0, 1"),
+        ("admit", "", r"line 7, column 'admit' is empty; accepted: a finite number"),
+        ("los", -1, r"line 7, column 'los' holds -1; accepted: a number from 0"),
+        ("los", "long", r"line 7, column 'los' holds 'long'"),
+        ("hospital", "", r"line 7, column 'hospital' is empty"),
+        ("hospital", "St. John", r"line 7, column 'hospital' holds 'St. John'"),
         ("los", None, r"column 'los' is missing; the columns are 'rownames'"),
     ],
 )

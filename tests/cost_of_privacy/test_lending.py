@@ -175,10 +175,10 @@ def test_sizes_and_training_on_every_row(tmp_path):
 @pytest.mark.parametrize(
     ("row", "column", "value", "message"),
     [
-        (3, "loan_amount", "many", r"row 3, column 'loan_amount' holds 'many'; accepted: a finite number"),
-        (4, "annual_income", np.inf, r"row 4, column 'annual_income' holds inf"),
-        (5, "interest_rate", "", r"row 5, column 'interest_rate' is empty; accepted: a number from 0"),
-        (99, "interest_rate", 101, r"row 99, column 'interest_rate' holds 101.*from 0 to 100"),
+        (3, "loan_amount", "many", r"line 5, column 'loan_amount' holds 'many'; accepted: a finite number"),
+        (4, "annual_income", np.inf, r"line 6, column 'annual_income' holds inf"),
+        (5, "interest_rate", "", r"line 7, column 'interest_rate' is empty; accepted: a number from 0"),
+        (99, "interest_rate", 101, r"line 101, column 'interest_rate' holds 101.*from 0 to 100"),
         (0, "term", None, r"column 'term' is missing; the columns are 'rownames'"),
     ],
 )

@@ -135,35 +135,40 @@ BAD = {
         {},
         r"column 'kind' holds 'a'; accepted: a finite number .*bounds=\{'kind': ...... with every category",
     ),
+    "ids": (
+        HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)),
+        {},
+        r"column 'kind' holds 'a'; accepted: a finite number \(the column looks like an id of rows: leave it out of",
+    ),
     "stray text": (
         HEAD + ROWS + "s,n/a,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds 'n/a'; accepted: a finite number",
+        r"client 's', line 6, column 'age' holds 'n/a'; accepted: a finite number",
     ),
     "NA": (
         HEAD + ROWS + "s,NA,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds 'NA'; accepted: a finite number",
+        r"client 's', line 6, column 'age' holds 'NA'; accepted: a finite number \(or leave the row or the column out",
     ),
     "empty cell": (
         HEAD + ROWS + "s,,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' is empty; accepted: a finite number .*or leave the row or the column out",
+        r"client 's', line 6, column 'age' is empty; accepted: a finite number .*or leave the row or the column out",
     ),
     "empty category": (
         HEAD + ROWS + "s,3,,1\n",
         {"one_hot": ["kind"]},
-        r"client 's', row 4, column 'kind' is empty; accepted: a value \(fill it, or leave the row",
+        r"client 's', line 6, column 'kind' is empty; accepted: a value \(fill it, or leave the row",
     ),
     "infinite": (
         HEAD + ROWS + "s,inf,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds inf; accepted: a finite number",
+        r"client 's', line 6, column 'age' holds inf; accepted: a finite number",
     ),
     "empty target": (
         HEAD + ROWS + "s,3,a,\n",
         NUMERIC,
-        r"client 's', row 4, column 'stay' is empty; accepted: a finite number",
+        r"client 's', line 6, column 'stay' is empty; accepted: a finite number",
     ),
     "text target": (
         HEAD + ROWS,
@@ -173,7 +178,7 @@ BAD = {
     "unknown label": (
         HEAD + ROWS,
         {"target": "kind", "labels": ["a", "b"], **NUMERIC},
-        r"client 's', row 3, column 'kind' holds 'c'; accepted: the labels 'a', 'b'",
+        r"client 's', line 5, column 'kind' holds 'c'; accepted: the labels 'a', 'b'",
     ),
     "label outside": (
         HEAD + ROWS + "s,3,a,7\n",
@@ -193,7 +198,7 @@ BAD = {
     "nameless row": (
         HEAD + ROWS + ",3,a,1\n",
         NUMERIC,
-        r"row 4, column 'ward' is empty; accepted: the name of a client",
+        r"line 6, column 'ward' is empty; accepted: the name of a client",
     ),
     "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
     "single examples": (

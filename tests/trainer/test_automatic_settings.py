@@ -1,6 +1,7 @@
 """Automatic settings: what they follow from, the proximal point method, and what a user sees."""
 
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -283,13 +284,45 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     assert "proximal_point + finetuning" in capsys.readouterr().out
     shutil.copy("visits.csv", "visits 2.csv")
     draft = Path("experiment/visits.yaml")
-    draft.write_text("# confirmed\n")
-    for name, said in (("visits", "is there already and stays as it is; remove"), ("visits 2", "experiment=visits_2")):
-        assert main(["check", *words, "data.features=[age, sex]", f"data.path={name}.csv"]) == 0
+    confirmed = re.sub(r"(?s)age:.*?sex:", "age: [0, 120]\n    sex:", draft.read_text())
+    draft.write_text(confirmed)
+    same = ["check", *words, "data.features=[age, sex]", "privacy.epsilon=8"]
+    for more, said in (
+        ("seed=1", "experiment/visits.yaml is there already and stays as it is; remove it for a new draft"),
+        ("data.path=visits 2.csv", "wrote experiment/visits_2.yaml; fedmtl"),
+        ("privacy=record", "visits_3.yaml (other data or another budget: experiment/visits.yaml, experiment/visits_2"),
+        ("data.target=age", "wrote experiment/visits_4.yaml (other data or another budget: experiment/visits.yaml"),
+    ):
+        assert main([*same, more, *["data.features=[sex]"] * (more == "data.target=age")]) == 0
         assert said in capsys.readouterr().out
-    assert draft.read_text() == "# confirmed\n"
+    assert draft.read_text() == confirmed
+    assert "override /privacy: record" in Path("experiment/visits_3.yaml").read_text()
+
+
+def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
+    from fedmtl.cli.main import main
+
+    frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]})
+    frame = frame.assign(one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)])
+    frame["cost"] = np.random.default_rng(0).uniform(0, 9, 120).round(2)
+    frame.to_csv(tmp_path / "labs.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    words = ["data=table", "data.path=labs.csv", "data.client=lab", "data.target=cost", "privacy.epsilon=8"]
+    assert main(["check", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "  note: 120 categories; it looks like an id of rows: left out of data.features (declare its" in printed
+    assert "  one: 7 to 7; it is a constant: left out of data.features (declare its data.bounds to have it)" in printed
+    assert "  number: 0 to 1190; no two rows are alike: if it is an id, leave it out of data.features\n" in printed
+    assert "6 clients, 2 features" in printed
+    assert "not declared" not in printed
+    assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
+    frame.loc[[4, 9], "hum"], frame.loc[3, "number"] = "NA", None
+    frame.to_csv(tmp_path / "labs.csv", index=False)
+    capsys.readouterr()
     assert main(["check", *words]) == 2
-    assert "180 categories; it looks like an id: leave it out of data.features" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "  number: 0 to 1190, 1 missing\n  hum: 0 to 17, 2 missing\n" in printed.out
+    assert "line 5, column 'number' is empty; accepted: a finite number (or leave the row" in printed.err
 
 
 def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
@@ -301,9 +334,15 @@ def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
     doubts = [record.getMessage() for record in caplog.records]
     assert [text for text in doubts if "examples are left out" not in text] == [
         "table: the column 'row' looks like an id of rows; leave it out of data.features",
-        "table: cut off at data.bounds (rows of 40, private: covered by no epsilon): dose 12, stay 6",
+        "table: cut off at data.bounds (rows of 40, private: covered by no epsilon): dose 12, stay 6; the "
+        "bounds of dose and stay do not fit, since more than a tenth of the rows are cut",
     ]
     caplog.clear()
+    read_table(frame, client="ward", target="stay", features=["dose"], bounds={"dose": [0, 8], "stay": [0, 5.5]})
+    assert "stay 5; the bounds of stay do not fit" in caplog.text
+    caplog.clear()
+    read_table(frame[:34], client="ward", target="stay", features=["dose"], bounds={"dose": [0, 7]})
+    assert "no epsilon): dose 3\n" in caplog.text
     read_table(frame, client="ward", target="stay", features=["dose"])
     assert "'stay' are taken as 7 classes; data.classes=null makes them a regression" in caplog.text
 

@@ -308,7 +308,7 @@ def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):
     (tmp_path / "x.csv").write_text("\n".join([*lines[:3], "u3,1.5,2,0,1", *lines[3:]]))
     refused = command(*words, *more[:-1], "hydra.run.dir=other", cwd=tmp_path)
     assert refused.returncode == 2
-    said = "x.csv: client 'u3', row 2, column 'a' holds 1.5; accepted: with integers=True a whole number below 2^24."
+    said = "x.csv: client 'u3', line 4, column 'a' holds 1.5; accepted: with integers=True a whole number below 2^24."
     assert said in refused.stderr
 
 

@@ -43,9 +43,9 @@ def test_one_cell_does_not_decide_the_shape_of_a_private_model(unit, cell):
         assert str(refused.value) == (
             "table: the number of classes and the categories of 'city' came from the records, and would be published "
             "without noise as the shape of the model; no public range is declared for 'n'. "
-            "Give them: data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line, "
+            "Give them: data.classes=K '++data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line, "
             "load_data('table', ..., classes=K, bounds={'city': [A, B, ...], 'n': [LOW, HIGH]}) in Python "
-            "(K classes; null or None for a regression)."
+            "(K classes; null or None for a regression); fedmtl check of the same data writes a draft of them."
         )
         given = read_table(data, client="who", target="y", bounds={"city": ["X", "Y", "Z"], "n": [0, 20]}, classes=5)
         assert shapes(given, UNITS[unit]) == [(5, 4), (5,)]
@@ -63,9 +63,9 @@ def test_a_table_without_public_ranges_is_refused_with_noise_only():
     with pytest.raises(ConfigError) as refused:
         shapes(data, UNITS[ClientPrivacy])
     assert str(refused.value) == (
-        "table: no public range is declared for 'n', 'y'. Give them: 'data.bounds={n: [LOW, HIGH], "
+        "table: no public range is declared for 'n', 'y'. Give them: '++data.bounds={n: [LOW, HIGH], "
         "y: [LOW, HIGH]}' on the command line, load_data('table', ..., bounds={'n': [LOW, HIGH], 'y': [LOW, HIGH]}) in "
-        "Python."
+        "Python; fedmtl check of the same data writes a draft of them."
     )
     linear = {"model": models.linear_regression()}
     assert shapes(data, None, **linear) == [(1, 1), (1,)]
@@ -99,8 +99,8 @@ def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     words += ["schedule=full", "model=softmax_regression", "rounds=1", "baselines=[]", "finetune=none"]
     refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
-    done = command(*words, "data.classes=3", "data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
+    assert "data.classes=K '++data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
+    done = command(*words, "data.classes=3", "++data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -122,12 +122,13 @@ class Table:
         if not wrong.any():
             return
         row = int(wrong.argmax())
+        place = f"line {row + 2}" if {".csv", ".tsv"} & {*self.file.suffixes} else f"row {row}"  # below the header
         value = self.frame[column].iloc[row]
         state = f"holds {_printed(value)}"
         client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
-            f"{self.file}: {client}row {row}, column {column!r} {'is empty' if empty else state}; accepted: {accepted}."
+            f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; accepted: {accepted}."
         )
 
     def numbers(

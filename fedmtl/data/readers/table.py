@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger("fedmtl")
+_CUT = 0.1  # share of rows outside a range that does not fit
 _WHOLE = 1 << 24  # whole numbers below it are exact in float32
 
 
@@ -152,9 +153,11 @@ def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[st
             values, (low, high) = table.numbers(column), ranges[column]
             outside[column] = int(((values < low) | (values > high)).sum())
     counts = ", ".join(f"{column} {count:,}" for column, count in outside.items() if count)
+    many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
     if counts:
-        text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s"
-        logger.warning(text, table.file, f"{len(frame):,}", counts)
+        text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s%s"
+        unfit = f"; the bounds of {many} do not fit, since more than a tenth of the rows are cut" if many else ""
+        logger.warning(text, table.file, f"{len(frame):,}", counts, unfit)
 
 
 def _is_range(column: str, values: Sequence[Any]) -> bool:
@@ -183,13 +186,24 @@ def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndar
 
 def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarray:
     """Return one column as (rows, 1) float32, mapped from its range to [-1, 1] if it has one."""
-    declared = f"bounds={{{name!r}: [...]}} with every category"
-    accepted = f"a finite number (or of texts {declared}, or leave the row or the column out)"
-    values = table.numbers(name, typed=True, accepted=accepted)
+    values = table.numbers(name, typed=True, accepted=f"a finite number ({_advice(table.frame[name], name)})")
     if ends is not None:
         low, high = ends
         values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
     return values.astype(np.float32)[:, None]
+
+
+def _advice(values: pd.Series, name: str) -> str:
+    """Return what to do with a column that does not hold numbers alone."""
+    import pandas as pd
+
+    numeric = pd.api.types.is_numeric_dtype(values.dtype)
+    texts = values[[] if numeric else values.map(lambda value: isinstance(value, str))]
+    if texts.empty or pd.to_numeric(texts, errors="coerce").notna().any():
+        return "or leave the row or the column out"
+    if looks_like_id(texts):
+        return "the column looks like an id of rows: leave it out of data.features"
+    return f"or of texts bounds={{{name!r}: [...]}} with every category, or leave the row or the column out"
 
 
 def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
