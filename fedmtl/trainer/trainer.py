@@ -27,7 +27,7 @@ from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
-from .automatic import automatic, is_linear, noise_of, unscaled
+from .automatic import automatic, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, Source, bind_schedule, open_run
 from .inputs import (
@@ -44,7 +44,7 @@ from .inputs import (
 from .interval import Interval, check_interval, plant
 from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
 from .personalize import usual_finetuning
-from .problem import build_problem, coded_for, made, resolve_device
+from .problem import build_problem, coded_for, resolve_device
 from .result import Result
 from .run import fitted
 from .stopping import EarlyStopping
@@ -84,8 +84,8 @@ class Trainer:
             checkpoint; ``None`` saves nothing, and these tensors and the ledger are in memory.
         baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
             ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; each has its own ledger
-            and is marked as not released. ``"local"`` is tuned by records left out, as beside automatic settings, for a
-            linear model of a real target, or of classes with declared bounds, whatever the algorithm.
+            and is marked as not released. Beside automatic settings ``"local"`` is
+            tuned by records left out.
         finetune: how every client continues after the run, from a released or its personal model, on its own data;
             ``None`` does not, and ``"auto"`` is ``None`` beside an algorithm. The finetuned models are the personal
             models of the result and cost no epsilon, since nothing is sent. Baselines are finetuned, too, except local
@@ -174,8 +174,6 @@ class Trainer:
         check_interval(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
         named_baselines(self.baselines, self.algorithm)
-        if "local" in self.baselines and self._has_local_fit():
-            self._fit_local()
         check_replicates(self)
         if self.epsilons is not None:
             object.__setattr__(self, "epsilons", tuple(map(float, self.epsilons)))
@@ -204,31 +202,15 @@ class Trainer:
                 logger.warning("%s", text)
             for name in (*left, "privacy"):
                 object.__setattr__(self, name, getattr(chosen, name))
-            self._fit_local()
+            if not isinstance(self.baselines, str):
+                exact = tuple(LocalAverage() if item == "local" else item for item in self.baselines)
+                object.__setattr__(self, "baselines", exact)
             return
         missing = [name for name in left if name != "finetune"]
         if missing:
             raise ConfigError(f"{', '.join(missing)} must be given beside an algorithm; only 'auto' chooses them.")
         if left:
             object.__setattr__(self, "finetune", None)
-
-    def _fit_local(self) -> None:
-        """Make the baseline ``"local"`` the fit of each client's own records that automatic settings compare with."""
-        if not isinstance(self.baselines, str):
-            baselines = tuple(LocalAverage() if item == "local" else item for item in self.baselines)
-            object.__setattr__(self, "baselines", baselines)
-
-    def _has_local_fit(self) -> bool:
-        """Return whether this is a linear model of a real target, or of classes with declared bounds, beside which an
-        untuned local training is no opponent; methods that have a local baseline already, or are one, use it."""
-        algorithm, data = self.algorithm, self.data
-        if algorithm.one_at_a_time or algorithm.name == "local" or algorithm.local_baseline() is not None:
-            return False
-        losses = ("auto", "mse", "half_mse") if data.classes is None else ("auto", "cross_entropy")
-        if self.loss not in losses or self.trainable is not None or data.spec.targets:
-            return False
-        bounded = data.classes is None or data.domain is not None
-        return bounded and is_linear(made(self.model, data.spec, self.seed), data)
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:

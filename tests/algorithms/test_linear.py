@@ -156,7 +156,7 @@ def test_what_is_prepared_dies_with_its_problem(holds_problem: bool) -> None:
     built = prepared(problem, "big", partial(Big, problem if holds_problem else None))
     assert prepared(replace(problem, rounds=problem.rounds + 1), "big", Big) is built
     assert prepared(problem, "other", Big) is not built
-    assert prepared(replace(problem, data=problem.data.subset([0])), "big", Big) is not built
+    assert prepared(replace(problem, data=problem.data.subset(problem.data.ids[:1])), "big", Big) is not built
     alive = [weakref.ref(one) for one in (built, problem.data, problem.module)]
     del built, problem
     gc.collect()

@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
-from torch import nn
 
 from fedmtl import (
-    PMTL,
     Average,
     BackoffSGD,
     ClientPrivacy,
@@ -23,7 +21,6 @@ from fedmtl import (
     Finetune,
     FixedCohort,
     FullParticipation,
-    Local,
     LocalSGD,
     PoissonSampling,
     ProximalPoint,
@@ -126,26 +123,6 @@ def test_they_are_printed_before_the_progress(capsys) -> None:
     replace(trainer, seed=1)
     Trainer(data=numbers(9), privacy=None, rounds=3, progress=False)
     assert not capsys.readouterr().err
-
-
-def test_local_is_tuned_beside_any_method() -> None:
-    data = numbers(9)
-    settings = {"model": models.linear_regression(), "schedule": FullParticipation(), "rounds": 3, "privacy": None}
-    settings |= {"baselines": ("local",), "progress": False}
-    local = Trainer(data=data, **settings).fit().baselines["local"]
-    for algorithm in (PMTL(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.5))):
-        run = Trainer(data=data, algorithm=algorithm, **settings).fit()
-        assert torch.equal(run.baselines["local"].personal, local.personal)
-    assert Trainer(data=data, algorithm=FedAvg(), **settings | {"model": models.mlp()}).baselines == ("local",)
-    absolute = nn.functional.l1_loss
-    assert Trainer(data=data, algorithm=FedAvg(), loss=absolute, **settings).baselines == ("local",)
-    assert Trainer(data=data, algorithm=FedAvg(), loss="half_mse", **settings).baselines == (LocalAverage(),)
-    assert Trainer(data=data, algorithm=Local(), **settings).fit().baselines == {}
-    classes = {"algorithm": FedAvg(), **settings, "model": models.softmax_regression()}
-    digits = load_data("digits", clients=10)
-    assert Trainer(data=digits, **classes).baselines == ("local",)
-    bounded = replace(digits, domain=Domain(64.0, 8.0, 1.0))
-    assert Trainer(data=bounded, **classes).baselines == (LocalAverage(),)
 
 
 def test_steps_minimize_the_local_objective() -> None:

@@ -377,7 +377,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_training():
         ({"device": "abacus"}, ConfigError, r"device is 'abacus', which is not available here; accepted: auto, cpu"),
         ({"data": regression(CLIENTS), "loss": "cross_entropy"}, ConfigError, "targets are real numbers; use"),
         ({"loss": "hinge"}, ConfigError, "hinge"),
-        ({"model": nn.Linear(5, 4)}, ModelError, r"the output must be \(B, 3\)"),
+        ({"model": nn.Linear(5, 4)}, ModelError, r"to one tensor \(B, 3\), since the data has 3 classes"),
         ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
         (
             {"model": nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))},

@@ -18,11 +18,11 @@ import scipy.io
 from sklearn.datasets import load_diabetes
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "comparison"), str(HERE.parent / "cost_of_privacy")]
+sys.path[:0] = [str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
-from readers.adult import CATEGORIES  # noqa: E402
 from settings import half_size  # noqa: E402
 
+from benchmarks.reproduce.cost_of_privacy.readers.adult import CATEGORIES  # noqa: E402
 from fedmtl import FederatedDataset, load_data  # noqa: E402
 from fedmtl.data import Domain  # noqa: E402
 from fedmtl.data.readers.movielens import movielens_users  # noqa: E402
