@@ -177,6 +177,10 @@ class Rows:
                 print(*(row[name] for name in COLUMNS), flush=True)
         return float(self.found[key]["error"])
 
+    def has(self, where: dict[str, Any]) -> bool:
+        """Return whether the error of ``where["method"]`` is there."""
+        return self._key(where) in self.found
+
     def _append(self, row: dict[str, str]) -> None:
         with open(self.path, "a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow([row[name] for name in COLUMNS])
@@ -227,6 +231,8 @@ def measure_by_hand(rows: Rows, name: str, folder: Path, epsilon: float, splits:
     validation = held_out(cached(name, folder, TUNING), TUNING)
     for unit, method in product(UNITS, SOURCES[name].by_hand):
         where = {"data": name, "unit": unit, "epsilon": epsilon}
+        if all(rows.has(where | {"split": split, "method": method}) for split in splits):
+            continue
         best = tuned(rows, where, validation, method)
         for split in splits:
             train = partial(by_hand, cached(name, folder, split), unit, epsilon, split, best, method)
