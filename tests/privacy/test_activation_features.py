@@ -177,19 +177,3 @@ def test_wrong_rows_are_refused() -> None:
         open_activations(PURE, None, counts=np.ones(3, dtype=int), dimension=0, **options)
     with pytest.raises(ConfigError, match="counts has shape"):
         open_activations(PURE, None, counts=np.ones(2, dtype=int), dimension=3, **options)
-
-
-def test_checkpoints_of_repetitions_keep_what_was_charged() -> None:
-    options = {"replicates": 2, "allocation": WEIGHTS}
-    whole, before, after = (door(**options) for _ in range(3))
-    clients = torch.tensor([[0, 1, 0, 2, 0], [2, 2, 2, 0, 0]])
-    for channel in (whole, before):
-        channel.begin(0, clients[:, :3])
-        values = list(channel.release_run(3, nothing))
-    after.restore(before.state())
-    after.start(3)
-    for channel in (whole, after):
-        channel.begin(3, clients[:, 3:])
-        values.append(channel.release_run(2, nothing))
-    assert torch.equal(values[-1], values[-2]), "weights go on where the earlier session stopped"
-    assert np.array_equal(after.account.epsilons(), whole.account.epsilons())

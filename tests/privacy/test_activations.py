@@ -11,7 +11,6 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -50,39 +49,6 @@ def test_a_release_is_the_mean_of_clipped_gradients_and_noise(mechanism: str) ->
         norms = torch.linalg.vector_norm(gradients, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
         expected = (gradients * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
         assert torch.allclose(moved[0], expected, rtol=1e-5, atol=1e-12)
-
-
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
-def test_noise_is_twice_the_clip_over_the_number_of_records(mechanism: str) -> None:
-    wide = 3000
-    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
-    channel = door(privacy, dimension=wide)
-    channel.begin(0, torch.tensor([[0, 1, 2, 2]]))
-    drawn = []
-    for client in (0, 1, 2, 2):
-        noise = channel.release(nothing)[0].numpy() / (3.0 * 2 * 0.5 / COUNTS[client])
-        drawn.append(noise)
-        if mechanism == "l2_laplace":
-            assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
-        else:
-            assert stats.kstest(noise, "norm" if mechanism == "gaussian" else "laplace").pvalue > 1e-7
-    assert np.abs(np.corrcoef(drawn)[np.triu_indices(4, 1)]).max() < 6 / math.sqrt(wide)
-
-
-def test_replacing_one_record_moves_a_release_by_at_most_its_sensitivity() -> None:
-    moved = []
-    x = rows()
-    x[0][2] = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    for one, other in ((1e9, -1e9), (math.inf, -1e9), (math.nan, 3e300), (1e-3, -1e300), (0.0, math.inf)):
-        values = []
-        for factor in (one, other):
-            channel = open_activations(PURE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
-            channel.begin(0, torch.tensor([[0]]))
-            scale = torch.tensor([[5.0, -2.0, factor, 0.1, 7.0]], dtype=torch.float64)
-            values.append(channel.release(lambda k, where, scale=scale: scale))
-        moved.append(float((values[0] - values[1]).abs().sum()))
-    assert max(moved) <= 2 * 0.5 / 5
-    assert max(moved) > 0.999 * 2 * 0.5 / 5
 
 
 def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
@@ -127,60 +93,6 @@ def test_approximate_epsilons_are_what_dp_accounting_says() -> None:
 def test_a_fixed_multiplier_and_a_budget_give_the_cap() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=10.0, epsilon=0.55, mechanism="laplace", delta=0.0)
     assert door(privacy, caps=(3, 9, 9)).caps.tolist() == [3, 5, 5]  # 5 x 0.1 fits, 6 x 0.1 does not
-
-
-def test_repetitions_are_the_single_runs() -> None:
-    generator = np.random.default_rng(0)
-    clients = torch.from_numpy(generator.integers(0, 3, (5, 7)))
-    together = door(caps=(9, 9, 9), replicates=5)
-    together.begin(0, clients)
-    values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
-    for r in range(5):
-        alone = door(caps=(9, 9, 9), source=SeededSource(0, r))
-        alone.begin(0, clients[r : r + 1])
-        for step in range(7):
-            value = alone.release(lambda k, where, r=r: (r + 1.0) * ones(k, where))
-            assert torch.allclose(values[step][r], value[0], rtol=1e-12)
-    assert together.account.uses.tolist() == [np.bincount(row, minlength=3).tolist() for row in clients.numpy()]
-    assert together.epsilon == pytest.approx(2.0 * together.account.uses.max() / 9, rel=1e-4)
-
-
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
-    base = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=1e-5)
-    budgets = (2.0, math.inf, 0.5, {"a": 1.0, "b": 2.0, "c": 3.0})
-    settings = [replace(base, epsilon=budget) for budget in budgets]
-    together = door(settings, replicates=4)
-    clients = torch.tensor([[0, 1, 2, 2]] * 4)
-    together.begin(0, clients)
-    values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(4)]
-    assert together.noise_multipliers.shape == (4, 3)
-    for r, one in enumerate(settings):
-        alone = door([one] * 4, replicates=4)  # the same streams of noise
-        alone.begin(0, clients)
-        for value in values:
-            expected = alone.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where))
-            assert torch.equal(value[r], expected[r])
-        multipliers = door(one).noise_multipliers
-        assert np.array_equal(together.noise_multipliers[r], np.zeros(3) if multipliers is None else multipliers)
-    assert together.epsilons[1] == together.epsilon == together.report.epsilon == math.inf
-    for r in (0, 2, 3):
-        alone = door(settings[r])
-        alone.begin(0, clients[:1])
-        assert together.epsilons[r] == alone.epsilon > 0
-    state = together.state()
-    again = door(settings, replicates=4)
-    again.restore(state)
-    assert np.array_equal(again.account.uses, together.account.uses)
-
-
-def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 privacy settings were given for 3 replicates"):
-        door([PURE, PURE], replicates=3)
-    with pytest.raises(ConfigError, match="differ only in epsilon or noise_multiplier"):
-        door([PURE, replace(PURE, clip_norm=1.0)], replicates=2)
-    with pytest.raises(ConfigError, match="give epsilon or noise_multiplier"):
-        door([PURE, replace(PURE, noise_multiplier=2.0)], replicates=2)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
@@ -256,19 +168,6 @@ def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
     assert channel.report.by_client == pytest.approx((2.0, 2.0, 2.0))
 
 
-def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure")
-    first = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l")
-    first.begin(0, torch.tensor([[0, 1]]))
-    value = first.release(ones)
-    first.account.ledger._file.close()
-    second = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l", resume=True)
-    second.start(0)
-    second.begin(0, torch.tensor([[0, 1]]))
-    assert second.account.uses.tolist() == [[2, 2, 0]]
-    assert not torch.isclose(second.release(ones), value).any()
-
-
 @pytest.mark.parametrize(("row", "factor"), [(math.inf, 1.0), (math.nan, 1.0), (1e-200, 1e210)])
 def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
     """Rows that are not finite, and rows so small that their norm underflows."""
@@ -280,16 +179,6 @@ def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
         channel.begin(0, torch.tensor([[1]]))
         released.append(channel.release(lambda k, where: torch.full((1, COUNTS[k]), factor, dtype=torch.float64)))
     assert (released[0] - released[1]).norm() <= 0.5 / COUNTS[1]
-
-
-def test_recorded_releases_are_replayed() -> None:
-    channel = door()
-    channel.record = []
-    channel.begin(0, torch.tensor([[0, 2]]))
-    values = [channel.release(ones) for _ in range(2)]
-    again = door(seed=5, replay=channel.record)
-    again.begin(0, torch.tensor([[0, 2]]))
-    assert all(torch.equal(again.release(nothing), value) for value in values)
 
 
 def test_misuse_is_refused() -> None:
@@ -357,37 +246,6 @@ def test_composition_at_delta_zero_is_the_sum_of_pure_epsilons() -> None:
     assert epsilon(dp_event.GaussianDpEvent(4.0), 10, 0.0) == math.inf
 
 
-@pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_a_run_of_releases_is_its_releases(source: str) -> None:
-    replicates = 3 if source == "seeded" else 1
-    clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 3, (replicates, 8)))
-    tiny = RecordPrivacy(clip_norm=0.5, noise_multiplier=1e-6, mechanism="l2_laplace", delta=1e-5, source=source)
-
-    def factors(client: int, which: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        ramp = torch.linspace(-1, 1, COUNTS[client], dtype=torch.float64)
-        return (1.0 + which + 10.0 * where)[:, None] * ramp
-
-    one, many = door(tiny, caps=(9,) * 3, replicates=replicates), door(tiny, caps=(9,) * 3, replicates=replicates)
-    for channel in (one, many):
-        channel.record = []
-        channel.begin(0, clients)
-    expected = [one.release(lambda k, w, i=i: factors(k, torch.full_like(w, i), w)) for i in range(8)]
-    first = many.release_run(5, factors)
-    rest = many.release_run(3, lambda client, which, where: factors(client, which + 5, where))
-    found = torch.cat([first, rest])
-    assert found.abs().max() > 0.1
-    assert torch.allclose(found, torch.stack(expected), rtol=1e-9, atol=0 if source == "seeded" else 1e-3)
-    assert (found[clients.T < 0] == 0).all()
-    assert [entry[0] for entry in many.record] == list(range(8))
-    assert all(torch.equal(entry[2], value) for entry, value in zip(many.record, found, strict=True))
-    with pytest.raises(PrivacyError, match="No activation has begun"):
-        many.release_run(1, factors)
-    if source == "seeded":
-        again = door(tiny, caps=(9,) * 3, replicates=replicates, replay=many.record)
-        again.begin(0, clients)
-        assert torch.equal(again.release_run(8, lambda *_: torch.full((1, 1), math.nan)), found)
-
-
 def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> None:
     path, published = tmp_path / "ledger.jsonl", PublishedClaim(lambda z: 1.0 / z, "a private state is not protected")
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, source="secure")
@@ -419,18 +277,6 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     assert report.headline.startswith("not private")
     assert channel.caps.tolist() == [4, 4, 4], "caps hold as ever"
     assert door(privacy).report.claimed is None
-
-
-def test_clients_of_several_kinds_resume(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    first = door(caps=(2, 3, 4), ledger_path=path)
-    first.begin(0, torch.tensor([[0, 1]]))
-    multipliers = first.noise_multipliers
-    first.close()
-    assert json.loads(path.read_text().splitlines()[0])["kind"] == "header"
-    again = door(caps=(2, 3, 4), ledger_path=path, resume=True)
-    assert np.array_equal(again.noise_multipliers, multipliers)
-    assert again.account.spent.tolist() == [[1, 1, 0]]
 
 
 def test_noise_is_the_same_however_much_is_drawn_ahead() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ from fedmtl.privacy import (
     ClientPrivacy,
     Clip,
     FixedCohort,
-    FullParticipation,
     GaussianNoise,
     PoissonSampling,
     Release,
@@ -170,23 +168,6 @@ def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
         Release(clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0), **fields)
 
 
-def test_recording_forces_the_releases() -> None:
-    first = door(NOISED)
-    first.record = []
-    for step in range(3):
-        ranks = begin(first, step)
-        first.release("update", torch.randn(len(ranks), 5), ranks)
-    assert [(step, name) for step, name, _ in first.record] == [(0, "update"), (1, "update"), (2, "update")]
-    second = door(NOISED, replay=first.record)
-    for step in range(3):
-        ranks = begin(second, step)
-        value = second.release("update", torch.full((len(ranks), 5), 1e6), ranks)
-        assert torch.equal(value, first.record[step][2])
-    ranks = begin(second, 3)
-    with pytest.raises(PrivacyError, match="recording"):
-        second.release("update", torch.zeros(len(ranks), 5), ranks)
-
-
 def test_signal_to_noise_uses_public_quantities() -> None:
     signal = door(NOISED, dimension=400).snr()
     assert signal is not None
@@ -235,24 +216,6 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
     secure = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0, source="secure")).report
     assert secure.headline.startswith("private")
     assert "whole numbers" in secure.text()
-
-
-def test_epsilon_grows_with_every_step_and_is_cheap() -> None:
-    channel = door(NOISED, steps=60)
-    seen = [channel.epsilon]
-    for step in range(60):
-        begin(channel, step)
-        seen.append(channel.epsilon)
-    assert seen[0] == 0.0
-    assert all(after > before for before, after in pairwise(seen))
-
-
-def test_full_participation_charges_every_step_unamplified() -> None:
-    channel = door(NOISED, sampler=FullParticipation().bind(6))
-    ranks = begin(channel)
-    assert len(ranks) == 6
-    assert channel.epsilon == pytest.approx(channel.epsilon_at(1))
-    assert channel.releases["update"].noise_std == pytest.approx(2.0 / 6)
 
 
 # Secure mode

@@ -240,30 +240,6 @@ def test_noise_of_clients_has_the_laws(source):
             assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 6 / math.sqrt(left.size)
 
 
-def test_noise_of_other_addresses_is_other_numbers():
-    sources = [SeededSource(seed, replicate) for seed in (3, 4) for replicate in (0, 1)]
-    law = LaplaceNoise(1.0)
-    numbers = [
-        draws(law, sources, 400, purpose=purpose, first=first).transpose(1, 0, 2).reshape(4, -1)
-        for purpose in ("noise", "noise/a")
-        for first in (0, 1)
-    ]
-    numbers.append(law.draw_rows(SeededSource(3), "noise", 2, torch.arange(400), 10).reshape(1, -1))
-    numbers += [draws(law, [SecureSource()], 400).reshape(1, -1) for _ in range(2)]
-    rows = np.concatenate(numbers)
-    assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 6.5 / math.sqrt(rows.shape[1])
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_a_seeded_row_belongs_to_its_client(law):
-    source = SeededSource(3)
-    whole = law.draw_rows(source, "noise", 2, KEYS, 30)
-    order = torch.tensor([7, 3, 11])
-    assert np.array_equal(law.draw_rows(source, "noise", 2, KEYS[order], 30), whole[order])
-    assert np.array_equal(law.draw_rows(source, "noise", 2, KEYS[:1], 30)[0], whole[0])
-    assert np.array_equal(law.draw(source, "noise", 2, 30), law.draw(source, "noise", 2, 30))
-
-
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_noise_is_fresh(law, source):

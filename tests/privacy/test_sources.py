@@ -138,13 +138,6 @@ def test_a_use_beyond_the_counter_is_refused():
         sources.client_words(*address, 3)
 
 
-def test_the_bits_of_clients_are_fair():
-    address = np.full(50, 11, np.uint64), np.arange(50, dtype=np.uint64), np.arange(50, dtype=np.uint64) * np.uint64(3)
-    words = sources.client_words(*address, 80)
-    bits = np.unpackbits(np.ascontiguousarray(words).reshape(-1).view(np.uint8)).reshape(-1, 64)
-    assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
-
-
 def test_clients_are_drawn_alone_or_together():
     source = SeededSource(3)
     sign, tail = source.tails("noise", 5, 50, KEYS)
@@ -155,13 +148,6 @@ def test_clients_are_drawn_alone_or_together():
         alone = source.tails("noise", 5, 50, key[None])
         assert np.array_equal(alone[0][0], sign[row])
         assert np.array_equal(alone[1][0], tail[row])
-
-
-def test_seeded_draws_are_functions_of_their_address():
-    for keys in (None, KEYS):
-        first, again = (SeededSource(3).tails("noise", 5, 50, keys) for _ in range(2))
-        assert np.array_equal(first[0], again[0])
-        assert np.array_equal(first[1], again[1])
 
 
 def test_other_addresses_are_other_numbers():
