@@ -27,15 +27,17 @@ def rows(counts: Sequence[int] = COUNTS, dimension: int = D) -> list[Tensor]:
     return [torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in counts]
 
 
-def door(privacy: Any = PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, seed: int = 0, **options: Any):
-    """The channel of clients with such rows."""
-    x = rows(counts, dimension)
+def door(
+    privacy: Any = PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, x=None, seed: int = 0, **options: Any
+):
+    """The channel of clients with such rows, or with ``x``."""
+    x = rows(counts, dimension) if x is None else x
     return open_activations(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
 
 
-def nothing(client: int, *where: Tensor) -> Tensor:
+def nothing(client: int, where: Tensor) -> Tensor:
     """Factors of records without a gradient."""
-    return torch.zeros(len(where[-1]), COUNTS[client], dtype=torch.float64)
+    return torch.zeros(len(where), COUNTS[client], dtype=torch.float64)
 
 
 def open_activations(
@@ -58,8 +60,8 @@ def open_activations(
 
 
 class Door:
-    """A channel whose releases take functions of tensors: (client, replicates), or (client, place in the block of each,
-    replicates) for several activations after one another."""
+    """A channel whose releases take functions of tensors: (client, replicates) -> factors (k, n), or gradients
+    (k, n, D)."""
 
     def __init__(self, channel: Activations) -> None:
         object.__setattr__(self, "channel", channel)
@@ -70,24 +72,6 @@ class Door:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.channel, name, value)
 
-    def release(self, factors: Callable[..., Tensor]) -> Tensor:
-        return self.release_run(1, lambda client, which, where: factors(client, where))[0]
-
-    def release_run(self, count: int, factors: Callable[..., Tensor]) -> Tensor:
-        return self._run(count, lambda values: values.numpy(), factors)
-
-    def release_rows(self, rows: Callable[..., Tensor]) -> Tensor:
-        return self.release_rows_run(1, lambda client, which, where: rows(client, where))[0]
-
-    def release_rows_run(self, count: int, rows: Callable[..., Tensor]) -> Tensor:
-        return self._run(count, lambda values: values, rows)
-
-    def _run(self, count: int, form: Callable[[Tensor], Any], function: Callable[..., Tensor]) -> Tensor:
-        values = []
-        for place in range(count):
-            gradients = [
-                form(function(client, torch.full((len(runs),), place), torch.from_numpy(runs)))
-                for client, runs in self.channel.acting
-            ]
-            values.append(torch.from_numpy(self.channel.release(gradients)))
-        return torch.stack(values)
+    def release(self, gradients: Callable[[int, Tensor], Tensor]) -> Tensor:
+        made = [gradients(client, torch.from_numpy(runs)) for client, runs in self.channel.acting]
+        return torch.from_numpy(self.channel.release([one.numpy() if one.dim() == 2 else one for one in made]))

@@ -1,33 +1,34 @@
-"""Releases of clients who act one at a time: clip, noise, caps, charges, repetitions."""
+"""Releases of clients who act one at a time: clip, noise, caps, charges, replicates, weights of answers."""
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
-    Activations,
     GradientPlan,
     PublishedClaim,
     RecordPrivacy,
     ReleasePlan,
     SeededSource,
+    activations,
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
-
-def answered(channel: Activations, gradients: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    return channel.release([gradients(client, runs) for client, runs in channel.acting])
+WEIGHTS = [np.array([1.0, 2.0, 3.0, 10.0]), np.ones(4), np.array([5.0, 5.0, 1.0, 1.0])]
+PLAIN: dict[str, Any] = {"ids": IDS, "caps": (4, 4, 4), "seed": 0}
 
 
 def ones(client: int, where: torch.Tensor) -> torch.Tensor:
@@ -103,26 +104,18 @@ def test_a_client_that_acts_in_several_replicates_is_asked_once(mechanism: str) 
     clients = torch.from_numpy(rng.integers(-1, 3, (replicates, 30)))
     table = rng.standard_normal((3, replicates, max(counts))) * 10.0 ** rng.integers(-3, 4, max(counts))
     table[:, :, 1], table[:, 0, 0] = math.nan, math.inf
-    asked: list[int] = []
-
-    def factors(client: int, runs: np.ndarray) -> np.ndarray:
-        asked.append(client)
-        return table[client, runs, : counts[client]]
-
-    channel = door(privacy, caps=(30, 30, 30), counts=counts, replicates=replicates).channel
+    given = torch.from_numpy(table)
+    channel, silent = (door(privacy, caps=(30,) * 3, counts=counts, replicates=replicates) for _ in range(2))
     channel.begin(0, clients)
-    silent = door(privacy, caps=(30, 30, 30), counts=counts, replicates=replicates).channel
     silent.begin(0, clients)
-    for acting in clients.T.numpy():
-        asked.clear()
-        zeros = [np.zeros((len(runs), counts[client])) for client, runs in silent.acting]
-        found = answered(channel, factors) - silent.release(zeros)
-        assert asked == sorted(set(acting[acting >= 0].tolist()))
-        for run, client in enumerate(acting.tolist()):
+    for acting in clients.T.tolist():
+        assert [client for client, _ in channel.acting] == sorted({client for client in acting if client >= 0})
+        found = channel.release(lambda k, runs: given[k, runs, : counts[k]])
+        found -= silent.release(lambda k, runs: torch.zeros(len(runs), counts[k]).double())
+        for run, client in enumerate(acting):
             expected = np.zeros(D)
             if client >= 0:
-                sums = channel.sums.of_factors(client, table[client, [run], : counts[client]])
-                expected = sums[0] / counts[client]
+                expected = channel.sums.of_factors(client, table[client, [run], : counts[client]])[0] / counts[client]
             np.testing.assert_allclose(found[run], expected, rtol=1e-9, atol=1e-9)
 
 
@@ -206,9 +199,6 @@ def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:
             door().begin(0, torch.tensor(wrong))
     with pytest.raises(PrivacyError, match="shape \\(2, S\\)"):
         door(replicates=2).begin(0, torch.tensor([[0, 0]]))
-    channel = door()
-    channel.begin(0, torch.tensor([[0, 1]]))
-    channel.release(ones)
 
 
 def test_plans_that_activations_do_not_follow_are_refused() -> None:
@@ -279,32 +269,15 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     assert door(privacy).report.claimed is None
 
 
-def test_noise_is_the_same_however_much_is_drawn_ahead() -> None:
-    clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1]])
-    doors = [door(dimension=4) for _ in range(2)]
-    for one in doors:
-        one.begin(0, clients)
-    asked: list[int] = []
-
-    def factors(client: int, runs: np.ndarray) -> np.ndarray:
-        asked.append(client)
-        return np.full((len(runs), COUNTS[client]), 0.01 * len(asked))
-
-    def two_at_once(window, start: int) -> None:
-        part = slice(start, start + 2)
-        of = window.clients[part], window.uses[part], window.scales[part]
-        window.noise, window.widths = doors[1].channel._units("noise/gradient", *of)
-        window.drawn = start
-
-    expected = [answered(doors[0].channel, factors) for _ in clients[0]]
-    asked.clear()
-    doors[1].channel._draw_noise = two_at_once
-    found = [answered(doors[1].channel, factors) for _ in clients[0]]
-    assert asked == [0, 1, 1, 0, 0, 2, 1]
-    assert np.array_equal(np.stack(found), np.stack(expected))
-    assert not found[2].any()
-    with pytest.raises(PrivacyError, match="nothing is charged for another one"):
-        answered(doors[1].channel, factors)
+def test_noise_is_the_same_however_much_is_drawn_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, made = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1]]), []
+    for ahead in (1 << 20, 2 * D):
+        monkeypatch.setattr(activations, "_DRAWN", ahead)
+        channel = door()
+        channel.begin(0, clients)
+        made.append([channel.release(ones) for _ in clients[0]])
+    assert torch.equal(*map(torch.stack, made))
+    assert not made[0][2].any()
 
 
 def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
@@ -320,25 +293,162 @@ def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
     assert released(math.nan).equal(released(0.0))
 
 
-@pytest.mark.parametrize("watched", ["record", "tap"])
-@pytest.mark.parametrize("replicates", [1, 3])
-def test_releases_have_the_same_bits_when_they_are_recorded_or_tapped(watched: str, replicates: int) -> None:
-    clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1], [2, 1, 0, 1, -1, 0, 0, 2], [1, 1, 1, 0, 0, 2, 2, 0]])[
-        :replicates
-    ]
+def test_releases_have_the_same_bits_when_they_are_recorded_or_tapped() -> None:
+    clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1], [2, 1, 0, 1, -1, 0, 0, 2]])
 
-    def run(way: str) -> np.ndarray:
-        one, made = door(dimension=4, replicates=replicates).channel, []
-
-        def factors(client: int, runs: np.ndarray) -> np.ndarray:
-            shift = made[-1].sum() * 1e-3 if made else 0.1
-            return np.linspace(-1, 1, COUNTS[client])[None] * np.ones((len(runs), 1)) + shift
-
-        one.record = [] if way == "record" else None
-        one.tap = (lambda *_: None) if way == "tap" else None
-        one.begin(0, clients)
+    def run(**watched: Any) -> torch.Tensor:
+        channel, made = door(replicates=2), [torch.full((2, D), 0.1)]
+        for name, value in watched.items():
+            setattr(channel, name, value)
+        channel.begin(0, clients)
         for _ in range(8):
-            made.append(answered(one, factors))
-        return np.stack(made)
+            made.append(channel.release(lambda k, runs: (1 + made[-1].sum()) * ones(k, runs)))
+        return torch.stack(made[1:])
 
-    assert np.array_equal(run(watched), run("plain"))
+    plain = run()
+    assert torch.equal(run(record=[]), plain)
+    assert torch.equal(run(tap=lambda *_: None), plain)
+
+
+# Weights of answers
+
+
+def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
+    channel = door(allocation=WEIGHTS)
+    assert channel.noise_multipliers == pytest.approx(np.full(3, 4 / 2.0), rel=1e-4)  # mean weight 1: z = cap / epsilon
+    channel.begin(0, torch.tensor([[0, 0, 2]]))
+    assert channel.account.epsilons()[0] == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
+    for _ in range(3):
+        channel.release(nothing)
+    channel.begin(3, torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2]]))
+    assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
+    assert (channel.account.epsilons() <= 2.0).all()
+
+
+def test_gaussian_answers_of_unequal_weight_are_one_of_the_joint_precision() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=1.5, delta=1e-5)
+    channel = door(privacy, allocation=WEIGHTS)
+    for client, weights in enumerate(WEIGHTS):
+        w = weights / weights.mean()
+        joint = channel.noise_multipliers[client] / math.sqrt((w**2).sum())
+        found = PLDAccountant().compose(dp_event.GaussianDpEvent(joint)).get_epsilon(1e-5)
+        assert found == pytest.approx(1.5, rel=2e-3)
+    channel.begin(0, torch.tensor([[0, 0, 0]]))
+    z = channel.noise_multipliers[0] / math.sqrt((1 + 4 + 9) / 16)  # weights 1, 2, 3 over their mean 4
+    expected = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(1e-5)
+    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=2e-3)
+
+
+def test_l2_laplace_answers_of_unequal_weight_are_composed_one_by_one() -> None:
+    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=3.0, delta=1e-5, mechanism="l2_laplace"), allocation=WEIGHTS)
+    z, w = channel.noise_multipliers[0], WEIGHTS[0] / 4
+    events = [KNormDpEvent(float(one) / z, D) for one in w]
+    assert epsilon(dp_event.ComposedDpEvent(events), 1, 1e-5) == pytest.approx(3.0, rel=1e-4)
+    channel.begin(0, torch.tensor([[0, 0]]))
+    expected = epsilon(dp_event.ComposedDpEvent(events[:2]), 1, 1e-5)
+    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
+def test_noise_falls_with_the_weight_of_the_answer(mechanism: str) -> None:
+    wide = 3000
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
+    channel = door(privacy, dimension=wide, allocation=WEIGHTS, replicates=2)
+    clients = np.array([[2, 0, 0, -1, 2, 2, 1], [0, 2, 2, 2, 0, 0, 2]])
+    values, uses, at = [], np.zeros((2, 3), dtype=int), 0
+    for block in (3, 4):  # the count of answers goes on from block to block
+        channel.begin(at, torch.from_numpy(clients[:, at : at + block]))
+        values.extend([channel.release(nothing).numpy() for _ in range(block)])
+        at += block
+    law = "norm" if mechanism == "gaussian" else "laplace"
+    for s, value in enumerate(values):
+        for r, client in enumerate(clients[:, s]):
+            if client < 0:
+                assert not value[r].any()
+                continue
+            weight = (WEIGHTS[client] / WEIGHTS[client].mean())[uses[r, client]]
+            uses[r, client] += 1
+            noise = value[r] / (3.0 / weight * 2 * 0.5 / COUNTS[client])
+            if mechanism == "l2_laplace":
+                assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
+            else:
+                assert stats.kstest(noise, law).pvalue > 1e-7
+
+
+def test_equal_weights_are_no_weights() -> None:
+    plain, weighted = door(), door(allocation=[np.full(4, 7.0)] * 3)
+    assert np.array_equal(plain.noise_multipliers, weighted.noise_multipliers)
+    assert {price.weights for price in weighted.prices.kinds} == {None}
+
+
+def test_a_fixed_multiplier_caps_by_the_weights_in_order() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=10.0, epsilon=0.16, mechanism="laplace", delta=0.0)
+    channel = door(privacy, allocation=WEIGHTS)  # epsilons .025 .05 .075 .25; .1 x 4; .167 .167 .033 .033
+    assert channel.caps.tolist() == [3, 1, 0]
+
+
+# Gradients of any model
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: torch.dtype) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(2, n, D, generator=generator).to(dtype) for n in COUNTS]
+    gradients[1][0, 3] = math.nan
+    gradients[1][1, 4] = 1e30
+    options = {"counts": np.array(COUNTS), "dimension": D, "replicates": 2}
+    channel, silent = (open_activations(privacy, None, **PLAIN, **options) for _ in range(2))
+    clients = torch.tensor([[1, 0, 1], [1, 2, 1]])
+    channel.begin(0, clients)
+    silent.begin(0, clients)
+    for s in range(2):
+        found = channel.release(lambda k, where: gradients[k][where])
+        noise = silent.release(lambda k, where: torch.zeros(len(where), COUNTS[k], D))
+        for r in range(2):
+            rows = gradients[clients[r, s]][r].double().nan_to_num(0.0)
+            norms = torch.linalg.vector_norm(rows, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
+            expected = (rows * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
+            assert torch.allclose(found[r] - noise[r], expected, rtol=1e-5, atol=1e-9)
+    with pytest.raises(ConfigError, match=r"of shape \(2, 20, 3\); needed: \(2, 20, 4\)"):
+        channel.release(lambda k, where: gradients[k][where][..., :3])
+    with pytest.raises(ConfigError, match="opened without rows"):
+        channel.release(nothing)
+
+
+# What a plan has
+
+
+def test_clients_without_data_are_nobody() -> None:
+    channel = door(counts=(5, 0, 60))
+    channel.begin(0, torch.tensor([[1, 0, 1]]))
+    assert [bool(channel.release(ones).any()) for _ in range(3)] == [False, True, False]
+    assert channel.account.uses.tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"allocation": [np.ones(4), np.ones(3), np.ones(4)]},
+            r"allocation of client 1 has shape \(3,\); it may act 4",
+        ),
+        ({"allocation": [np.array([1.0, 0.0, 1.0, 1.0]), *WEIGHTS[1:]]}, "positive finite weights"),
+        ({"allocation": WEIGHTS[:2]}, "weights for 2 clients, there are 3"),
+        ({"caps": (4, 4)}, r"caps has shape \(2,\).*each of 3 clients"),
+        ({"caps": (4, -1, 4)}, "caps .*whole number of at least 0"),
+        ({"caps": (4, 2.5, 4)}, "caps .*dtype float64"),
+        ({"rate": np.array([0.5, 0.5])}, "rate is .*each of 3 clients"),
+        ({"rate": "all"}, "rate is 'all'"),
+        *(({"rate": rate}, "rate is") for rate in (0.0, 1.1, math.nan)),
+        *(({"x": x}, r"x must have rows \(n_i, 4\) of each of 3 clients") for x in ([], [torch.zeros(4)] * 3)),
+        ({"x": [*rows()[:2], torch.zeros(5, 3)]}, r"x must have rows \(n_i, 4\) of each of 3 clients"),
+        ({"x": None, "counts": np.ones(3, dtype=int), "dimension": 0}, "dimension is 0"),
+        ({"x": None, "counts": np.ones(2, dtype=int), "dimension": 3}, "counts has shape"),
+    ],
+)
+def test_plans_of_wrong_values_are_refused(options: dict, match: str) -> None:
+    given = {"x": rows(), **PLAIN} | options
+    with pytest.raises(ConfigError, match=match):
+        open_activations(PURE, given.pop("x"), **given | {"caps": np.array(given["caps"])})

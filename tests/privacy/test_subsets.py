@@ -9,25 +9,15 @@ import torch
 from dp_accounting import dp_event
 from scipy import integrate, stats
 
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import PrivacyError
 from fedmtl.privacy import RecordPrivacy, selection_epsilon
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair
 from tests.helpers import delta_at
-from tests.privacy.activations import open_activations
+from tests.privacy.activations import COUNTS, D, door
 
-COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 Q = 0.3
-
-
-def rows() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(n, D, generator=generator, dtype=torch.float64) for n in COUNTS]
-
-
-def door(privacy: RecordPrivacy, *, caps=(400, 400, 400), seed: int = 0, rate=Q, x=None, **options):
-    return open_activations(privacy, x or rows(), ids=IDS, caps=np.array(caps), seed=seed, rate=rate, **options)
 
 
 def event(noise: dp_event.DpEvent, q: float = Q) -> ReplacedPoissonDpEvent:
@@ -183,14 +173,20 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
     for x in axis:
         x[:, 1] = 1.0
     privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source)
-    channel = door(privacy, x=axis, rate=np.array([Q, 0.7, 1.0]))
+    channel = door(privacy, x=axis, rate=np.array([Q, 0.7, 1.0]), caps=(400,) * 3)
     factors = [2.0 ** (torch.arange(n, dtype=torch.float64) % 6) for n in COUNTS]
     answers = 400
     clients = torch.tensor([[0, 1, 2] * answers])
     channel.begin(0, clients)
-    one = torch.stack([channel.release(lambda k, where: factors[k][None].clone()) for _ in range(600)])
-    run = channel.release_run(600, lambda k, which, where: factors[k].repeat(len(which), 1))
-    value = torch.cat([one, run])[:, 0]
+    values = []
+    for client in clients[0].tolist():
+        asked = [channel.members(client, np.zeros(1, dtype=np.int64)) for _ in range(2)]
+        values.append(channel.release(lambda k, where: factors[k][None].clone())[0])
+        if client < 2:  # who asks before the release gets those who take part in it
+            assert np.array_equal(*asked)
+            spelled = float(factors[client] @ torch.from_numpy(asked[0][0]).double())
+            assert spelled / channel.gradients.expected[client] == pytest.approx(float(values[-1][1]), abs=1e-6)
+    value = torch.stack(values)
     assert not value[:, [0, 2, 3]].abs().max() > 1e-6
     first = (value[0::3, 1] * Q * 5).numpy()
     assert np.allclose(first, np.round(first), atol=1e-5), "divided by the constant q n"
@@ -210,7 +206,7 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
 def test_subsamples_of_repetitions_differ_and_are_those_of_the_single_runs() -> None:
     privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5)
     clients = torch.tensor([[1, 2, 1, 1]] * 2)
-    together, alone = door(privacy, replicates=2), door(privacy)
+    together, alone = door(privacy, rate=Q, replicates=2), door(privacy, rate=Q)
     together.begin(0, clients)
     alone.begin(0, clients[:1])
     for _ in range(4):
@@ -223,7 +219,7 @@ def test_subsamples_of_repetitions_differ_and_are_those_of_the_single_runs() -> 
 def test_answers_are_charged_as_subsampled_and_calibrated_to_the_budget() -> None:
     for mechanism, delta in (("laplace", 0.0), ("gaussian", 1e-5), ("l2_laplace", 1e-5)):
         privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=delta)
-        channel, full = door(privacy, caps=(6, 6, 6)), door(privacy, caps=(6, 6, 6), rate=1.0)
+        channel, full = (door(privacy, caps=(6, 6, 6), rate=rate) for rate in (Q, 1.0))
         assert (channel.noise_multipliers < full.noise_multipliers).all(), "less noise for the same budget"
         channel.begin(0, torch.tensor([[0] * 6 + [1]]))
         found = channel.account.epsilons()[0]
@@ -232,27 +228,3 @@ def test_answers_are_charged_as_subsampled_and_calibrated_to_the_budget() -> Non
             pure = math.log1p(Q * math.expm1(1 / channel.noise_multipliers[0]))
             assert found[:2] == pytest.approx([6 * pure, pure], rel=1e-9)
         assert "Poisson over the records of a client, q = 0.3" in channel.report.text()
-
-
-def test_misuse_is_refused() -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
-    for rate in (0.0, 1.1, math.nan):
-        with pytest.raises(ConfigError, match="rate is"):
-            door(privacy, rate=rate)
-
-
-@pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_an_client_that_asks_who_takes_part_gets_those_who_do(source: str) -> None:
-    axis = [torch.zeros(n, D, dtype=torch.float64) for n in COUNTS]
-    for x in axis:
-        x[:, 1] = 1.0
-    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source)
-    channel = door(privacy, x=axis)
-    channel.begin(0, torch.tensor([[2] * 20]))
-    for _ in range(20):
-        asked = [channel.members(2, np.zeros(1, dtype=np.int64)) for _ in range(3)]
-        value = channel.release(lambda k, where: torch.ones(len(where), 60).double())[0, 1]
-        for members in asked:
-            assert members is not None
-            assert np.allclose(members.sum() / (Q * 60), value, atol=1e-6)
-            assert np.array_equal(members, asked[0])
