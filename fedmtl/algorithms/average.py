@@ -66,7 +66,7 @@ from ..random import derive_key, keyed_bits
 from .base import Algorithm, Problem
 from .cohort import AFTER, Cohort, Own
 from .finetune import Personalization
-from .linear.classes import accelerated, flat, layers, log_likelihoods
+from .linear.classes import fit_classes, flat, layers, log_likelihoods
 from .linear.data import check_linear, records_of
 
 Array = NDArray[np.float64]
@@ -242,7 +242,7 @@ def average_classes(
     fits = np.stack([bases] * (FOLDS + 1))  # of the records outside of each fold, then of all
     for row, fit in zip(used, fits, strict=True):
         if row.any():
-            fit[:trained] = accelerated(rows[row], y[row], bases[:trained], pulls[:trained], STEPS)
+            fit[:trained] = fit_classes(rows[row], y[row], bases[:trained], pulls[:trained], STEPS)
     scores = np.zeros(len(bases))
     for row, fit in zip(~used[:FOLDS], fits, strict=False):
         log_likelihood, hits = log_likelihoods(rows[row], y[row], fit)

@@ -25,7 +25,7 @@ from .average import LocalAverage
 from .base import Algorithm, Problem
 from .cohort import Cohort, Own, Rows
 from .fedavg import FedAvg
-from .linear.classes import accelerated, flat, layers
+from .linear.classes import fit_classes, flat, layers
 from .linear.data import check_linear, records_of
 
 
@@ -83,6 +83,6 @@ class ProximalPoint(FedAvg):
                 rows[place] = np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))
             else:
                 start = layers(shared, x.shape[1], bias)[None]
-                fit = accelerated(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
+                fit = fit_classes(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
                 rows[place] = flat(fit, bias)[0] - shared
         return torch.from_numpy(rows).to(c.initial), c.own

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
 from fedmtl.algorithms.average import PARTS, average_classes, average_numbers
-from fedmtl.algorithms.linear.classes import accelerated
+from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
 from fedmtl.trainer.audit.others import replaced_client
@@ -78,7 +78,7 @@ def test_accelerated_steps_reach_the_minimum(outputs: int, rows: int) -> None:
         return loss + pull / 2 * np.square(w - base).sum()
 
     expected = minimize(objective, base.ravel(), options={"gtol": 1e-10}).x
-    found = accelerated(x, y, base[None], np.array([pull]), 300)
+    found = fit_classes(x, y, base[None], np.array([pull]), 300)
     np.testing.assert_allclose(found.ravel(), expected, atol=1e-6)
 
 

@@ -16,7 +16,7 @@ from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
-from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
+from fedmtl.algorithms.mp_mtl.sharing import budget_weights, matrix_map
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
@@ -281,11 +281,9 @@ def test_the_shift_that_keeps_every_direction() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(draws, d, d, generator=generator, dtype=torch.float64)
     noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
-    sharing = SHARING["nuclear"]
 
     def lost(rho: float) -> float:
-        shift = torch.full((draws,), rho * math.sqrt(2 * d), dtype=torch.float64)
-        maps = sharing.map(sharing.shifted(noise, shift), 1e-6)
+        maps = matrix_map(noise + rho * math.sqrt(2 * d) * torch.eye(d, dtype=torch.float64), 1e-6)
         return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
 
     assert lost(0.0) == 1.0

@@ -10,7 +10,7 @@ import torch
 
 from fedmtl import FederatedDataset
 from fedmtl.algorithms.average import average_numbers
-from fedmtl.algorithms.linear.classes import accelerated, log_likelihoods
+from fedmtl.algorithms.linear.classes import fit_classes, log_likelihoods
 
 Array = np.ndarray
 RIDGES = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, math.inf)
@@ -74,10 +74,10 @@ def _classes(x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDa
     hits, likelihood = np.zeros(len(PULLS)), np.zeros(len(PULLS))
     for held in range(min(FOLDS, len(y))):
         out = fold == held
-        fits = accelerated(x[~out], y[~out], bases, PULLS, STEPS) if (~out).any() else bases
+        fits = fit_classes(x[~out], y[~out], bases, PULLS, STEPS) if (~out).any() else bases
         of_fold, right = log_likelihoods(x[out], y[out], fits)
         hits, likelihood = hits + right.sum(1), likelihood + of_fold.sum(1)
-    fits = accelerated(x, y, bases, PULLS, STEPS)
+    fits = fit_classes(x, y, bases, PULLS, STEPS)
     tuned = max(range(len(PULLS)), key=lambda place: (hits[place], likelihood[place]))
     weights = np.exp((logs := hits + 0.1 * likelihood) - logs.max())
     averaged = np.tensordot(weights / weights.sum(), fits, 1)

@@ -1,8 +1,8 @@
 """Linear models of classes: softmax regression of C outputs, and logistic regression of one.
 
-Full-batch steps at 1 / L, L the largest curvature of the client's own loss, with Nesterov's momentum that starts again
-where it points uphill (O'Donoghue and Candes 2015): they need no step size and never diverge. A model moves within the
-span of the client's records, so that of n records in more than n dimensions the steps are taken in n.
+Accelerated full-batch steps at 1 / L, L the largest curvature of the client's own loss, need no step size and never
+diverge. A model moves within the span of the client's records, so that of n records in more than n dimensions the steps
+are taken in n.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from .solve import accelerated
+
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def accelerated(x: Array, y: Labels, bases: Array, pulls: Array, steps: int) -> Array:
+def fit_classes(x: Array, y: Labels, bases: Array, pulls: Array, steps: int) -> Array:
     """Minimize (1 / n) sum_i loss_i(w) + (pull / 2) ||w - base||^2 from each base.
 
     Args:
@@ -35,15 +37,14 @@ def accelerated(x: Array, y: Labels, bases: Array, pulls: Array, steps: int) -> 
     curvature = (0.5 if outputs > 1 else 0.25) * float(np.linalg.norm(x.T @ x, 2)) / len(x)
     pull = pulls[:, None, None]
     rate = 1.0 / (curvature + pull + 1e-12)
-    point = ahead = np.zeros((*bases.shape[:2], x.shape[1]))  # w - base, by its coordinates in the span
-    weight = np.ones((len(bases), 1, 1))
-    for _ in range(steps):
-        slope = (probabilities(start + ahead @ x.T) - targets) @ x / len(x) + pull * ahead
-        new = ahead - rate * slope
-        uphill = ((ahead - new) * (new - point)).sum((1, 2), keepdims=True) > 0
-        following = np.where(uphill, 1.0, (1 + np.sqrt(1 + 4 * weight**2)) / 2)
-        ahead = new + np.where(uphill, 0.0, (weight - 1) / following) * (new - point)
-        point, weight = new, following
+
+    def step(point: Array) -> Array:
+        slope = (probabilities(start + point @ x.T) - targets) @ x / len(x) + pull * point
+        moved: Array = point - rate * slope
+        return moved
+
+    # w - base, by its coordinates in the span
+    point = accelerated(step, np.zeros((*bases.shape[:2], x.shape[1])), steps)
     return bases + (point if basis is None else point @ basis.T)
 
 

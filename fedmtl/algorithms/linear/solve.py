@@ -27,13 +27,16 @@ from ...local.proximal import PENALTIES, Penalty
 from .data import LinearLoss
 
 Array = NDArray[np.float64]
+SharedPenalty = Literal["nuclear", "l21"]
+SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {"nuclear": PENALTIES["nuclear"], "l21": PENALTIES["columns"]}
+"""Penalties of what tasks share by name, of models as rows (..., T, p): one row a task, one column a feature."""
 OwnPenalty = Literal["frobenius", "l1", "l2"]
 OWN_PENALTIES: dict[OwnPenalty, Penalty] = {
     "frobenius": PENALTIES["frobenius"],
     "l1": PENALTIES["l1"],
     "l2": PENALTIES["rows"],
 }
-"""Penalties g of a client's own part by name, of Q^T (..., T, p): one row a task."""
+"""Penalties of a task's own part by name, likewise."""
 
 _STEPS, _HALVINGS, _PROXIMAL_STEPS = 200, 34, 100_000
 _TOLERANCE, _ROUNDING = 1e-10, 1e-14
@@ -126,11 +129,11 @@ def fit_own(
             problem = Objective(loss, rows, targets, 0.0, rows @ point)
 
             def step(q: Array) -> Array:
-                at, gradient = torch.from_numpy(q)[None], torch.from_numpy(problem.at(q)[1])
-                moved: Array = own_step(at, gradient, rate, tau, penalty)[0].numpy()
+                gradient = torch.from_numpy(problem.at(q[0])[1])
+                moved: Array = own_step(torch.from_numpy(q), gradient, rate, tau, penalty).numpy()
                 return moved
 
-            return _accelerated(step, np.zeros(len(point)), rate * tolerance)
+            return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * tolerance)[0]
 
     points = shared.reshape(-1, shared.shape[-1]).numpy()
     return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
@@ -245,17 +248,25 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
     return step
 
 
-def _accelerated(step: Callable[[Array], Array], start: Array, tolerance: float) -> Array:
-    """Make accelerated proximal gradient steps (p,), whose momentum grows and starts again where it points uphill,
-    until one is at most ``tolerance`` long."""
+def accelerated(step: Callable[[Array], Array], start: Array, steps: int, tolerance: float = 0.0) -> Array:
+    """Make proximal gradient steps of m problems (m, ...) with Nesterov's momentum, which starts again in a problem
+    where it points uphill (O'Donoghue and Candes 2015), until all of a step is at most ``tolerance`` long.
+
+    Args:
+        step: a step of all, (m, ...) -> (m, ...).
+        start: (m, ...).
+        steps: at most so many.
+        tolerance: on the norm of a step.
+    """
     point = ahead = start
-    weight = 1.0
-    for _ in range(_PROXIMAL_STEPS):
+    axes = tuple(range(1, start.ndim))
+    weight = np.ones((len(start), *[1] * len(axes)))
+    for _ in range(steps):
         new = step(ahead)
-        if float(np.linalg.norm(new - ahead)) <= tolerance:
+        if tolerance and float(np.linalg.norm(new - ahead)) <= tolerance:
             return new
-        uphill = float((ahead - new) @ (new - point)) > 0
-        following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
-        push, weight = 0.0 if uphill else (weight - 1) / following, following
-        ahead, point = new + push * (new - point), new
+        uphill = ((ahead - new) * (new - point)).sum(axes, keepdims=True) > 0
+        following = np.where(uphill, 1.0, (1 + np.sqrt(1 + 4 * weight**2)) / 2)
+        ahead = new + np.where(uphill, 0.0, (weight - 1) / following) * (new - point)
+        point, weight = new, following
     return point

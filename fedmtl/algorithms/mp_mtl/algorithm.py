@@ -53,10 +53,10 @@ from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ..base import Problem, Released, State
 from ..cohort import Cohort, Own
-from ..linear.solve import OWN_PENALTIES, OwnPenalty
+from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
-from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
+from .sharing import FORMS, Momentum, budget_weights, covariance_and_map, mapped, momentum_weight
 
 RELEASE = "covariance"
 
@@ -155,7 +155,7 @@ class MPMTL(TaskAlgorithm):
                 name=RELEASE,
                 dimension=self.features(problem),
                 uses=problem.rounds,
-                form=self._sharing.form,
+                form=FORMS[self.penalty],
                 allocation=None if min(weights) == max(weights) else weights,
                 rows=self._rows(),
             ),
@@ -182,7 +182,7 @@ class MPMTL(TaskAlgorithm):
         ``own_projected``, (n, R, d), of Q.
         """
         tasks, d = self.tasks(problem), self.features(problem)
-        shape = (replicates, d, d) if self._sharing.form == "symmetric" else (replicates, d)
+        shape = (replicates, d, d) if FORMS[self.penalty] == "symmetric" else (replicates, d)
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
         sizes = {"model": tasks.data.dimension, "projected": tasks.data.dimension}
         if self.own_penalty is not None:
@@ -200,7 +200,7 @@ class MPMTL(TaskAlgorithm):
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # Step 6: the map M of the noised covariance, with a public shift; what is below 0 counts as 0
         rho = self.usual_rho if self.rho is None else self.rho
-        return self._sharing.of_release(released, RELEASE, rho, self._step_size(problem) * self.lam)
+        return covariance_and_map(released, RELEASE, FORMS[self.penalty], rho, self._step_size(problem) * self.lam)
 
     def receive(self, c: Cohort) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
@@ -208,7 +208,7 @@ class MPMTL(TaskAlgorithm):
         tasks, d, eta = self.tasks(c.problem), self.features(c.problem), self._step_size(c.problem)
         weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
         what = own["model"].clone()
-        what[..., :d] = self._sharing.apply(c.public["map"], self.projected_rows(c))
+        what[..., :d] = mapped(c.public["map"], self.projected_rows(c))
         z = what + weight * (what - own["projected"])
         new, point = {"projected": what}, z
         if self.own_penalty is not None:  # Algorithm 4
@@ -253,7 +253,7 @@ class MPMTL(TaskAlgorithm):
         d, what = self.features(problem), self.models(problem, state)
         total = self.tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
-        total = total + self.lam * self._sharing.value(shared[..., :d])
+        total = total + self.lam * SHARED_PENALTIES[self.penalty].value(shared[..., :d])
         if self.own_penalty is not None:
             own = state.private.whole("own_projected").transpose(0, 1)
             total = total + self._own_lam * OWN_PENALTIES[self.own_penalty].value(own)
@@ -271,10 +271,6 @@ class MPMTL(TaskAlgorithm):
 
     def _rows(self) -> RowNoise | None:
         return None if self.curator_epsilon is None else RowNoise(self.curator_epsilon, self.curator_delta)
-
-    @property
-    def _sharing(self) -> Sharing:
-        return SHARING[self.penalty]
 
     def _step_size(self, problem: Problem) -> float:
         """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2

@@ -28,7 +28,8 @@ from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
 from ..base import Algorithm, Problem, Released, State
 from ..cohort import Cohort, Own, personal_fields
-from .sharing import SHARING, SharedPenalty, budget_weights
+from ..linear.solve import SharedPenalty
+from .sharing import FORMS, budget_weights, covariance_and_map, mapped
 
 RELEASE = "covariance"
 LARGEST = 2048
@@ -95,7 +96,7 @@ class MPMTLayers(Algorithm):
                 name=RELEASE,
                 dimension=size,
                 uses=problem.rounds,
-                form=SHARING[self.penalty].form,
+                form=FORMS[self.penalty],
                 allocation=None if self.alpha == 0 else budget_weights(problem.rounds, alpha=self.alpha),
             ),
         )
@@ -109,7 +110,7 @@ class MPMTLayers(Algorithm):
         return problem.layout.places(self.layers, "MPMTLayers.layers")
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        d, form = int(self.places(problem).sum()), SHARING[self.penalty].form
+        d, form = int(self.places(problem).sum()), FORMS[self.penalty]
         shape = (d, d) if form == "symmetric" else (d,)
         return State(
             {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")},
@@ -125,14 +126,14 @@ class MPMTLayers(Algorithm):
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
         rho = 1.5 if self.rho is None else self.rho
-        answer = SHARING[self.penalty].of_release(released, RELEASE, rho, self.threshold)
+        answer = covariance_and_map(released, RELEASE, FORMS[self.penalty], rho, self.threshold)
         return {name: value[0] for name, value in answer.items()}
 
     def receive(self, c: Cohort) -> Own:
         # every member projects its own row
         places, models = self.places(c.problem).to(c.initial.device), c.own["model"].clone()
         rows = self._changed(c.problem, models)
-        projected = SHARING[self.penalty].apply(c.public["map"][None], rows.cpu()[None])[0].to(rows.device)
+        projected = mapped(c.public["map"], rows.cpu()).to(rows.device)
         models[:, places] = (projected + c.initial[places].double()).to(models)
         return c.keep(models, c.own["model"]) | {"trained": c.own["trained"]}
 

@@ -13,88 +13,66 @@ noise makes M the identity: every task keeps its own model. Without the shift ab
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ...local.proximal import PENALTIES, shrinkage
+from ...local.proximal import shrinkage
 from ...privacy.price import normalized
 from ...privacy.release import Form
 from ..base import Released
+from ..linear.solve import SharedPenalty
 
-SharedPenalty = Literal["nuclear", "l21"]
 Momentum = Literal["none", "nesterov", "strongly_convex"]
 
+FORMS: dict[SharedPenalty, Form] = {"nuclear": "symmetric", "l21": "diagonal"}
+"""What is released for a penalty of the models W: their whole covariance, or its diagonal."""
 
-@dataclass(frozen=True)
-class Sharing:
-    """A penalty that tasks share, through what is released for it.
 
-    Attributes:
-        form: of the release: the whole covariance, or its diagonal.
-        penalty: name in :data:`fedmtl.local.proximal.PENALTIES`, of W (d, K).
+def covariance_and_map(released: Released, name: str, form: Form, rho: float, threshold: float) -> dict[str, Tensor]:
+    """Return ``covariance``, the sum over the tasks that is released as ``name``, with a shift of
+    rho sigma sqrt(2 d), and ``map``, M of the proximal operator of ``threshold`` times the penalty.
+
+    Args:
+        released: the mean over the tasks.
+        name: of the release.
+        form: of it.
+        rho: of the shift.
+        threshold: at least 0; 0 is the identity.
+
+    Returns:
+        (R, d, d) symmetric each, or (R, d) of a diagonal release.
     """
-
-    form: Form
-    penalty: str
-
-    def value(self, rows: Tensor) -> Tensor:
-        """Return g(W) of models as rows: (..., K, d) -> (...)."""
-        return PENALTIES[self.penalty].value(rows.mT)
-
-    def map(self, covariance: Tensor, threshold: float) -> Tensor:
-        """Return M of the proximal operator of ``threshold`` g.
-
-        Args:
-            covariance: (..., d, d) symmetric, or (..., d) of a diagonal release; what is below 0 counts as 0.
-            threshold: at least 0; 0 is the identity.
-
-        Returns:
-            (..., d, d), or the diagonal (..., d).
-        """
-        if self.form == "diagonal":
-            return torch.ones_like(covariance) if threshold == 0 else _factors(covariance, threshold)
-        if threshold == 0:
-            return torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(covariance)
-        values, vectors = torch.linalg.eigh(covariance)
-        return _product(vectors * _factors(values, threshold)[..., None, :], vectors.mT)
-
-    def apply(self, map: Tensor, rows: Tensor) -> Tensor:
-        """Return M w_i for models as rows (..., K, d)."""
-        if self.form == "diagonal":
-            return rows * map[..., None, :]
-        return _product(rows, map)
-
-    def of_release(self, released: Released, name: str, rho: float, threshold: float) -> dict[str, Tensor]:
-        """Return ``covariance`` (R, d, d), or (R, d), and ``map``, M, of a release of the sum over the tasks, with a
-        shift of ``rho`` sigma sqrt(2 d)."""
-        total, axes = released.values[name] * released.denominator, 1 if self.form == "diagonal" else 2
-        total = total.reshape(-1, *total.shape[-axes:])
-        sigma = released.noise_std(name) * released.denominator
-        covariance = self.shifted(total, rho * (2 * total.shape[-1]) ** 0.5 * sigma)
-        return {"covariance": covariance, "map": self.map(covariance, threshold)}
-
-    def shifted(self, covariance: Tensor, shift: Tensor) -> Tensor:
-        """Return ``covariance + shift I`` for shifts (R,) of (R, d, d), or of the diagonals (R, d)."""
-        if self.form == "diagonal":
-            return covariance + shift[:, None]
-        out = covariance.clone()
-        out.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
-        return out
+    total, sigma = (value * released.denominator for value in (released.values[name], released.noise_std(name)))
+    if form == "diagonal":
+        shifted = total.reshape(-1, total.shape[-1]) + rho * (2 * total.shape[-1]) ** 0.5 * sigma[:, None]
+        return {"covariance": shifted, "map": factors(shifted, threshold)}
+    shifted = total.reshape(-1, *total.shape[-2:]).clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(rho * (2 * total.shape[-1]) ** 0.5 * sigma[:, None])
+    return {"covariance": shifted, "map": matrix_map(shifted, threshold)}
 
 
-SHARING: dict[SharedPenalty, Sharing] = {"nuclear": Sharing("symmetric", "nuclear"), "l21": Sharing("diagonal", "rows")}
+def matrix_map(covariance: Tensor, threshold: float) -> Tensor:
+    """Return M = U diag(s) U^T of symmetric matrices (..., d, d) = U diag(l) U^T."""
+    if threshold == 0:
+        return torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(covariance)
+    values, vectors = torch.linalg.eigh(covariance)
+    return _product(vectors * factors(values, threshold)[..., None, :], vectors.mT)
+
+
+def factors(values: Tensor, threshold: float) -> Tensor:
+    """Return s = max(0, 1 - t / sqrt(l)), and 0 where l <= 0; 1 everywhere for t = 0."""
+    return torch.ones_like(values) if threshold == 0 else shrinkage(values.clamp_min(0.0).sqrt(), threshold)
+
+
+def mapped(map: Tensor, rows: Tensor) -> Tensor:
+    """Return M w_i for models as rows (..., K, d), with M (..., d, d), or its diagonal (..., d)."""
+    return rows * map[..., None, :] if map.dim() < rows.dim() else _product(rows, map)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.from_numpy(a.numpy() @ b.numpy())  # of small matrices numpy's products are faster than torch's
-
-
-def _factors(values: Tensor, threshold: float) -> Tensor:
-    """Return max(0, 1 - t / sqrt(l)), and 0 where l <= 0."""
-    return shrinkage(values.clamp_min(0.0).sqrt(), threshold)
 
 
 def budget_weights(

@@ -37,22 +37,14 @@ from torch import Tensor
 
 from ..._check import Count, NonNegative, Positive, Rate
 from ...errors import ConfigError
-from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
 from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
 from ..linear.data import LinearAlgorithm
-from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
+from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .step_size import choose_step
-
-SharedPenalty = Literal["nuclear", "l21"]
-SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
-    "nuclear": Penalty(nuclear_norm, prox_nuclear),
-    "l21": Penalty(column_norm, prox_columns),
-}
-"""r by name, of P^T (..., T, p): one row a task, one column a feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
