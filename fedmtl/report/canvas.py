@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from textwrap import fill
 
 from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.colors import to_hex, to_rgb
@@ -23,7 +25,7 @@ from .._files import write_bytes
 from ..errors import ConfigError
 from ._names import METHODS
 
-__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "plain_ticks", "save", "styles_of"]
+__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "panels", "plain_ticks", "save", "styles_of"]
 
 STYLE = Path(__file__).parent / "fedmtl.mplstyle"
 """For ``matplotlib.pyplot.style.use``, too."""
@@ -89,6 +91,22 @@ def drawing(
         if paper is None:
             figure.supxlabel(fill(note, int(width * 16)), x=0.012, ha="left", color=MUTED, fontsize=8)
         save(figure, path)
+
+
+@contextmanager
+def panels(
+    path: str | os.PathLike[str], count: int, note: str = "", *, paper: float | None = None
+) -> Iterator[Sequence[Axes]]:
+    """Yield panels, two in a line but one below the other in a narrow figure for a paper, and write them under one
+    legend; the arguments are those of :func:`drawing`."""
+    columns = 1 if paper is not None and paper < 5 else min(count, 2)
+    lines = math.ceil(count / columns)
+    with drawing(path, 6.4 * columns, 0.4 + 4.2 * lines, note, paper=paper) as figure:
+        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for beyond in axes[count:]:
+            beyond.remove()
+        yield axes[:count]
+        legend_above(figure)
 
 
 def legend_above(figure: Figure) -> None:

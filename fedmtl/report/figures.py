@@ -20,45 +20,41 @@ from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from .._rounding import number_text, rounded_down, rounded_up
 from ..errors import ConfigError, DataError
 from ._names import UNITS, title_of
-from .canvas import INK, MUTED, drawing, legend_above, plain_ticks, styles_of
+from .canvas import INK, MUTED, drawing, legend_above, panels, plain_ticks, styles_of
 from .tables import DEVIATION, data_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
-COVERED = "An epsilon covers one run, not the runs behind a band."
+BANDS = "Bands: 25th to 75th and 5th to 95th percentile. An epsilon covers one run, not the runs behind a band."
 PUBLIC = "Computed from the training plan only: no client data enters this figure."
 MEASURED = "The lower bound is of canaries, the rest of the training plan only: no client data enters this figure."
-COLUMN = 5.0
-"""Inches: in a narrower figure the panels stand one below the other."""
 _STEPS = 1000  # of a line by client: more clients than that are drawn by as many quantiles
 
 History = Sequence[Mapping[str, Any]]
 
 
-def plot_history(
-    history: History,
-    baselines: Mapping[str, History],
+def plot_rounds(
+    lines: Mapping[str, History],
     path: Path,
     *,
-    name: str = "pmtl",
     metric: str = "accuracy",
     step: str = "round",
     finetuned: Mapping[str, float] | None = None,
     measured: float | None = None,
     paper: float | None = None,
 ) -> Path:
-    """Draw ``metric`` by round, with each baseline's, above the epsilon spent by round.
+    """Draw ``metric`` by round, above the objective where there is one, and the epsilon spent.
 
     Args:
-        history: one mapping per evaluated round with ``round``, ``epsilon`` and ``metric``;
-            ``global_<metric>`` (the shared model's) is drawn as a dashed line where it is there and another.
-            None and NaN are left out.
-        baselines: the same for each baseline. One with a single row is a horizontal line.
+        lines: the rows of a run by its algorithm, then those of its baselines; or, where runs were repeated, those of
+            each budget. A row is an evaluated round with ``round``, ``epsilon`` and numbers. Of a number X that has
+            ``X_p5``, ``X_p25``, ``X_p50``, ``X_p75`` and ``X_p95`` the percentiles are drawn, and then no epsilon. The
+            first line has a dashed one beside it, of the shared model, where it has another ``global_<metric>``. A line
+            with a single row is horizontal. None and NaN are left out.
         path: of the figure.
-        name: the algorithm of ``history``.
-        metric: the column that is drawn.
+        metric: the number that is drawn first.
         step: what a round is called.
         finetuned: the values of models that were finetuned after the last round, by their names in the summary; each
             is a diamond at the end.
@@ -66,34 +62,35 @@ def plot_history(
         paper: its width in inches.
 
     Raises:
-        ConfigError: no row of ``history`` has the metric.
+        ConfigError: the first line has no finite value of the metric.
     """
-    lines = {label: _column(rows, metric) for label, rows in {name: history, **baselines}.items()}
-    if not lines[name][1]:
+    name, history = next(iter(lines.items()))
+    if not _column(history, metric)[1]:
         raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
-    after = {label: value for label, value in (finetuned or {}).items() if math.isfinite(value)}
-    styles = styles_of([name, *baselines, *after])
-    last_round = max(max(rounds, default=0.0) for rounds, _ in lines.values())
-    with drawing(path, 8.2, 5.6, NOT_PRIVATE, paper=paper) as figure:
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
-        upper.set_ylabel(f"mean {metric.replace('_', ' ')}")
-        for label, (rounds, values) in lines.items():
-            if len(values) == 1:
-                rounds, values = [0.0, last_round], 2 * values
-            if values:
-                text = f"{title_of(label)} {number_text(values[-1])}"
-                marker = "o" if 2 < len(values) <= 30 else ""
-                order = 3 if label == name else 2
-                upper.plot(rounds, values, color=styles[label][0], marker=marker, label=text, zorder=order)
+    several = "budget" in history[0]
+    numbers = [metric, *["objective"] * ("objective" in history[0])]
+    rows_of_panels = [[number] for number in (*numbers, *["epsilon"] * (not several))]
+    heights = [{"objective": 2.6, "epsilon": 1.6}.get(number, 4.0) for (number,) in rows_of_panels]
+    styles = styles_of([*lines, *(finetuned or {})])
+    last_round = max(float(row["round"]) for rows in lines.values() for row in rows)
+    with drawing(path, 8.2, sum(heights), f"{BANDS} {NOT_PRIVATE}" if several else NOT_PRIVATE, paper=paper) as figure:
+        axes = figure.subplot_mosaic(rows_of_panels, sharex=True, height_ratios=heights)
+        for number in numbers:
+            axes[number].set_ylabel(f"{'mean ' if number == metric else ''}{number.replace('_', ' ')}")
+            for label, rows in lines.items():
+                style = {"color": styles[label][0], "zorder": 3 if label == name else 2}
+                _curve(axes[number], rows, number, title_of(label) if number == metric else "", style)
         shared = _column(history, f"global_{metric}")
-        if shared[1] and shared != lines[name]:
+        if shared[1] and shared != _column(history, metric):
             text = f"{title_of(name)} shared {number_text(shared[1][-1])}"
-            upper.plot(*shared, color=styles[name][0], linestyle="--", label=text)
-        for label, value in after.items():
-            text = f"{title_of(label)} {number_text(value)}"
-            upper.plot([last_round], [value], "D", color=styles[label][0], label=text, clip_on=False, zorder=4)
-        upper.set_xlim(0, last_round)
-        _epsilon_line(lower, history, step, measured)
+            axes[metric].plot(*shared, color=styles[name][0], linestyle="--", label=text)
+        for label, value in (finetuned or {}).items():
+            text, colour = f"{title_of(label)} {number_text(value)}", styles[label][0]
+            axes[metric].plot([last_round], [value], "D", color=colour, label=text, clip_on=False, zorder=4)
+        if not several:
+            _epsilon_line(axes["epsilon"], history, measured)
+        figure.axes[-1].set(xlabel=step, xlim=(0, last_round))
+        figure.axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         legend_above(figure)
     return path
 
@@ -126,12 +123,9 @@ def plot_clients(
     if len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
         raise ConfigError(f"every column needs one value for each client; lengths are {lengths}.")
     styles, first = styles_of(list(scores)), next(iter(scores))
-    stacked, panels = paper is not None and paper < COLUMN, 2 if shares else 1
-    shape = (panels, 1) if stacked else (1, panels)
-    with drawing(path, 4.8 if stacked else 5.2 * panels, 4.8, NOT_PRIVATE, paper=paper) as figure:
-        axes = figure.subplots(*shape, squeeze=False).flat
-        axes[0].set(xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "), xlim=(0, 1))
-        axes[0].xaxis.set_major_formatter(PercentFormatter(1.0))
+    with panels(path, 2 if shares else 1, NOT_PRIVATE, paper=paper) as (axes, *others):
+        axes.set(xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "), xlim=(0, 1))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         for name, column in scores.items():
             values = np.asarray(column, dtype=np.float64)
             values = np.sort(values[np.isfinite(values)])[:: 1 if higher_is_better else -1]
@@ -142,10 +136,9 @@ def plot_clients(
                 values = values[(2 * np.arange(_STEPS) + 1) * values.size // (2 * _STEPS)]  # the middle of each step
             edges = np.linspace(0.0, 1.0, values.size + 1)
             steps: dict[str, Any] = {"drawstyle": "steps-post", "zorder": 3 if name == first else 2}
-            axes[0].plot(edges, np.append(values, values[-1]), color=styles[name][0], label=label, **steps)
-        if shares:
-            _share_bars(axes[1], shares, title_of(first))
-        legend_above(figure)
+            axes.plot(edges, np.append(values, values[-1]), color=styles[name][0], label=label, **steps)
+        for bars in others:
+            _share_bars(bars, shares or {}, title_of(first))
     return path
 
 
@@ -162,61 +155,9 @@ def plot_epsilon(
         paper: its width in inches.
     """
     with drawing(path, 6.8, 3.6, PUBLIC if measured is None else MEASURED, paper=paper) as figure:
-        _epsilon_line(figure.subplots(), history, step, measured)
-    return path
-
-
-def plot_bands(
-    history: History,
-    path: Path,
-    *,
-    name: str,
-    metric: str = "accuracy",
-    step: str = "round",
-    paper: float | None = None,
-) -> Path:
-    """Draw the percentiles of ``metric``, and of the objective where there is one.
-
-    Args:
-        history: one mapping for each evaluated round and budget with ``round``, ``budget`` and, for a number X,
-            ``X_p5``, ``X_p25``, ``X_p50``, ``X_p75`` and ``X_p95``, or only ``X`` (one run a budget: a line).
-        path: of the figure.
-        name: the algorithm.
-        metric: the number drawn in the first panel.
-        step: what a round is called.
-        paper: its width in inches.
-
-    Raises:
-        ConfigError: no row has the metric.
-    """
-    if not history or metric not in history[0]:
-        raise ConfigError(f"history has no {metric!r}; there is nothing to plot.")
-    numbers = [number for number in (metric, "objective") if number in history[0]]
-    lines: dict[str, list[Mapping[str, Any]]] = {}
-    for row in history:
-        lines.setdefault(_budget(row["budget"]), []).append(row)
-    styles = styles_of(list(lines))
-    note = f"Bands: 25th to 75th and 5th to 95th percentile. {COVERED} {NOT_PRIVATE}"
-    stacked = paper is not None and paper < COLUMN
-    shape = (len(numbers), 1) if stacked else (1, len(numbers))
-    with drawing(path, 4.8 if stacked else 0.6 + 6.4 * len(numbers), 4.8, note, paper=paper) as figure:
-        for axes, number in zip(figure.subplots(*shape, squeeze=False).flat, numbers, strict=True):
-            axes.set(xlabel=step, ylabel=f"{number.replace('_', ' ')} of {title_of(name)}")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            for label, rows in lines.items():
-                colour, rounds = styles[label][0], [float(row["round"]) for row in rows]
-                for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)):
-                    if f"{number}_p{low}" in rows[0]:
-                        edges = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
-                        axes.fill_between(rounds, *edges, color=colour, alpha=alpha, linewidth=0)
-                middle = [float(row.get(f"{number}_p50", row[number])) for row in rows]
-                axes.plot(rounds, middle, color=colour, marker="o" if len(rounds) <= 30 else "", label=label)
-            lowest, highest = axes.dataLim.intervaly
-            if number == "objective" and lowest > 0 and highest >= 10 * lowest:  # else a log axis has no marks to read
-                axes.set_yscale("log")
-                plain_ticks(axes.yaxis)
-            axes.set_xlim(0, max(row["round"] for row in history))
-        legend_above(figure)
+        axes = figure.subplots()
+        axes.set_xlabel(step)
+        _epsilon_line(axes, history, measured)
     return path
 
 
@@ -245,28 +186,43 @@ def plot_frontier(groups: pd.DataFrame, path: Path, *, metric: str = "accuracy",
     points = groups[on_axis]
     places = sorted(set(zip(points["place"], points["unit"], strict=True)))
     places += sorted({(data, "") for data in groups["place"]} - {(data, "") for data, _ in places})
-    columns = 1 if paper is not None and paper < COLUMN else min(len(places), 2)
-    lines, styles = math.ceil(len(places) / columns), _frontier_styles(groups)
+    styles = _frontier_styles(groups)
     note = f"{NOT_PRIVATE} Mean ± standard deviation over seeds." if groups["seeds"].max() > 1 else NOT_PRIVATE
-    with drawing(path, 7.0 * columns, 0.4 + 4.6 * lines, note, paper=paper) as figure:
-        panels = figure.subplots(lines, columns, squeeze=False).flat
-        for axes in panels[len(places) :]:
-            axes.remove()
-        for axes, (data, unit) in zip(panels, places, strict=False):
-            drawn = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
-            deltas = " and ".join(rounded_up(delta, 2) for delta in sorted(drawn["delta"].dropna().unique()))
+    with panels(path, len(places), note, paper=paper) as drawn:
+        for axes, (data, unit) in zip(drawn, places, strict=True):
+            own = groups[(groups["place"] == data) & ((groups["unit"] == unit) | ~groups["on_axis"])]
+            deltas = " and ".join(rounded_up(delta, 2) for delta in sorted(own["delta"].dropna().unique()))
             axes.set(ylabel=f"mean {metric.replace('_', ' ')}", title=fill(data, 70))
             at_delta = f"\nat delta {deltas}" if deltas else ""
             axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}")
-            _frontier_panel(axes, drawn, metric, styles, (paper or 7.0 * columns) / columns)
-        legend_above(figure)
+            _frontier_panel(axes, own, metric, styles)
     return path
 
 
-def _epsilon_line(axes: Axes, history: History, step: str, measured: float | None) -> None:
+def _curve(axes: Axes, rows: History, number: str, title: str, style: dict[str, Any]) -> None:
+    """Draw a number by round, or its median with bands of percentiles where the rows have them. The legend has the last
+    number after the ``title``, if there is one."""
+    bands = f"{number}_p50" in rows[0]
+    rounds, values = _column(rows, f"{number}_p50" if bands else number)
+    if title and values:
+        style = style | {"label": title if bands else f"{title} {number_text(values[-1])}"}
+    if len(values) == 1:
+        axes.axhline(values[0], **style)
+    elif values:
+        axes.plot(rounds, values, marker="o" if 2 < len(values) <= 30 else "", **style)
+    for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)) if bands else ():
+        edges = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
+        axes.fill_between([float(row["round"]) for row in rows], *edges, color=style["color"], alpha=alpha, linewidth=0)
+    lowest, highest = axes.dataLim.intervaly
+    if number == "objective" and lowest > 0 and highest >= 10 * lowest:  # else a log axis has no marks to read
+        axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
+
+
+def _epsilon_line(axes: Axes, history: History, measured: float | None) -> None:
     """Draw epsilon by round with its last value beside it, and a bar down to what was ``measured``; or write that there
     is none."""
-    axes.set(xlabel=step, ylabel="epsilon")
+    axes.set_ylabel("epsilon")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     rounds, epsilons = _column(history, "epsilon")
     if not rounds or len(rounds) < len(history):
@@ -312,10 +268,6 @@ def _column(rows: History, key: str) -> tuple[list[float], list[float]]:
     return [r for r, _ in points], [v for _, v in points]
 
 
-def _budget(budget: float | None) -> str:
-    return "no budget" if budget is None else f"epsilon {rounded_up(budget, 6)}"
-
-
 def _frontier_styles(groups: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Return a (colour, marker) by label; a method's first label has the method's own colour."""
     first = groups.drop_duplicates("label")
@@ -323,14 +275,12 @@ def _frontier_styles(groups: pd.DataFrame) -> dict[str, tuple[str, str]]:
     return dict(zip(first["label"], styles_of(list(names)).values(), strict=True))
 
 
-def _frontier_panel(
-    axes: Axes, groups: pd.DataFrame, metric: str, styles: Mapping[str, tuple[str, str]], width: float
-) -> None:
-    """Draw the curves and bounds of one unit, in a panel of so many inches."""
+def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: Mapping[str, tuple[str, str]]) -> None:
+    """Draw the curves and bounds of one unit."""
     epsilons = sorted(groups.loc[groups["on_axis"], "epsilon"]) or [1.0]
-    ticks: list[float] = []
+    ticks, inches = list[float](), axes.bbox.width / axes.figure.dpi
     for epsilon in epsilons:  # as many of them as stay legible
-        if not ticks or epsilon > ticks[-1] * (1.25**2 * epsilons[-1] / epsilons[0]) ** (0.4 / width):
+        if not ticks or epsilon > ticks[-1] * (1.25**2 * epsilons[-1] / epsilons[0]) ** (0.4 / inches):
             ticks.append(epsilon)
     axes.set_xscale("log")
     axes.set_xlim(epsilons[0] / 1.25, epsilons[-1] * 1.25)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .._rounding import rounded_up
 from ..report import figures
+from ..report._names import title_of
 from .scored import beside
 
 if TYPE_CHECKING:
@@ -28,34 +30,25 @@ def plot_result(
     Returns:
         The files.
     """
-    metric, step, name = result.metric, result.step, result.algorithm
-    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
+    metric, name, files = result.metric, result.algorithm, []
+    about: dict[str, Any] = {"metric": metric, "step": result.step, "paper": width}
     if result.replicates is not None:
-        path = private / f"bands.{format}"
-        return [figures.plot_bands(result.history, path, name=name, metric=metric, step=step, paper=width)]
-    files = []
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for row in result.history:
+            budget = "no budget" if row["budget"] is None else f"epsilon {rounded_up(row['budget'], 6)}"
+            lines.setdefault(f"{title_of(name)}, {budget}", []).append(row)
+        return [figures.plot_rounds(lines, private / f"bands.{format}", **about)]
+    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
     if 0 < result.epsilon < math.inf:
         path = public / f"epsilon.{format}"
-        files += [figures.plot_epsilon(result.history, path, step=step, measured=measured, paper=width)]
+        files += [figures.plot_epsilon(result.history, path, step=result.step, measured=measured, paper=width)]
     if not any(math.isfinite(row[metric]) for row in result.history):
         return files
     runs = {name: result, **result.baselines}
-    histories = {baseline: run.history for baseline, run in result.baselines.items()}
+    lines = {label: run.history for label, run in runs.items()}
     finetuned = {run.stages(label)[-1].label: run.final[metric] for label, run in runs.items() if run.finetuned}
     path = private / f"accuracy.{format}"
-    files += [
-        figures.plot_history(
-            result.history,
-            histories,
-            path,
-            name=name,
-            metric=metric,
-            step=step,
-            finetuned=finetuned,
-            measured=measured,
-            paper=width,
-        )
-    ]
+    files += [figures.plot_rounds(lines, path, finetuned=finetuned, measured=measured, **about)]
     stages = [*result.stages(name)[::-1]]  # the final models first
     stages += [stage for label, run in result.baselines.items() for stage in run.stages(label)]
     main, dtype, ids = result.shown[0], result.personal.dtype, list(result.personal_accuracy)

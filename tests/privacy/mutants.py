@@ -332,7 +332,7 @@ def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str
     processes = not trainer.algorithm.one_at_a_time or any("restore" in name for name in mutant.caught_by)
     processes = processes or (not mutant.caught_by and configuration in ("clocks, laplace", "clocks, secure"))
     with pytest.MonkeyPatch.context() as patch:
-        for private in ("plot_history", "plot_clients"):  # which no check reads
+        for private in ("plot_rounds", "plot_clients"):  # which no check reads
             patch.setattr(figures, private, lambda *of, **named: None)
         mutant.apply(patch, trainer)
         return [finding.check for finding in audit(trainer, checks=checks, processes=processes) if finding.refuted]

@@ -16,6 +16,7 @@ from fedmtl.report import _names, canvas, figures
 pytestmark = pytest.mark.figures
 
 
+PERCENTILES = [f"_p{mark}" for mark in (5, 25, 50, 75, 95)]
 EPSILONS = [{"round": 1, "epsilon": 0.5}, {"round": 5, "epsilon": 1.5}, {"round": 10, "epsilon": 2.25}]
 
 
@@ -41,7 +42,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
     rows, local = history(), history(best=0.6, epsilon=0.0)
-    path = figures.plot_history(rows, {"local": local, "fedavg": local[-1:]}, tmp_path / "private" / "a.png")
+    path = figures.plot_rounds({"pmtl": rows, "local": local, "fedavg": local[-1:]}, tmp_path / "private" / "a.png")
     assert min(png_size(path)) > 600
     assert path.stat().st_size < 300_000
     upper, lower = drawn[0].axes
@@ -54,9 +55,18 @@ def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[
     assert {f"PMTL {rows[-1]['accuracy']:.3f}", f"FedAvg {local[-1]['accuracy']:.3f}"} <= written
 
 
+def test_the_objective_has_a_panel_between_the_score_and_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = [row | {"objective": 5 - row["accuracy"]} for row in history()]
+    figures.plot_rounds({"pmtl": rows, "local": history()}, tmp_path / "a.png")
+    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["mean accuracy", "objective", "epsilon"]
+    (line,) = drawn[0].axes[1].lines
+    assert line.get_ydata().tolist() == [row["objective"] for row in rows]
+    assert len(legend(drawn[0])) == 2
+
+
 def test_history_without_privacy_has_no_epsilon_curve(tmp_path: Path, drawn: list[Figure]) -> None:
     rows = [{**row, "epsilon": float("inf")} for row in history()]
-    figures.plot_history(rows, {}, tmp_path / "a.png")
+    figures.plot_rounds({"pmtl": rows}, tmp_path / "a.png")
     lower = drawn[0].axes[1]
     assert not lower.lines
     assert "not private" in lower.texts[0].get_text()
@@ -66,14 +76,14 @@ def test_history_skips_rows_that_were_not_measured(tmp_path: Path, drawn: list[F
     rows = history()
     rows[3]["accuracy"] = float("nan")
     del rows[5]["accuracy"]
-    figures.plot_history(rows, {}, tmp_path / "a.png")
+    figures.plot_rounds({"pmtl": rows}, tmp_path / "a.png")
     assert len(drawn[0].axes[0].lines[0].get_ydata()) == len(rows) - 2
 
 
 def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
     rows = [{"round": r, "epsilon": 1.0, "mse": 0.0256789 + 0.001 / r} for r in (1, 1000)]
     local = [{"round": 1, "epsilon": 0.0, "mse": 0.0257889}]
-    figures.plot_history(rows, {"local": local}, tmp_path / "a.png", metric="mse")
+    figures.plot_rounds({"pmtl": rows, "local": local}, tmp_path / "a.png", metric="mse")
     upper = drawn[0].axes[0]
     assert {"PMTL 0.02568", "Local 0.02579"} <= legend(drawn[0])
     assert upper.get_ylabel() == "mean mse"
@@ -81,12 +91,12 @@ def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> Non
 
 def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'rmse'"):
-        figures.plot_history(history(), {}, tmp_path / "a.png", metric="rmse")
+        figures.plot_rounds({"pmtl": history()}, tmp_path / "a.png", metric="rmse")
     assert not list(tmp_path.iterdir())
 
 
 def test_private_figures_say_so_and_the_public_one_does_not(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_history(history(), {}, tmp_path / "a.png")
+    figures.plot_rounds({"pmtl": history()}, tmp_path / "a.png")
     figures.plot_clients({"pmtl": [0.5, 1.0]}, tmp_path / "b.png")
     figures.plot_epsilon(EPSILONS, tmp_path / "c.png")
     notes = [figure.get_supxlabel() for figure in drawn]
@@ -157,9 +167,9 @@ def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("svg", b"<?xml")])
 def test_the_same_data_gives_the_same_bytes(format: str, start: bytes, tmp_path: Path) -> None:
-    first = figures.plot_history(history(), {}, tmp_path / f"a.{format}").read_bytes()
+    first = figures.plot_rounds({"pmtl": history()}, tmp_path / f"a.{format}").read_bytes()
     assert first.startswith(start)
-    assert figures.plot_history(history(), {}, tmp_path / f"b.{format}").read_bytes() == first
+    assert figures.plot_rounds({"pmtl": history()}, tmp_path / f"b.{format}").read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -224,9 +234,12 @@ def test_texts_are_inside_of_the_figure_and_do_not_overlap(
     others = {other: [0.1, 0.4] for other in ("local", "fedavg + finetuning", "clustered_pmtl + finetuning of mine")}
     shares = dict.fromkeys(others, (0.9, 0.07, 0.03))
     figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png", shares=shares, paper=paper)
-    by_budget = [{"round": r, "budget": b, "mse": 1 / r, "mse_p50": 1 / r} for r in (1, 10, 100) for b in (1.0, None)]
-    figures.plot_bands(by_budget, tmp_path / "b.png", name=name, metric="mse", step="activation", paper=paper)
-    figures.plot_history(history(), {other: history(best=0.5) for other in others}, tmp_path / "h.png", paper=paper)
+    own = [{"round": r, "budget": 1.0, **{f"mse{p}": 1 / r for p in ("", *PERCENTILES)}} for r in (1, 10, 100)]
+    bands = dict.fromkeys((f"{name}, epsilon 1", f"{name}, no budget"), own)
+    figures.plot_rounds(bands, tmp_path / "b.png", metric="mse", step="activation", paper=paper)
+    figures.plot_rounds(
+        {"pmtl": history()} | {other: history(best=0.5) for other in others}, tmp_path / "h.png", paper=paper
+    )
     for figure in drawn:
         assert paper is None or figure.get_figwidth() == paper
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -246,7 +259,7 @@ def test_texts_are_inside_of_the_figure_and_do_not_overlap(
 
 def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     history = [{"round": r, "budget": 1.0, "mse": 1.0, "objective": 10.0 / r**2} for r in (1, 10, 100)]
-    figures.plot_bands(history, tmp_path / "b.png", name="async_learner", metric="mse")
+    figures.plot_rounds({"async_learner": history}, tmp_path / "b.png", metric="mse")
     axes = drawn[0].axes[1]
     assert axes.get_yscale() == "log"
     written = {text.get_text() for text in axes.get_yticklabels()}
@@ -256,10 +269,48 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
 
 def test_what_canaries_measured_is_drawn_below_what_was_spent(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_epsilon(EPSILONS, tmp_path / "a.png", measured=0.1299)
-    figures.plot_history(history(), {}, tmp_path / "b.png", measured=0.1299)
+    figures.plot_rounds({"pmtl": history()}, tmp_path / "b.png", measured=0.1299)
     for figure in drawn:
         axes = figure.axes[-1]
         ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
         assert bar[:, 1].tolist() == pytest.approx([0.1299, axes.lines[0].get_ydata()[-1]])
         assert "at least\n0.129" in [text.get_text() for text in axes.texts]
     assert drawn[0].get_supxlabel() == figures.MEASURED
+
+
+def repeated(objective: float, rounds: int = 5) -> list[dict[str, float]]:
+    """Two budgets; the objective falls from 10 to ``objective``, the accuracy rises."""
+    rows = []
+    for r in range(1, rounds + 1):
+        for budget in (1.0, 10.0):
+            row = {"round": float(r), "budget": budget}
+            middle = {
+                "accuracy": 0.5 + 0.01 * r * budget,
+                "objective": 10 * (objective / 10) ** ((r - 1) / (rounds - 1)),
+            }
+            for number, value in middle.items():
+                row |= {number: value}
+                row |= {f"{number}_p{p}": value * (1 + (p - 50) / 1000) for p in (5, 25, 50, 75, 95)}
+            rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(("objective", "scale"), [(9.0, "linear"), (0.1, "log")])
+def test_every_budget_has_its_median_and_its_band(
+    objective: float, scale: str, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    rows = repeated(objective)
+    lines = {f"epsilon {budget:g}": [row for row in rows if row["budget"] == budget] for budget in (1.0, 10.0)}
+    path = figures.plot_rounds(lines, tmp_path / "bands.png", step="answer")
+    assert path.stat().st_size > 0
+    above, below = drawn[0].axes
+    assert (above.get_yscale(), below.get_yscale()) == ("linear", scale)
+    for axes, number in ((above, "accuracy"), (below, "objective")):
+        for line, budget in zip(axes.lines, (1.0, 10.0), strict=True):
+            own = [row for row in rows if row["budget"] == budget]
+            assert np.array_equal(line.get_ydata(), [row[f"{number}_p50"] for row in own])
+        edges = np.concatenate([part.get_paths()[0].vertices[:, 1] for part in axes.collections])
+        for mark in (5, 25, 75, 95):
+            assert {row[f"{number}_p{mark}"] for row in rows} <= set(edges)
+    named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
+    assert named == {"epsilon 1", "epsilon 10"}

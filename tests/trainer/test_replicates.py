@@ -155,7 +155,7 @@ def test_rows_are_means_and_percentiles_by_budget():
 
 @pytest.mark.parametrize("case", EVERY)
 def test_an_interrupted_run_resumes_to_the_same_bits(case, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmtl.report.figures.plot_bands", lambda *args, **options: None)
+    monkeypatch.setattr("fedmtl.report.figures.plot_rounds", lambda *args, **options: None)
     step = min(10, EVERY[case].get("rounds", 1000) - 1)
     check_resumed(partial(trainer, case, checkpoint_every=4), tmp_path, step)
 
