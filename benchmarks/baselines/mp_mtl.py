@@ -260,7 +260,10 @@ def _fista(
     w = ahead = gram.new_zeros(len(levels), *moment.shape)
     weight, residual = torch.ones_like(levels), math.inf
     for _ in range(iterations):
-        new = g.prox((ahead - step * gradient(ahead)).mT, step * levels).mT
+        moved = ahead - step * gradient(ahead)
+        new = torch.stack(
+            [g.prox(part.mT, step * level).mT for part, level in zip(moved, levels.tolist(), strict=True)]
+        )
         residual = float((new - ahead).norm(dim=(1, 2)).max()) / step
         if residual <= tolerance:
             w = new
