@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
-_PAIRS = "pairs"  # the group of sizes of data for one algorithm, which both names choose
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
 
@@ -55,7 +54,6 @@ def choices(extra: Path | None = None) -> dict[str, dict[str, str]]:
             comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
             words = next((line[2:] for line in comments if not line.startswith("# @")), "")
             options.setdefault(group, {})[file.stem] = f"{words} ({extra})".lstrip() if folder == extra else words
-    options.pop(_PAIRS, None)
     return options
 
 

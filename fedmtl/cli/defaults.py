@@ -2,7 +2,7 @@
 
 A file under ``configs/`` lists what differs from the signature of its ``_target_``. :class:`Defaults` adds the rest, so
 that every setting has a key that Hydra can override, sweep and print; an argument without a default is ``???``, Hydra's
-mark of a value that is required.
+mark of a value that is required, and the seed of a part is that of the run.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def add_defaults(node: DictConfig, place: str) -> None:
     for name, parameter in parameters.items():
         if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default := _default(made, parameter)):
             node[name] = list(default) if isinstance(default, tuple) else default
+            if name == "seed" and place:
+                node[name] = "${seed}"  # of the run
         if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
             OmegaConf.set_struct(node[name], False)  # the keys are free
 
