@@ -23,49 +23,48 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .._check import Count, NonNegative, Positive, Rate
+from .._check import Count, NonNegative, Rate
 from .._files import csv_rows
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
-from .base import Algorithm, Problem, Released, State
-from .cohort import Cohort, Own, personal_fields
+from .base import Problem, Released, State
+from .cohort import Cohort, Own
 from .losses import own_losses
-from .store import ClientStore
+from .shared_model import SharedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedModels(Algorithm):
-    """A method with a shared model for each of C clusters, whose clients send an update in the block of one cluster."""
+class SharedModels(SharedModel):
+    """A method with a shared model for each of C clusters, the rows of ``"global"`` (C, D), whose clients send an
+    update in the block of one cluster."""
 
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-
+    baseline = False
     from_training: ClassVar[bool] = True
 
     @abstractmethod
     def rates(self, problem: Problem) -> Tensor:
-        """Return the server's step size for the block of each cluster, (C,) float64."""
+        """Return the cohort over the part of it that a cluster's sum is divided by, of each cluster, (C,) float64."""
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = len(self.rates(problem)) * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=self.from_training),)
+        (update,), size = super().plan(problem, schedule), len(self.rates(problem)) * problem.dimension
+        return (replace(update, dimension=size, from_training=self.from_training),)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        models, rates = public["models"], self.rates(problem)
-        step = rates[:, None] * released.values["update"].reshape(len(rates), -1)
-        return {**public, "models": (models.double() + step.to(models.device)).to(models.dtype)}
+        rates, update = self.rates(problem), released.values["update"]
+        means = rates.to(update)[:, None] * update.reshape(len(rates), -1)
+        return super().server(problem, public, replace(released, values={"update": means}))
 
     def shared(self, state: State) -> Tensor | None:
         """Return the model, where there is a single one; else None."""
-        models = state.public["models"]
+        models = state.public["global"]
         return models[0] if len(models) == 1 else None
 
 
@@ -77,8 +76,8 @@ class ClusteredPMTL(SharedModels):
         clusters: the cluster of every client by its id, any names; or a CSV file with the columns ``client`` and
             ``cluster``. Both are public.
         lam: lambda, the strength of the pull of every personal model towards the mean of its cluster.
-        local: the clients' local solver.
         server_lr: step size of the server, in (0, 1].
+        local, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges, a file without these columns; later, a client without a cluster.
@@ -107,12 +106,16 @@ class ClusteredPMTL(SharedModels):
     server_lr: Rate = 1.0
 
     name, title, colour = "clustered_pmtl", "Clustered PMTL", "#4a8fd0"
+    keeps = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.clusters, Mapping):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))
         super().__post_init__()
-        LocalSolver.check_given(self, self.local, self.lam)
+
+    @property
+    def pull(self) -> float:
+        return self.lam
 
     def cluster_of(self, problem: Problem) -> Tensor:
         """Return the number of each client's cluster, int64 (n,), in the order of the clusters' names.
@@ -133,32 +136,28 @@ class ClusteredPMTL(SharedModels):
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         means = problem.initial.expand(len(self._names()), -1).clone()
-        return State({"models": means}, problem.client_store(personal_fields(problem)))
+        return State({"global": means}, problem.client_store(self.fields(problem)))
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         cluster, mean = self._means(c)
         start = c.models(mean)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
-        return {"update": blocks(models - mean, cluster, len(c.public["models"]))}, c.keep(models, start)
+        return {"update": blocks(models - mean, cluster, len(c.shared))}, c.keep(models, start)
 
     def _means(self, c: Cohort) -> tuple[Tensor, Tensor]:
         """Return the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
         cluster = self.cluster_of(c.problem)[c.ids].to(c.initial.device)
-        return cluster, c.public["models"][cluster]
+        return cluster, c.shared[cluster]
 
     def rates(self, problem: Problem) -> Tensor:
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
-        share = sizes.clamp(min=1).double() / problem.clients  # of the cohort, in expectation
-        return self.server_lr / share
+        return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
-    def personal(self, c: Cohort) -> Tensor:
-        """Return the clients' own models; a client that never took part trains once from the mean of its cluster."""
-
-        def new(c: Cohort) -> Tensor:
-            mean = self._means(c)[1]
-            return c.train(self.local, mean, lam=self.lam, anchor=mean)
-
-        return c.personal(new)
+    def new(self, c: Cohort) -> Tensor:
+        """Return the personal models (k, D) of clients that never took part: trained once from the mean of each one's
+        cluster."""
+        mean = self._means(c)[1]
+        return c.train(self.local, mean, lam=self.lam, anchor=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +173,8 @@ class IFCA(SharedModels):
         clusters: C, number of models.
         spread: standard deviation of the public random differences between their starting points; with 0 they would
             stay alike.
-        local: the clients' local solver.
         server_lr: step size of the server, on a mean over the expected cohort divided by C.
+        local, server_optimizer: see :class:`SharedModel`.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -197,21 +196,16 @@ class IFCA(SharedModels):
 
     clusters: Count = 3
     spread: NonNegative = 0.1
-    server_lr: Positive = 1.0
 
     name, title, colour = "ifca", "IFCA", "#5d4037"
     from_training = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        LocalSolver.check_given(self, self.local, 0.0)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         noise = keyed_generator(derive_key(problem.seed, "ifca"), "start").normal(
             size=(self.clusters, problem.dimension)
         )
         models = problem.initial + self.spread * torch.from_numpy(noise).to(problem.initial)
-        return State({"models": models}, ClientStore(problem.clients, {}))
+        return State({"global": models}, problem.client_store(self.fields(problem)))
 
     def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
         """Return the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
@@ -219,16 +213,16 @@ class IFCA(SharedModels):
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        chosen = self.choice(c.problem, c.public["models"], c.ids)
-        start = c.public["models"][chosen]
+        chosen = self.choice(c.problem, c.shared, c.ids)
+        start = c.shared[chosen]
         return {"update": blocks(c.train(self.local, start) - start, chosen, self.clusters)}, c.own
 
     def rates(self, problem: Problem) -> Tensor:
-        return torch.full((self.clusters,), self.server_lr * self.clusters, dtype=torch.float64)
+        return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
     def personal(self, c: Cohort) -> Tensor:
         """Return the model that each client chooses."""
-        return c.public["models"][self.choice(c.problem, c.public["models"], c.ids)]
+        return c.shared[self.choice(c.problem, c.shared, c.ids)]
 
 
 def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:

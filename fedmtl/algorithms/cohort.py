@@ -82,7 +82,7 @@ class Cohort:
 
     @property
     def shared(self) -> Tensor:
-        """Return (D,), the model of a method with one shared model, :class:`~.shared_model.SharedModel`."""
+        """Return (D,), the shared model of a :class:`~.shared_model.SharedModel`, or (C, D) of one with several."""
         return self.public["global"]
 
     @property

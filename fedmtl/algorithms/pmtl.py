@@ -23,7 +23,7 @@ server is a trusted aggregator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -31,16 +31,17 @@ from torch import Tensor
 
 from .._check import NonNegative, Positive
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.rounds import Message
-from .base import Algorithm, Problem, Released, State
-from .cohort import Cohort, Own, personal_fields
-from .server import ServerOptimizer, apply_update
+from .base import Problem, Released
+from .cohort import Cohort, Own
+from .server import apply_update
+from .shared_model import SharedModel
+from .store import Fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class PMTL(Algorithm):
+class PMTL(SharedModel):
     """Private mean-regularized multi-task learning (Hu et al. 2023, Algorithm 1).
 
     Args:
@@ -73,32 +74,31 @@ class PMTL(Algorithm):
     """
 
     lam: NonNegative = 1.0
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
     delta: Literal["global", "local"] = "global"
-    server_lr: Positive | None = None
-    server_optimizer: ServerOptimizer | None = None
+    server_lr: Positive | None = None  # type: ignore[assignment]
 
     name, title, colour = "pmtl", "PMTL", "#0072B2"
-    baseline = True
+    keeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        LocalSolver.check_given(self, self.local, self.lam)
         if self.server_lr is not None and self.delta == "global" and self.server_lr > 1.0:
             raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
         if self.delta == "local" and self.server_optimizer is not None:
             raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 
+    @property
+    def pull(self) -> float:
+        return self.lam
+
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
             self._check_running_mean(schedule.denominator, problem.clients)
-        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, from_training=True),)
+        return super().plan(problem, schedule)
 
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        fields = dict(personal_fields(problem))
-        if self.delta == "local":
-            fields["sent"] = fields["model"]
-        return State({"global": problem.initial.clone()}, problem.client_store(fields))
+    def fields(self, problem: Problem) -> Fields:
+        fields = super().fields(problem)
+        return fields if self.delta == "global" else {**fields, "sent": fields["model"]}
 
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
         # (a), (b): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde
@@ -114,20 +114,8 @@ class PMTL(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
-        lr = self._server_lr(released.denominator, problem.clients)
+        lr = (self.server_lr or 1.0) if self.delta == "global" else released.denominator / problem.clients
         return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
-
-    def personal(self, c: Cohort) -> Tensor:
-        """Return the clients' own models; a client that never took part trains once from the shared mean."""
-        return c.personal(lambda new: new.train(self.local, c.shared, lam=self.lam, anchor=c.shared))
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]
-
-    def _server_lr(self, denominator: float, clients: int) -> float:
-        if self.delta == "local":
-            return denominator / clients
-        return 1.0 if self.server_lr is None else self.server_lr
 
     def _check_running_mean(self, denominator: float, clients: int) -> None:
         right = denominator / clients

@@ -27,10 +27,10 @@ def test_one_cluster_is_pmtl() -> None:
     problem, sampler = problem_of(data, rounds=5), FixedCohort(3)
     one, other = ClusteredPMTL(clusters=dict.fromkeys(data.ids, 1), lam=0.7, local=SOLVER), PMTL(lam=0.7, local=SOLVER)
     states = [run(algorithm, problem, sampler=sampler, privacy=NOISE) for algorithm in (one, other)]
-    torch.testing.assert_close(states[0].public["models"][0], states[1].public["global"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(states[0].public["global"][0], states[1].public["global"], rtol=1e-12, atol=1e-14)
     found = [everyone(problem, a, s) for a, s in zip((one, other), states, strict=True)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
-    assert torch.equal(one.shared(states[0]), states[0].public["models"][0])
+    assert torch.equal(one.shared(states[0]), states[0].public["global"][0])
 
 
 def test_public_clusters_are_runs_of_their_own() -> None:
@@ -45,7 +45,7 @@ def test_public_clusters_are_runs_of_their_own() -> None:
         ids = [client for client in data.ids if clusters[client] == name]
         apart, alone = problem_of(data.subset(ids), rounds=5), PMTL(lam=0.7, local=SOLVER)
         reached = run(alone, apart)
-        torch.testing.assert_close(state.public["models"][number], reached.public["global"], rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(state.public["global"][number], reached.public["global"], rtol=1e-11, atol=1e-13)
         places = [data.ids.index(client) for client in ids]
         torch.testing.assert_close(found[places], everyone(apart, alone, reached), rtol=1e-11, atol=1e-13)
 
@@ -97,7 +97,7 @@ def test_one_model_to_choose_from_is_federated_averaging() -> None:
     )
     one = run(IFCA(clusters=1, spread=0.0, local=SOLVER), problem, sampler=sampler, privacy=NOISE)
     other = run(FedAvg(local=SOLVER), problem, sampler=sampler, privacy=NOISE)
-    torch.testing.assert_close(one.public["models"][0], other.public["global"], rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(one.public["global"][0], other.public["global"], rtol=1e-13, atol=1e-15)
 
 
 def planted(clients: int = 12) -> FederatedDataset:
@@ -115,7 +115,7 @@ def test_the_choice_finds_planted_clusters() -> None:
     problem = problem_of(data, rounds=40)
     algorithm = IFCA(clusters=2, spread=0.3, local=LocalSGD(lr=0.1, steps=5, batch_size=None))
     state = run(algorithm, problem)
-    chosen = algorithm.choice(problem, state.public["models"], torch.arange(12))
+    chosen = algorithm.choice(problem, state.public["global"], torch.arange(12))
     assert len(set(chosen[::2].tolist())) == len(set(chosen[1::2].tolist())) == 1
     assert chosen[0] != chosen[1]
     x, y = data.test.x, data.test.y
@@ -128,7 +128,7 @@ def test_the_choice_finds_planted_clusters() -> None:
 def test_the_choice_is_that_of_least_training_loss() -> None:
     problem = problem_of(ragged_classification(), model=models.mlp(hidden=3), loss="auto")
     algorithm = IFCA(clusters=3, spread=1.0)
-    rows = algorithm.init(problem).public["models"]
+    rows = algorithm.init(problem).public["global"]
     found = algorithm.choice(problem, rows, torch.arange(problem.clients))
     for k in range(problem.clients):
         part = slice(*problem.data.train.offsets[k : k + 2].tolist())

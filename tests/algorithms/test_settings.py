@@ -35,13 +35,13 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "AsyncLearner": BOUNDS | {
         "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5,
     },
-    "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
+    "ClusteredPMTL": SHARED | {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2},
     "Ditto": SHARED | {"lam": 0.2},
     "FedAvg": SHARED | {"averaged": True},
     "FedPer": SHARED | {"head": ["1"], "head_local": SOLVER},
     "FedProx": SHARED | {"mu": 0.7, "averaged": True},
     "FedRep": SHARED | {"head": ["1"], "head_local": SOLVER},
-    "IFCA": {"clusters": 2, "spread": 0.5, "server_lr": 0.5, "local": SOLVER},
+    "IFCA": SHARED | {"clusters": 2, "spread": 0.5},
     "Local": {"local": SOLVER},
     "MPMTL": BOUNDS | {
         "loss": "logistic", "lam": 0.5, "penalty": "l21", "own_penalty": "l1", "own_lam": 0.0, "momentum": "nesterov",
@@ -53,7 +53,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     },
     "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3},
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
-    "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
+    "PMTL": SHARED | {"lam": 0.2, "delta": "local"},
     "PPDMTL": BOUNDS | {
         "loss": "squared", "lam": 0.3, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
         "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "refine": False, "refine_tau": 0.1,
