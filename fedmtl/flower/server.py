@@ -38,9 +38,7 @@ _PAUSE = 0.2  # seconds between two questions for replies
 
 
 @check_arguments
-def server_app(
-    trainer: Trainer, *, patience: Positive = 600.0, gather: float = 60.0, hello: Positive = 10.0
-) -> ServerApp:
+def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 60.0) -> ServerApp:
     """Return the Flower ``ServerApp`` of a run in rounds.
 
     Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
@@ -52,9 +50,8 @@ def server_app(
             configuration may override by ``folder``.
         patience: seconds that a round waits for replies; what comes later is left out of the sum.
         gather: seconds that the run waits at its start for all clients to be connected; those that are have
-            ``patience`` to say their names.
-        hello: seconds that it waits later for the name of a node that is new, once; a name that comes later counts from
-            the next round on.
+            ``patience`` to say their names. A node that comes later takes part from the next round on after that in
+            which it has said its name.
 
     Raises:
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
@@ -67,23 +64,21 @@ def server_app(
         log_as_flower()
         configured = context.run_config.get("folder")
         folder = trainer.folder if configured is None else str(configured)
-        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather, hello=hello)
+        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
         where = "" if folder is None else f"; fedmtl verify {folder}"
         logger.info("%s: %d rounds%s\n%s", result.algorithm, result.final["round"], where, result.privacy.text())
 
     return app
 
 
-def serve(
-    trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0
-) -> Result:
+def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
     """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
     :func:`server_app`."""
     check(trainer)
     records = isinstance(trainer.privacy, RecordPrivacy)
     trust = OWN_ACCOUNTS if records else TRUST
     logger.info("not covered by epsilon: %s", trust)
-    nodes = Nodes(grid, trainer.data.ids, patience, hello)
+    nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather)
     settings = replace(
         trainer,
@@ -132,12 +127,10 @@ class Nodes:
         grid: of Flower.
         names: of all clients.
         patience: seconds to wait for replies.
-        hello: seconds to wait for the name of a node, once.
     """
 
-    def __init__(self, grid: Grid, names: Sequence[str], patience: float, hello: float = 10.0) -> None:
+    def __init__(self, grid: Grid, names: Sequence[str], patience: float) -> None:
         self.grid, self.names, self.patience = grid, tuple(names), patience
-        self.hello = min(hello, patience)
         self._nodes: dict[str, int] = {}
         self._asked: dict[str, int] = {}  # questions for names that are open, and whose they are
         self._strangers: set[int] = set()  # they have answered, and are no client
@@ -156,14 +149,14 @@ class Nodes:
             logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
 
     def connected(self) -> Mapping[str, int]:
-        """Return the nodes by client. A node that is new is asked for its name; one that bears the name of another that
-        is still there, or no name of the population, is left out."""
+        """Return the nodes by client. A node that is new is asked for its name, which counts when it has come; one that
+        bears the name of another that is still there, or no name of the population, is left out."""
         there = set(self.grid.get_node_ids())
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
         self._asked = {sent: node for sent, node in self._asked.items() if node in there}
         new = sorted(there - self._strangers - set(self._nodes.values()) - set(self._asked.values()))
         self._asked |= self._pushed([Message(pack({}), node, NAME, ttl=self.patience) for node in new])
-        for node, reply in self._replies(self._asked, self.hello if new else 0.0):
+        for node, reply in self._replies(self._asked, 0.0):
             name = facts_of(reply).get("name")
             if name in self._nodes:
                 logger.warning("a node calls itself %r, and another that is connected bears this name", name)
