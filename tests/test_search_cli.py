@@ -38,11 +38,11 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
     (folder,) = here.glob("outputs/2*/*")
     assert f"Saved in {folder.relative_to(here)}" in told.out
     assert "private search over 4 candidates" in told.out
-    assert "number of repetitions: secret" in told.out
+    assert "number of repetitions: secret" in " ".join(told.out.split())
     assert told.err == ""  # progress=false
     report = json.loads((folder / "public" / "privacy.json").read_text())
     names = [f"algorithm.lam={lam} privacy.clip_norm={clip}" for lam in ("0.1", "1") for clip in ("0.5", "1")]
-    assert report["candidates"] == names
+    assert report["search"]["candidates"] == names
     assert report["observer"] == "public"
     assert 0.99 * 3 < report["epsilon"] <= 3
     assert json.loads((folder / "public" / "search.json").read_text())["chosen"] in names
@@ -50,7 +50,8 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
     assert len(kept["scores"]) == len(kept["candidates"]) == 2
     assert all("seed" not in file.read_text() for file in (folder / "public").glob("*.json") if "search" in file.name)
 
-    assert main(["report", str(folder), "--out", "table"]) == 0  # a search is one run of the table
+    assert main(["report", str(folder), "--out", "table", "--html"]) == 0  # a search is one run of the table
+    assert "number of repetitions: secret, and which of them won" in (here / "table" / "report.html").read_text()
     table = (here / "table" / "table.csv").read_text().splitlines()
     assert len(table) == 2
     assert f",{report['epsilon']}," in table[1]

@@ -63,6 +63,9 @@ class PrivacyReport:
         remaining_charged: whether the run stopped early and is charged for all its planned steps.
         interval: what an attack on canaries in this run has measured, see
             :func:`fedmtl.trainer.interval.certificate`; None where there were none.
+        search: of a private search, whose figures these are: its ``candidates``, ``mean`` and ``shape`` (``"inf"`` for
+            Poisson) of the law of the number of repetitions, the ``score`` that was compared, in words, and the
+            standard deviation of its noise, ``score_noise``; None elsewhere.
         elsewhere: who keeps the accounts, where this is the report of a server that keeps none; None elsewhere.
         outside: what the epsilon does not cover.
     """
@@ -96,6 +99,7 @@ class PrivacyReport:
     ledger_head: str | None = None
     remaining_charged: bool = False
     interval: dict[str, Any] | None = None
+    search: dict[str, Any] | None = None
     elsewhere: str | None = None
     outside: tuple[str, ...]
 
@@ -103,7 +107,7 @@ class PrivacyReport:
         """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
         del values["private"]  # the headline says it better
-        for name in ("elsewhere", "interval"):
+        for name in ("elsewhere", "interval", "search"):
             if values[name] is None:
                 del values[name]
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
@@ -186,6 +190,8 @@ class PrivacyReport:
             return []
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
+        if self.search is not None:
+            rows += searched_rows(self.search)
         if self.interval is not None:
             rows += measured_rows(self.interval)
         if self.by_client is not None:
@@ -223,6 +229,18 @@ class PrivacyReport:
         for label, text in self.rows():
             lines += wrap(text, _WIDTH, initial_indent=f"  {label:<13}", subsequent_indent=15 * " ")
         return "\n".join(lines)
+
+
+def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of a report on a private search."""
+    poisson, candidates = search["shape"] == "inf", search["candidates"]
+    law = "Poisson" if poisson else f"truncated negative binomial, shape {search['shape']:g}"
+    secret = "number of repetitions: secret, and which of them won"
+    return [
+        ("search", f"the best of a random number of runs; {law}, mean {search['mean']:g}; {secret}"),
+        ("candidates", f"{len(candidates)}, drawn uniformly: {'; '.join(candidates)}"),
+        ("score", f"{search['score']}, noise of standard deviation {search['score_noise']:g}"),
+    ]
 
 
 def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ its run released.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -42,6 +43,7 @@ from ..privacy import (
     FullParticipation,
     Ledger,
     NoiseSource,
+    PrivacyReport,
     ReleasePlan,
     Rounds,
     SecureSource,
@@ -57,7 +59,7 @@ from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
 from .plan import SCORE_BOUND, SearchPlan, check_candidates, plan_search
-from .report import SearchReport, search_report
+from .report import search_report
 
 SCORE = "search/score"
 """Name of the score's release; no algorithm has one of this name."""
@@ -92,7 +94,7 @@ class SearchResult:
     chosen: str | None
     score: float | None
     best: Result | None
-    privacy: SearchReport
+    privacy: PrivacyReport
     repetitions: tuple[Repetition, ...]
     folder: Path | None = None
 
@@ -103,13 +105,14 @@ class SearchResult:
 
     def summary(self) -> str:
         """Return the printed summary: what was chosen, its accuracy over clients, and the privacy block."""
-        count = len(self.privacy.candidates)
+        search = self.privacy.search or {}
+        count = len(search["candidates"])
         if self.best is None or self.score is None:
             return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
         head = (
             f"private search over {count} candidates\n"
             f"  chosen    {self.chosen}\n"
-            f"  score     {self.score:.3f}, released with noise of standard deviation {self.privacy.score_noise:g}"
+            f"  score     {self.score:.3f}, released with noise of standard deviation {search['score_noise']:g}"
         )
         return f"{head}\n\n{self.best.summary()}"
 
@@ -392,11 +395,13 @@ class _Search:
             released=run is not None,
             epsilon=self.plan.epsilon,
             budget=float(self.privacy.epsilon or 0.0),
-            candidates=self.names,
-            mean=settings.mean,
-            shape=settings.shape,
-            score=f"mean over all clients of the {accuracy} of their own models",
-            score_noise=settings.score_noise,
+            search={
+                "candidates": list(self.names),
+                "mean": settings.mean,
+                "shape": "inf" if math.isinf(settings.shape) else settings.shape,
+                "score": f"mean over all clients of the {accuracy} of their own models",
+                "score_noise": settings.score_noise,
+            },
         )
         root = None if self.root is None else self.root.root
         if run is not None:  # any look at the chosen run costs the whole search

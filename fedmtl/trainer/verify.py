@@ -205,7 +205,7 @@ class _Run:
     @property
     def secret(self) -> bool:
         """Return whether this is a search, whose runs have ledgers of their own."""
-        return bool(self.report.get("repetitions") == "secret")
+        return self.report.get("search") is not None
 
     @cached_property
     def charges(self) -> Charges:
