@@ -82,5 +82,5 @@ def report(
             text = sweep_page(rows, left_out, picture, target)
         write_text(files.page, text)
     if show:
-        print(terminal_text(groups, get_terminal_size().columns))
+        print(terminal_text(groups, get_terminal_size((120, 24)).columns))
     return files
