@@ -18,8 +18,7 @@ from torch.utils.data import TensorDataset
 from ..errors import ConfigError, DataError
 from ..random import derive_key, keyed_bits
 from . import checks, rows
-from .examples import Examples
-from .split import client_keys
+from .examples import Examples, client_keys
 from .transforms import Packed
 
 Pair = tuple[Tensor, Tensor]
@@ -252,7 +251,7 @@ def group_rows(
         where: names the table in messages.
 
     Raises:
-        DataError: a missing column, columns of different lengths, an empty client, or rows that do not agree.
+        DataError: a missing column, an empty client, or rows that do not agree.
     """
     import pandas as pd
 
@@ -278,11 +277,8 @@ def group_rows(
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
     columns = {name: stack_rows(table[name], f"{where}: row", name) for name in (*features, target)}
-    count = sum(map(len, places.values()))
-    for name, values in columns.items():
-        if len(values) != count:
-            raise DataError(f"{where}: column {name!r} has {len(values):,} rows and column {client!r} has {count:,}.")
-        if name in features and len(features) > 1 and values.ndim != 1:
+    for name in features if len(features) > 1 else ():
+        if (values := columns[name]).ndim != 1:
             raise DataError(
                 f"{where}: column {name!r} has rows of shape {tuple(values.shape[1:])}; each of several features "
                 "must hold one number a row."

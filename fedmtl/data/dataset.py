@@ -18,8 +18,7 @@ from .._check import given, id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
-from .examples import SIDES, DataSpec, Domain, Examples, Side, cut, pixel_domain
-from .split import client_keys
+from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
 from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe, restore
 
 Classes = int | None | Literal["infer"]

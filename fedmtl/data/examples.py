@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..random import derive_key, id_keys, keyed_bits
 from . import checks, rows
-from .split import split_rows
 
 Side = Literal["train", "test"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -136,13 +137,40 @@ class Examples:
         return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
+def client_keys(ids: Sequence[str]) -> Tensor:
+    """Return :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
+    return torch.from_numpy(id_keys(ids))
+
+
 def cut(
     whole: Examples, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Examples, Examples]:
-    """Divide the examples of all clients into their training and test sides, by :func:`split_rows`."""
+    """Divide the examples of all clients into their training and test sides, in their order.
+
+    Each client's examples are permuted by draws keyed with (seed, id, position within the client) and the
+    first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples: the only
+    example of a client is for training. The split of a client does not depend on the other clients or on their order.
+
+    Raises:
+        DataError: a client has no examples, or none has 2.
+    """
+    counts = whole.counts
+    if (counts < 1).any():
+        client = int((counts < 1).nonzero()[0])
+        raise DataError(f"{where}: client {ids[client]!r} has no examples; at least 1 is needed to train on.")
+    if len(counts) and int(counts.max()) < 2:
+        raise DataError(
+            f"{where}: no client has 2 examples, one to train on and one to test on; at least one client needs 2."
+        )
+    position, client_of = rows.ranges(torch.zeros_like(counts), counts)
+    bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[client_of], 0, position)
+    order = torch.from_numpy(np.lexsort((bits.numpy(), client_of.numpy())))
+    held = torch.round(counts * test_fraction).long().clamp(min=1).minimum(counts - 1)
+    test = torch.zeros(len(client_of), dtype=torch.bool)
+    test[order[position < held[client_of]]] = True
     sides = []
-    for index in split_rows(whole.offsets, ids, test_fraction=test_fraction, seed=seed, where=where):
-        counts = torch.bincount(torch.searchsorted(whole.offsets, index, right=True) - 1, minlength=len(ids))
+    for chosen, number in ((~test, counts - held), (test, held)):
+        index = chosen.nonzero().squeeze(1)
         x, y = rows.select(whole.x, index.to(whole.x.device)), rows.take(whole.y, index.to(whole.y.device))
-        sides.append(Examples(x, y, rows.offsets_of(counts)))
+        sides.append(Examples(x, y, rows.offsets_of(number)))
     return sides[0], sides[1]

@@ -14,6 +14,8 @@ from torch import Tensor
 from .._check import Finite, Positive, check_fields
 from ..errors import DataError
 
+SHRINK = 1 - 2.0**-20
+"""Rows are scaled down to this share of their bound, so that rounding to float32 cannot cross it."""
 _MARGIN = 2.0**-40
 """Room for rounding below a bound."""
 

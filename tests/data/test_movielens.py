@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from fedmtl.data import RatingsGraph, load_data
-from fedmtl.data.readers.als import als_features
-from fedmtl.data.readers.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens, read_ratings
+from fedmtl.data.readers.movielens import (
+    LEARNED_FEATURES,
+    USER_CENTRE,
+    als_features,
+    movielens_users,
+    read_movielens,
+    read_ratings,
+)
 from fedmtl.errors import ConfigError, DataError
 
 SMALL = {"features": 2, "sweeps": 5}

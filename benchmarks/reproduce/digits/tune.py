@@ -41,9 +41,8 @@ from fedmtl import (  # noqa: E402
     Trainer,
     models,
 )
-from fedmtl.data.examples import Examples  # noqa: E402
+from fedmtl.data.examples import Examples, client_keys  # noqa: E402
 from fedmtl.data.readers.digits import CLASSES, deal, pools, raw_digits, write  # noqa: E402
-from fedmtl.data.split import client_keys  # noqa: E402
 from fedmtl.random import derive_key, keyed_bits, keyed_generator, keyed_uniform  # noqa: E402
 
 WRITERS, IMAGES, EPSILON, ROUNDS, COHORT = 1000, 10, 4.0, 100, 100

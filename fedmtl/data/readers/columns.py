@@ -18,8 +18,6 @@ from ..rows import by_number
 if TYPE_CHECKING:
     import pandas as pd
 
-MISSING = ("NA", "NaN", "nan", "")
-"""Texts that stand for a value that is not there."""
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -135,7 +133,6 @@ class Table:
         self,
         column: str,
         *,
-        missing: bool = False,
         typed: bool = False,
         low: float = -np.inf,
         high: float = np.inf,
@@ -145,27 +142,22 @@ class Table:
 
         Args:
             column: its name.
-            missing: empty values and NA are allowed, and become NaN.
             typed: the file's own values must be numbers; texts are refused even if they spell some.
             low: smallest accepted value.
             high: largest accepted value.
             accepted: for messages.
 
         Raises:
-            DataError: a text, an infinity, a value outside, or a missing one that is not allowed.
+            DataError: a text, an infinity, a value that is missing or outside.
         """
         import pandas as pd
 
         series = self.frame[column]
         numeric = pd.api.types.is_numeric_dtype(series.dtype)
-        absent = series.isna().to_numpy(dtype=bool)
-        if not numeric:
-            if series.dtype == object:  # lists, which no comparison takes, are no numbers
-                series = series.where(series.map(pd.api.types.is_scalar).to_numpy(dtype=bool), "a list")
-            absent = absent | series.isin(MISSING).to_numpy(dtype=bool)
-        values = pd.to_numeric(series.mask(absent), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        wrong = ~np.isfinite(values) & ~(absent & missing)
-        wrong |= (values < low) | (values > high)
+        if series.dtype == object:  # lists, which no comparison takes, are no numbers
+            series = series.where(series.map(pd.api.types.is_scalar).to_numpy(dtype=bool), "a list")
+        values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        wrong = ~np.isfinite(values) | (values < low) | (values > high)
         if typed and not numeric and not wrong.any():
             wrong = np.array([not isinstance(value, numbers.Real) for value in series])
         self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
@@ -217,10 +209,6 @@ class Table:
                 f"{self.file}: {state}; give the column of each row's client, or a partition such as "
                 "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
             )
-
-    def texts(self, column: str) -> np.ndarray:
-        """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
-        return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def _printed(value: object) -> str:

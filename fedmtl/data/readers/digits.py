@@ -20,9 +20,8 @@ from ..._check import Count, Fraction, NonNegative, Positive, check_arguments
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits, keyed_generator, keyed_uniform
 from ..dataset import FederatedDataset
-from ..examples import Examples
+from ..examples import Examples, client_keys
 from ..loaders import reader
-from ..split import client_keys
 
 CLASSES = 10
 _CLIENTS = 1024  # in a block

@@ -20,15 +20,13 @@ from torch import Tensor
 from ..._check import Count, Fraction, Positive, Range, Whole, check_arguments, check_fields
 from ...errors import ConfigError, DataError, first_line
 from ...graphs import Graph, knn_cosine
-from ...random import derive_key, keyed_bits
+from ...random import derive_key, keyed_bits, keyed_generator
 from ..assemble import stack
 from ..dataset import FederatedDataset
-from ..examples import Domain, Examples
+from ..examples import Domain, Examples, client_keys
 from ..loaders import data_of, reader
 from ..rows import by_number
-from ..split import client_keys
-from .als import als_features
-from .bounded_rows import SHRINK, clip_rows, with_intercept
+from ..transforms import SHRINK
 from .columns import Table, find_file
 
 if TYPE_CHECKING:
@@ -39,6 +37,7 @@ RATINGS = (0.5, 5.0)
 """The public range of a rating."""
 Rating = Annotated[float, Range(lambda v: RATINGS[0] <= v <= RATINGS[1], "a public number from 0.5 to 5")]
 HEADER = ("userId", "movieId", "rating", "timestamp")
+_BLOCK = 1 << 22  # numbers in the normal matrices of a block of rows
 _FIELDS = ("user", "item", "rating", "timestamp")
 
 USER_CENTRE = (
@@ -101,9 +100,9 @@ def movielens_users(
 ) -> MovieLens:
     """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
 
-    Item features are those of :func:`~fedmtl.data.readers.als.als_features` on ratings less their user's mean, of the
-    training ratings of all users or of the public users. An item that none of these ratings is about has the features
-    0, so that its prediction is the user's mean (with a public centre: the centre plus the user's own constant).
+    Item features are those of :func:`als_features` on ratings less their user's mean, of the training ratings of all
+    users or of the public users. An item that none of these ratings is about has the features 0, so that its prediction
+    is the user's mean (with a public centre: the centre plus the user's own constant).
 
     Args:
         root: the file, or its folder.
@@ -140,7 +139,9 @@ def movielens_users(
     centred, phi = _matrix(source, _centred(source, source), len(items)), np.zeros((len(items), features))
     own = np.arange(len(items)) if public is None else np.unique(public.x)  # which items clients rated is private
     phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
-    phi = clip_rows(phi, l2=feature_norm)
+    if feature_norm is not None:
+        phi *= SHRINK * feature_norm / np.linalg.norm(phi, axis=1).clip(min=SHRINK * feature_norm)[:, None]
+    phi = phi.astype(np.float32)
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
         targets = [_centred(side, train) for side in (train, test)]
@@ -152,8 +153,7 @@ def movielens_users(
     wide = phi.astype(np.float64)
     l1, l2 = (float(np.linalg.norm(wide, ord=order, axis=1).max()) / SHRINK for order in (1, 2))
     if centre != "user":
-        phi = with_intercept(phi)
-        phi[:, -1] = constant
+        phi = np.column_stack([phi, np.full(len(phi), constant, np.float32)])
         l1, l2 = l1 + constant, float(np.hypot(l2, constant))
     table = torch.from_numpy(phi)
     sides = [
@@ -306,3 +306,69 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     again = frame.duplicated(["user", "item"]).to_numpy()
     table.refuse(again, "item", "an item that the user has not rated in a row before")
     return frame[["user", "item"]].astype(np.int64).assign(rating=rating)
+
+
+@check_arguments
+def als_features(
+    ratings: csr_array, dimension: Count = 20, *, reg: Positive = 0.5, sweeps: Count = 20, seed: int = 0
+) -> np.ndarray:
+    """Learn features of items by alternating least squares, scaled so that the entries of all items with ratings have
+    standard deviation 1.
+
+        min_{U, V} sum over stored (i, j) of (r_ij - u_i . v_j)^2 + reg (||U||_F^2 + ||V||_F^2)
+
+    Zhou, Wilkinson, Schreiber, Pan: "Large-scale parallel collaborative filtering for the Netflix prize", AAIM 2008,
+    with a ridge that does not depend on the number of ratings. The users' factors are not returned. An item without
+    ratings has features 0.
+
+    Args:
+        ratings: (users, items), float64, centred; a stored 0 is a rating.
+        dimension: p, columns of U and V.
+        reg: ridge, above 0.
+        sweeps: updates of U and of V.
+        seed: of the items' first factors, N(0, 1 / p), drawn item by item.
+
+    Returns:
+        (items, p) float64.
+
+    Raises:
+        DataError: values that are not finite, or ratings that are all 0.
+    """
+    if not np.isfinite(ratings.data).all():
+        raise DataError("als_features: ratings holds a value that is not a finite number.")
+    users, items = csr_array(ratings), csr_array(ratings.T)
+    rated = items.indptr[1:] > items.indptr[:-1]
+    generator = keyed_generator(seed, "als")
+    v = generator.standard_normal((ratings.shape[1], dimension)) / np.sqrt(dimension)
+    for _ in range(sweeps):
+        v = ridge_rows(items, ridge_rows(users, v, reg), reg)
+    scale = float(v[rated].std()) if rated.any() else 0.0
+    if scale < 1e-100:
+        raise DataError("als_features: the ratings are all 0 after centring, so there are no features to learn.")
+    return v / scale
+
+
+def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarray:
+    """Return the factors of every row, given those of the columns: one ridge regression a row.
+
+        argmin_{u_i} sum over stored j of (r_ij - u_i . v_j)^2 + reg ||u_i||^2
+
+    Args:
+        ratings: (n, m).
+        factors: (m, p).
+        reg: above 0.
+
+    Returns:
+        (n, p) float64; 0 for a row without entries.
+    """
+    p, rows = factors.shape[1], ratings.shape[0]
+    products = (factors[:, :, None] * factors[:, None, :]).reshape(len(factors), p * p)
+    stored = csr_array((np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape)
+    right, ridge = ratings @ factors, reg * np.eye(p)
+    solved = np.zeros((rows, p))
+    block = max(1, _BLOCK // (p * p))
+    for first in range(0, rows, block):
+        part = slice(first, min(rows, first + block))
+        normal = (stored[part] @ products).reshape(-1, p, p) + ridge
+        solved[part] = np.linalg.solve(normal, right[part, :, None])[:, :, 0]
+    return solved

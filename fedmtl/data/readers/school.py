@@ -18,7 +18,7 @@ from ..assemble import as_tensor
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
-from .bounded_rows import SHRINK
+from ..transforms import SHRINK
 
 FILE = "school.mat"
 SCORES = (1.0, 70.0)

@@ -19,11 +19,10 @@ from ..._check import Count, Positive, Range, check_arguments, check_fields
 from ...errors import ConfigError
 from ...graphs import Graph, exp_angle
 from ..dataset import FederatedDataset
-from ..examples import Domain, Examples
+from ..examples import Domain, Examples, client_keys
 from ..loaders import data_of, reader
-from ..readers.bounded_rows import SHRINK
 from ..rows import offsets_of
-from ..split import client_keys
+from ..transforms import SHRINK
 from .tasks import keyed_normal, keyed_unit
 
 _NAME = "synthetic agents"

@@ -20,10 +20,9 @@ from ..._check import Count, NonNegative, Whole, check_arguments
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
-from ..examples import Domain, Examples
+from ..examples import Domain, Examples, client_keys
 from ..loaders import data_of, reader
-from ..readers.bounded_rows import SHRINK
-from ..split import client_keys
+from ..transforms import SHRINK
 
 _BITS = 52
 

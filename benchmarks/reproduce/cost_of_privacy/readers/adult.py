@@ -17,10 +17,10 @@ from fedmtl._check import given, one_of, positive, positive_int
 from fedmtl.data.dataset import FederatedDataset
 from fedmtl.data.examples import Domain
 from fedmtl.data.loaders import reader
-from fedmtl.data.readers.bounded_rows import clip_rows
 from fedmtl.data.readers.columns import Table, codes, find_file
 
-from .dealing import assemble, deal_table
+from .bounded_rows import clip_rows
+from .dealing import assemble, deal_table, texts_of
 from .whitening import fit_whitening
 
 FILES = ("adult.csv.gz", "adult.csv")
@@ -179,7 +179,7 @@ def coded(table: Table, coding: str) -> np.ndarray:
 
 def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
     """Return the category (n,) of each row; an empty one is the unknown one, where there is such a category."""
-    values = table.texts(column)
+    values = texts_of(table, column)
     number = codes(np.where(values == "", UNKNOWN, values), categories)
     table.refuse(number < 0, column, accepted)
     return number

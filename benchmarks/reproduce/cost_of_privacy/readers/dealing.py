@@ -17,9 +17,17 @@ import torch
 from fedmtl._check import positive_int
 from fedmtl.data import Domain, Examples, FederatedDataset, from_partition
 from fedmtl.data.checks import check_fraction
-from fedmtl.data.readers.bounded_rows import SHRINK, with_intercept
+from fedmtl.data.readers.columns import Table
+from fedmtl.data.transforms import SHRINK
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.random import keyed_generator
+
+from .bounded_rows import with_intercept
+
+
+def texts_of(table: Table, column: str) -> np.ndarray:
+    """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
+    return table.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:

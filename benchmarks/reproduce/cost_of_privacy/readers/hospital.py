@@ -18,11 +18,11 @@ from fedmtl.data.checks import say_left_out
 from fedmtl.data.dataset import FederatedDataset
 from fedmtl.data.examples import Domain
 from fedmtl.data.loaders import reader
-from fedmtl.data.readers.bounded_rows import with_intercept
 from fedmtl.data.readers.columns import Table, find_file
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.random import derive_key, keyed_bits
 
+from .bounded_rows import with_intercept
 from .dealing import assemble, check_share
 
 STAY = "los"

@@ -8,6 +8,7 @@ fit the coding, and nothing is fitted on the clients' rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from fedmtl._check import positive, positive_int
 from fedmtl.data.dataset import FederatedDataset
 from fedmtl.data.examples import Domain
 from fedmtl.data.loaders import reader
-from fedmtl.data.readers.bounded_rows import clip_rows
-from fedmtl.data.readers.columns import MISSING, Table, codes, find_file
+from fedmtl.data.readers.columns import Table, codes, find_file
 
-from .dealing import assemble, clip_targets, deal_table
+from .bounded_rows import clip_rows
+from .dealing import assemble, clip_targets, deal_table, texts_of
 from .whitening import fit_whitening
 
 FILES = ("loans_full_schema.csv.gz", "loans_full_schema.csv")
@@ -35,6 +36,8 @@ CATEGORIES = (
     "loan_purpose",
     "application_type",
 )
+MISSING = ("NA", "NaN", "nan", "")
+"""Texts that stand for a value that is not there."""
 NUMBERS = (
     "emp_length",
     "annual_income",
@@ -164,7 +167,14 @@ def _coded(table: Table, public: slice) -> np.ndarray:
     numbers; NaN where a value is missing, or a category that no public row has."""
     columns = []
     for column in CATEGORIES:
-        values = table.texts(column)
+        values = texts_of(table, column)
         code = codes(values, [text for text in np.unique(values[public]) if text not in MISSING])
         columns.append(np.where(code >= 0, code, np.nan))
-    return np.stack([*columns, *(table.numbers(column, missing=True) for column in NUMBERS)], axis=1)
+    return np.stack([*columns, *(_numbers(table, column) for column in NUMBERS)], axis=1)
+
+
+def _numbers(table: Table, column: str) -> np.ndarray:
+    """Return a column of numbers, float64 (n,), with NaN where a value is missing."""
+    missing = np.isin(texts_of(table, column), MISSING)
+    filled = table.frame.assign(**{column: table.frame[column].mask(missing, 0)})
+    return np.where(missing, np.nan, replace(table, frame=filled).numbers(column))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedmtl.data.readers.bounded_rows import clip_rows, with_intercept
+from benchmarks.reproduce.cost_of_privacy.readers.bounded_rows import clip_rows, with_intercept
 
 
 @pytest.mark.parametrize(("l1", "l2"), [(2.0, None), (None, 1.0), (2.0, 1.0), (0.1, 0.07), (1e-3, 1e3), (None, None)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SHRINK = 1 - 2.0**-20
-"""Rows are clipped to this share of their bound, so that rounding to float32 cannot cross it."""
+from fedmtl.data.transforms import SHRINK
 
 
 def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None) -> np.ndarray:
