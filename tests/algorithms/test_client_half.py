@@ -1,6 +1,8 @@
 """The client half of a round, one client in a process of its own: it sends the rows of the stacked run."""
 
 from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from fedmtl import (
     PriorLayers,
     PrivatePrior,
     Scaffold,
+    Trainer,
     models,
 )
 from fedmtl.algorithms import Cohort, Released
@@ -35,8 +38,9 @@ from fedmtl.schedules import rounds
 from fedmtl.trainer.engine import releases_of
 from tests.algorithms.harness import problem_of
 from tests.helpers import ragged_classification
+from tests.small import check_resumed
 
-ROUNDS, SOLVER = 4, LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
+CLIENTS, ROUNDS, SOLVER = 6, 3, LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
 ALGORITHMS = {
     "pmtl": PMTL(lam=0.5, local=SOLVER),
     "pmtl, running mean": PMTL(lam=0.5, local=SOLVER, delta="local"),
@@ -50,7 +54,7 @@ ALGORITHMS = {
     "apfl": APFL(alpha=0.4, local=SOLVER),
     "ppsgd": PPSGD(ratio=0.7, local=SOLVER),
     "scaffold": Scaffold(local=LocalSGD(lr=0.2, epochs=2, batch_size=4)),
-    "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(9)}, lam=0.5, local=SOLVER),
+    "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, lam=0.5, local=SOLVER),
     "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
     "prior_layers": PriorLayers(scale=0.5, local=SOLVER),
@@ -65,7 +69,36 @@ LINEAR = {
     "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
     "private_prior, squared loss": PrivatePrior(row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5),
 }
+NAMES = [*ALGORITHMS, *LINEAR]
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Settings of a short run of a method."""
+    algorithm, once = (ALGORITHMS | LINEAR)[name], name.startswith(("private_prior", "prior_layers"))
+    data, model, privacy = ragged_classification(CLIENTS), models.mlp(hidden=5), PRIVACY
+    if name in LINEAR:
+        kind = "regression" if algorithm.loss == "squared" else "classification"
+        data = load_synthetic_tasks(tasks=CLIENTS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
+        model = models.linear_regression(bias=True)
+    if name == "mp_mtl, published":
+        privacy = replace(PRIVACY, mechanism="wishart")
+    if name.startswith("prior_layers"):  # so little noise that clients train again
+        privacy = replace(PRIVACY, noise_multiplier=0.01)
+    return {
+        "algorithm": algorithm,
+        "data": data,
+        "model": model,
+        "schedule": FullParticipation() if once or name in LINEAR else PoissonSampling(cohort=4),
+        "privacy": privacy,
+        "rounds": 1 if once else ROUNDS,
+    }
+
+
+@cache
+def trainer_of(name: str) -> Trainer:
+    """A short run of a method in one process."""
+    return Trainer(**settings_of(name), seed=3, progress=False)
 
 
 class _Client:
@@ -95,24 +128,15 @@ class _Client:
 ONE = torch.tensor([0])
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *LINEAR])
+@pytest.mark.parametrize("name", NAMES)
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
-    algorithm = (ALGORITHMS | LINEAR)[name]
-    steps = 1 if name.startswith(("private_prior", "prior_layers")) else ROUNDS
-    data, model, schedule = ragged_classification(9), models.mlp(hidden=5), PoissonSampling(cohort=5)
-    if name.startswith("prior_layers"):
-        schedule = FullParticipation()
-    if name in LINEAR:
-        kind = "regression" if algorithm.loss == "squared" else "classification"
-        data = load_synthetic_tasks(tasks=6, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
-        model, schedule = models.linear_regression(bias=True), FullParticipation()
-    problem = problem_of(data, rounds=steps, model=model, loss="auto")
-    bound = schedule.bind(problem.clients)
+    settings = settings_of(name)
+    algorithm, steps = settings["algorithm"], settings["rounds"]
+    problem = problem_of(settings["data"], rounds=steps, model=settings["model"], loss="auto")
+    bound = settings["schedule"].bind(problem.clients)
     plans = algorithm.plan(problem, bound)
-    # of a prior so little noise that clients train again
-    privacy = replace(PRIVACY, noise_multiplier=0.01) if name.startswith("prior_layers") else PRIVACY
-    order = torch.argsort(problem.data.keys, stable=True)
-    stacked, alone = (open_channel(privacy, plans, bound, seed=3, steps=steps, order=order) for _ in range(2))
+    options = {"seed": 3, "steps": steps, "order": torch.argsort(problem.data.keys, stable=True)}
+    stacked, alone = (open_channel(settings["privacy"], plans, bound, **options) for _ in range(2))
     stacked.record, alone.record = [], []
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
@@ -138,6 +162,12 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     everyone = torch.arange(problem.clients)
     personal = torch.stack([client.model(public) for client in clients])
     torch.testing.assert_close(personal, algorithm.personalize(problem, state, everyone), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_of_every_method_resumes_to_the_same_bits(name: str, tmp_path) -> None:
+    run = trainer_of(name)
+    check_resumed(partial(replace, run, checkpoint_every=1), tmp_path, min(1, run.rounds - 1))
 
 
 def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:

@@ -28,18 +28,8 @@ from fedmtl.flower.account import NodeAccount
 from fedmtl.flower.messages import NAME, ROUND, facts_of, pack, tensors_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve
-from tests.flower.test_apps import (
-    ROUNDS,
-    KilledError,
-    KilledGrid,
-    apart,
-    own_models,
-    public_state,
-    run,
-    same,
-    small,
-    trainer_of,
-)
+from tests.algorithms.test_client_half import ROUNDS, trainer_of
+from tests.flower.test_apps import KilledError, KilledGrid, apart, own_models, public_state, run, same, small
 
 RECORDS = RecordPrivacy(clip_norm=1.0, epsilon=6.0, delta=1e-3)
 SCHEDULES = {"full": FullParticipation(), "poisson": PoissonSampling(cohort=4), "fixed": FixedCohort(cohort=3)}

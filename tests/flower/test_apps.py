@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,12 @@ from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset, load_synthetic_tasks
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Ring
-from fedmtl.privacy import ClientPrivacy, PoissonSampling, QuantileClip, RecordPrivacy
+from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
 from fedmtl.trainer.callbacks import Callback
 from fedmtl.trainer.folder import read_tensors, write_tensors
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
-from tests.algorithms.test_client_half import ALGORITHMS, LINEAR, PRIVACY, _Client
-from tests.helpers import ragged_classification
+from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, trainer_of
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -37,8 +35,6 @@ from fedmtl.flower.node import Node, name_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 
-CLIENTS, ROUNDS = 6, 3
-NAMES = [*ALGORITHMS, *LINEAR]
 KEEPING = (  # that differ in what server and clients keep from round to round
     *("fedavg", "pmtl", "pmtl, running mean", "ditto", "fedrep", "apfl", "scaffold", "ifca", "mp_mtl_layers"),
     *("prior_layers", "mp_mtl", "private_prior"),
@@ -53,34 +49,6 @@ def within(name: str) -> float:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
-
-
-@cache
-def trainer_of(name: str) -> Trainer:
-    """The run in one process."""
-    algorithm, once = (ALGORITHMS | LINEAR)[name], name.startswith(("private_prior", "prior_layers"))
-    data, model, schedule = ragged_classification(CLIENTS), models.mlp(hidden=5), PoissonSampling(cohort=4)
-    if once:
-        schedule = FullParticipation()
-    if name in LINEAR:
-        kind = "regression" if algorithm.loss == "squared" else "classification"
-        data = load_synthetic_tasks(tasks=CLIENTS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
-        model, schedule = models.linear_regression(bias=True), FullParticipation()
-    if name == "clustered_pmtl":
-        algorithm = replace(algorithm, clusters={client: place % 2 for place, client in enumerate(data.ids)})
-    changes: dict[str, Any] = {"mechanism": "wishart"} if name == "mp_mtl, published" else {}
-    if name.startswith("prior_layers"):
-        changes = {"noise_multiplier": 0.05}  # so little that clients train again
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=model,
-        schedule=schedule,
-        privacy=replace(PRIVACY, **changes),
-        rounds=1 if once else ROUNDS,
-        seed=3,
-        progress=False,
-    )
 
 
 def apart(trainer: Trainer, folder: Path, **options):

@@ -12,7 +12,8 @@ from flwr.simulation import run_simulation
 
 from fedmtl.flower import client_app, population, server_app
 from fedmtl.trainer.verify import verify
-from tests.flower.test_apps import own_models, public_state, same, trainer_of
+from tests.algorithms.test_client_half import trainer_of
+from tests.flower.test_apps import own_models, public_state, same
 
 
 def test_the_simulation_engine_gives_the_numbers_of_the_trainer(tmp_path: Path) -> None:
