@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmtl.cli.main import help_text, main
+from fedmtl.cli.main import main
 from fedmtl.privacy import SeededSource
 
 SMALL = ["data.clients=60", "schedule.cohort=10", "rounds=10", "--rounds", "2"]
@@ -38,7 +38,3 @@ def test_nothing_is_written(capsys: pytest.CaptureFixture[str], tmp_path, monkey
 def test_bad_requests_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", *words]) == 2
     assert capsys.readouterr().err.startswith("fedmtl: error: ")
-
-
-def test_the_help_names_it() -> None:
-    assert "fedmtl audit" in help_text()

@@ -31,7 +31,6 @@ def run(
     privacy: ClientPrivacy | None = None,
     watch: Callable[[int, State], None] | None = None,
     record: list | None = None,
-    replay=None,
 ) -> State:
     """The state after all rounds; ``watch(step, state)`` sees every state."""
     bound = (sampler or FullParticipation()).bind(problem.clients)
@@ -44,7 +43,6 @@ def run(
         seed=problem.seed,
         steps=problem.rounds,
         fingerprint="test",
-        replay=replay,
     )
     channel.record = record
     state = algorithm.init(problem)
@@ -97,30 +95,27 @@ def open_activations(algorithm, problem: Problem, clients, privacy, *, caps=None
     return Door(open_channel(privacy, plans, "as given", **options))
 
 
-def block_of(clients, first=0, time=None) -> Block:
-    """Activations ``clients`` (R, S), one time unit apart unless there are times."""
+def block_of(clients, first=0) -> Block:
+    """Activations ``clients`` (R, S), one time unit apart."""
     clients = torch.as_tensor(clients)
     steps = torch.arange(first, first + clients.shape[1]).double().expand(clients.shape)
-    return Block(first, steps if time is None else torch.as_tensor(time), clients[:, :, None])
+    return Block(first, steps, clients[:, :, None])
 
 
-def blocks_of(clients, pieces=None, times=None) -> Iterator[Block]:
+def blocks_of(clients, pieces=None) -> Iterator[Block]:
     """Blocks of ``pieces`` activations."""
     clients = torch.as_tensor(clients)
     pieces = clients.shape[1] if pieces is None else pieces
     for start in range(0, clients.shape[1], pieces):
-        part = slice(start, start + pieces)
-        yield block_of(clients[:, part], start, None if times is None else times[:, part])
+        yield block_of(clients[:, start : start + pieces], start)
 
 
-def run_activations(
-    algorithm, problem: Problem, clients, privacy=None, *, pieces=None, times=None, state=None, **options
-):
+def run_activations(algorithm, problem: Problem, clients, privacy=None, *, pieces=None, **options):
     """The state after all activations, and the channel; blocks of ``pieces``."""
     channel = open_activations(algorithm, problem, clients, privacy, **options)
     channel.record = []
-    state = algorithm.init(problem, len(clients)) if state is None else state
-    for block in blocks_of(clients, pieces, times):
+    state = algorithm.init(problem, len(clients))
+    for block in blocks_of(clients, pieces):
         channel.begin(block.first, block.client)
         state = algorithm.step(problem, state, block, channel.channel)
     return state, channel

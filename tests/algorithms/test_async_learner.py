@@ -42,12 +42,12 @@ def problem(loss: str = "squared", *, counts=COUNTS, p: int = 3, seed: int = 0, 
     )
 
 
-def run(learner, work, clients, privacy=NOISY, *, cuts=(), seed=0, state=None, **options):
+def run(learner, work, clients, privacy=NOISY, *, cuts=(), seed=0, **options):
     """The state after all activations, in blocks that end at ``cuts``."""
     caps = np.full(work.clients, clients.shape[1])
     channel = open_activations(learner, work, clients, privacy, caps=caps, seed=seed, **options)
     channel.record = []
-    state = learner.init(work, clients.shape[0]) if state is None else state
+    state = learner.init(work, clients.shape[0])
     for start, stop in itertools.pairwise([0, *cuts, clients.shape[1]]):
         channel.begin(start, clients[:, start:stop])
         state = learner.step(work, state, block_of(clients[:, start:stop], start), channel.channel)
@@ -185,50 +185,6 @@ def test_without_noise_it_tends_to_the_minimizer_and_the_printed_equation_to_ano
     assert gaps[1] < 0.65 * gaps[0], "the gap is proportional to the step"
     wrong = exact_ridge(work, reg * (9 / 4 - factor))
     assert np.linalg.norm(wrong - expected) / np.linalg.norm(expected) > 3 * gaps[1]
-
-
-def test_the_two_equations_agree_for_two_owners() -> None:
-    work = problem(counts=(5, 8))
-    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 30)))
-    ends = [
-        run(kind(reg=0.3, step_size=0.1), work, clients)[0].public["theta_l"]
-        for kind in (AsyncLearner, PublishedAsyncLearner)
-    ]
-    assert torch.allclose(*ends, rtol=1e-12)
-    three = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (2, 30)))
-    work = problem(counts=(5, 8, 3))
-    ends = [
-        run(kind(reg=0.3, step_size=0.1), work, three)[0].public["theta_l"]
-        for kind in (AsyncLearner, PublishedAsyncLearner)
-    ]
-    assert not torch.allclose(*ends, rtol=1e-3)
-
-
-def test_the_models_are_functions_of_releases_alone() -> None:
-    work, other = problem(seed=0), problem(seed=9)
-    learner = AsyncLearner(reg=0.05, step_size=0.1)
-    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
-    state, channel = run(learner, work, clients)
-    replayed, _ = run(learner, other, clients, replay=channel.record)
-    honest, _ = run(learner, other, clients)
-    for name, value in state.public.items():
-        assert torch.equal(value, replayed.public[name])
-    assert not torch.allclose(honest.public["theta_l"], state.public["theta_l"])
-
-
-def test_a_run_goes_on_in_the_middle() -> None:
-    work, learner = problem(), AsyncLearner(reg=0.05, step_size=0.1)
-    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
-    whole, channel = run(learner, work, clients)
-    for cut in (1, 7, 23):
-        half, _ = run(learner, work, clients[:, :cut])
-        restored = learner.init(work)
-        for name in restored.public:
-            restored.public[name].copy_(half.public[name].clone())
-        second, _ = run(
-            learner, work, clients[:, cut:], state=restored, replay=[(s - cut, n, v) for s, n, v in channel.record]
-        )
-        assert all(torch.equal(second.public[name], value) for name, value in whole.public.items())
 
 
 def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:

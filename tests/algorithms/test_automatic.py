@@ -73,15 +73,9 @@ def test_rows_of_pp_dmtl_are_within_the_stated_bound():
     run.fit()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "left_out", "said"),
-    [
-        (PPDMTL(loss="squared"), "domain", r"row_norm is 'auto', and the data state no public bounds"),
-    ],
-)
-def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, said):
-    with pytest.raises(ConfigError, match=said):
-        trainer(dataset(**{left_out: False}), algorithm).fit()
+def test_data_without_bounds_are_refused():
+    with pytest.raises(ConfigError, match="row_norm is 'auto', and the data state no public bounds"):
+        trainer(dataset(domain=False), PPDMTL(loss="squared")).fit()
 
 
 def problem() -> Problem:

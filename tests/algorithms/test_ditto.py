@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import Ditto, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy
+from fedmtl import Ditto, FedAvg, Local, LocalSGD
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
 from tests.helpers import regression
-from tests.trainer.settings import DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
 
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
 
@@ -44,19 +43,3 @@ def test_the_global_model_is_fedavg_and_without_a_pull_the_personal_ones_are_loc
     assert torch.equal(states[0].public["global"], states[1].public["global"])
     seen = states[0].private.whole("seen")
     assert torch.equal(everyone(problem, ditto, states[0])[seen], everyone(problem, local, states[2])[seen])
-
-
-def test_a_strong_pull_leads_every_personal_model_to_the_global_one():
-    data = regression()
-    far = Ditto(lam=1e9, local=LocalSGD(lr=0.05, steps=3, batch_size=None, proximal=True))
-    before = []
-    state = run(far, problem_of(data, rounds=4), watch=lambda step, state: before.append(state.public["global"]))
-    anchors = before[-2].expand(len(data), -1)  # the global model that the last round began with
-    torch.testing.assert_close(state.private.whole("model"), anchors, rtol=0, atol=1e-8)
-
-
-def test_both_trainings_of_a_record_are_charged():
-    algorithm = Ditto(local=LocalSGD(lr=0.2, epochs=1, batch_size=4))
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
-    found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
-    assert found.epsilon == pytest.approx(record_epsilon(2 * 2), rel=1e-3)

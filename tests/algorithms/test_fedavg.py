@@ -9,7 +9,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import PoissonSampling
 from tests.algorithms.harness import everyone, problem_of, run
-from tests.algorithms.test_pmtl import blocks, pooled
+from tests.algorithms.test_pmtl import blocks
 from tests.helpers import regression
 
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
@@ -31,21 +31,6 @@ def test_rounds_by_hand(mu):
     for _ in range(3):
         w = w + np.mean([local_steps(x, y, w, mu) - w for x, y in blocks(data)], axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
-
-
-def test_fedprox_without_its_term_is_fedavg():
-    data = regression()
-    one, two = (run(a, problem_of(data, rounds=4)) for a in (FedAvg(local=SOLVER), FedProx(mu=0.0, local=SOLVER)))
-    assert torch.equal(one.public["global"], two.public["global"])
-
-
-def test_one_local_step_is_gradient_descent_to_the_pooled_optimum():
-    data = regression(examples=60)
-    algorithm = FedAvg(local=LocalSGD(lr=0.2, steps=1, batch_size=None))
-    problem = problem_of(data, rounds=500)
-    state = run(algorithm, problem)
-    assert np.abs(state.public["global"].numpy() - pooled(data)).max() < 1e-10
-    assert torch.equal(everyone(problem, algorithm, state)[3], state.public["global"])
 
 
 @pytest.mark.parametrize(
@@ -70,13 +55,6 @@ def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
 def test_options_that_the_optimizer_of_the_server_does_not_take(options):
     with pytest.raises(ConfigError, match=r"ServerOptimizer.options is .* which torch.optim.SGD does not take"):
         ServerOptimizer(options=options)
-
-
-def test_server_step_size_scales_the_update():
-    data = regression(clients=5)
-    half = run(FedAvg(local=SOLVER, server_lr=0.5), problem_of(data, rounds=1)).public["global"]
-    full = run(FedAvg(local=SOLVER), problem_of(data, rounds=1)).public["global"]
-    torch.testing.assert_close(half, full / 2, rtol=1e-12, atol=0)
 
 
 def test_local_is_every_client_alone():

@@ -1,18 +1,15 @@
 """FedRep and FedPer against plain loops, at the ends of what is shared, and what their release holds."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from fedmtl import FedAvg, FedPer, FedRep, LocalOptimizer, LocalSGD, RecordPrivacy, models
+from fedmtl import FedAvg, FedPer, FedRep, LocalOptimizer, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification
-from tests.trainer.settings import DELTA, trainer
 
 SOLVER = LocalSGD(lr=0.1, steps=3, batch_size=None)
 HEAD = LocalSGD(lr=0.2, steps=2, batch_size=None)
@@ -124,16 +121,6 @@ def test_frozen_coordinates_keep_every_bit(solver) -> None:
     trained = c.train(solver, start, moving=moving, lam=0.5, anchor=given.initial)
     assert torch.equal(trained[:, ~moving], start[:, ~moving])
     assert bool((trained[:, moving] != start[:, moving]).all())
-
-
-def test_record_level_noise_and_clip_are_those_of_the_part_that_is_trained() -> None:
-    """The head's gradients do not use up the clip of the body's, and the head stays as it is while the body moves."""
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
-    solver = LocalSGD(lr=0.2, epochs=1, batch_size=4)
-    one, two = (trainer(algorithm=cls(local=solver), privacy=privacy).fit() for cls in (FedPer, FedRep))
-    assert two.epsilon > one.epsilon  # both trainings are charged
-    double = trainer(algorithm=FedPer(local=replace(solver, epochs=2)), privacy=privacy).fit()
-    assert two.epsilon == pytest.approx(double.epsilon)
 
 
 def test_a_new_client_fits_a_head_to_the_released_body() -> None:

@@ -12,14 +12,18 @@ from torch.func import functional_call
 from fedmtl import (
     APFL,
     PPSGD,
+    Ditto,
     FedAvg,
+    FedPer,
     FedProx,
+    FedRep,
     FullParticipation,
     Local,
     LocalOptimizer,
     LocalSGD,
     PFedMe,
     RecordPrivacy,
+    Scaffold,
     models,
 )
 from fedmtl.algorithms.cohort import AFTER
@@ -237,9 +241,14 @@ def test_every_training_of_a_record_is_charged() -> None:
     solver = LocalSGD(lr=0.2, epochs=1, batch_size=4)
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
     for algorithm, trainings in (
+        (Ditto(local=solver), 2),
         (PFedMe(local=solver, local_rounds=3), 3),
         (APFL(local=solver), 1),
         (PPSGD(local=solver), 1),
+        (FedPer(local=solver), 1),
+        (FedRep(local=solver), 2),
+        (Scaffold(local=solver), 1),  # of which both rows follow
+        (FedAvg(local=solver, weights="examples"), 1),  # numbers of examples are public here, and need no cap
     ):
         found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
         assert found.epsilon == pytest.approx(record_epsilon(2 * trainings), rel=1e-3)

@@ -1,8 +1,6 @@
 """MP-MTL against certificates of optimality, plain NumPy loops and closed forms."""
 
 import math
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ from fedmtl.algorithms.mp_mtl.sharing import budget_weights, matrix_map
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
-from tests import small
-from tests.small import check_resumed
 
 from .harness import everyone, problem_of, repeated, run
 
@@ -116,45 +112,11 @@ def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, An
         assert float(state.private.whole("own_projected").norm()) > 0.1
 
 
-def test_the_objective_is_what_the_records_say() -> None:
-    problem = linear(3, bias=True)
-    algorithm = MPMTL(row_norm=1.0, lam=0.3, ridge=0.1, own_penalty="l1", own_lam=0.2)
-    state = run(algorithm, problem)
-    w = algorithm.models(problem, state)[0].numpy()
-    p, q = (state.private.whole(name)[:, 0].numpy() for name in ("projected", "own_projected"))
-    expected = 0.3 * np.linalg.norm(p[:, :D], "nuc") + 0.2 * np.abs(q).sum() + 0.05 * (w**2).sum()
-    expected += sum(((x @ w[i] - y) ** 2).mean() / 2 for i, (x, y) in enumerate(rows_of(problem)))
-    assert float(algorithm.objective(problem, state)) == pytest.approx(expected, rel=1e-12)
-
-
 # One step, and many, against a plain loop
 
 
 def ridge_fits(rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.ndarray:
     return np.stack([np.linalg.solve(x.T @ x / len(y) + ridge * np.eye(x.shape[1]), x.T @ y / len(y)) for x, y in rows])
-
-
-@pytest.mark.parametrize("momentum", ["none", "nesterov"])
-def test_a_step_without_noise_is_the_proximal_gradient_step(momentum: Any) -> None:
-    problem = linear(2)
-    algorithm = MPMTL(row_norm=1.0, lam=0.3, momentum=momentum, ridge=0.0, start_ridge=0.05)
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def watch(step: int, state: State) -> None:
-        seen.append(tuple(state.private.whole(name)[:, 0].numpy().copy() for name in ("projected", "model")))  # type: ignore[arg-type]
-
-    run(algorithm, problem, watch=watch)
-    rows = rows_of(problem)
-    w, before = ridge_fits(rows, 0.05), None
-    np.testing.assert_allclose(seen[0][1], w, atol=1e-10)
-    for t in (1, 2):
-        u, s, v = np.linalg.svd(w, full_matrices=False)  # eta = 1
-        hat = (u * np.maximum(s - 0.3, 0)) @ v
-        b = 0.0 if before is None or momentum == "none" else (t - 1) / (t + 2)
-        z = hat if before is None else hat + b * (hat - before)
-        w, before = z - gradients(rows, z, "squared"), hat
-        np.testing.assert_allclose(seen[t][0], hat, atol=1e-10)
-        np.testing.assert_allclose(seen[t][1], w, atol=1e-10)
 
 
 def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas: list[float]) -> np.ndarray:
@@ -265,14 +227,6 @@ def test_large_noise_leaves_single_task_learning() -> None:
         np.testing.assert_allclose(found, alone, atol=1e-3)
     lost = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
     assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
-
-
-def test_with_a_ridge_large_noise_leaves_every_task_at_its_own_fit() -> None:
-    problem = linear(20)
-    algorithm = MPMTL(row_norm=1.0, lam=0.5, ridge=0.05)
-    found = run(algorithm, problem, privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5))
-    fits = ridge_fits(rows_of(problem), 0.05)
-    np.testing.assert_allclose(everyone(problem, algorithm, found).numpy(), fits, atol=1e-3)
 
 
 def test_the_shift_that_keeps_every_direction() -> None:
@@ -419,15 +373,6 @@ def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
     objective = algorithm.objective(problem, repeated(algorithm, problem, privacy, 3))
     assert objective.shape == (3,)
     assert torch.unique(objective).numel() == 3
-
-
-def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "algorithm": MPMTL(row_norm=1.0, momentum="nesterov", own_penalty="l1"), "data": data(), "rounds": 7,
-        "model": models.linear_regression(), "loss": "half_mse", "checkpoint_every": 2,
-        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
-    }  # fmt: skip
-    check_resumed(partial(small.trainer, **settings), tmp_path, 4)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

@@ -59,17 +59,6 @@ def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
             assert torch.equal(cut.public["sent"], whole.public["sent"])
 
 
-def test_replicates_are_single_runs() -> None:
-    problem, clients = agents(), schedule(3, 25, 8)
-    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.5)
-    together, _ = run(algorithm, problem, clients)
-    for r in range(3):
-        alone, _ = run(algorithm, problem, clients[r : r + 1])
-        assert torch.allclose(together.public["theta"][r], alone.public["theta"][0], rtol=1e-11, atol=1e-13)
-    assert together.public["theta"].abs().max() > 0.01
-    assert algorithm.models(problem, together) is together.public["theta"]
-
-
 @pytest.mark.parametrize(
     ("schedule_of", "answers"),
     [(PoissonClocks(per_client=3), [3] * N), (PoissonClocks(events=9, per_client=3), None)],
@@ -152,34 +141,6 @@ def test_without_noise_the_logistic_loss_reaches_the_optimum_of_lbfgs() -> None:
     assert np.abs(state.public["theta"][0].numpy().ravel() - found.x).max() < 1e-6
     assert float(algorithm.objective(problem, state)) == pytest.approx(found.fun, rel=1e-10)
     assert found.fun < 0.98 * float(algorithm.objective(problem, algorithm.init(problem)))
-
-
-@pytest.mark.parametrize("loss", ["logistic", "squared"])
-def test_the_objective_is_equation_2(loss: str) -> None:
-    problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.6, loss=loss)
-    state, _ = run(algorithm, problem, schedule(3, 30, 1))
-    found = algorithm.objective(problem, state)
-    for r in range(3):
-        theta = state.public["theta"][r].numpy()
-        expected = objective(arrays(problem), graph.weights.toarray(), loss, theta, mu=0.6, lam="inverse")
-        assert float(found[r]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_large_mu_is_local_and_small_mu_is_one_model() -> None:
-    problem, graph = agents("squared"), random_graph(N)
-    alone = []
-    for x, y in arrays(problem):
-        alone.append(np.linalg.solve(x.T @ x / len(y) + np.eye(D) / len(y), x.T @ y / len(y)))
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=1e7, loss="squared")
-    state, _ = run(algorithm, problem, sweeps(300))
-    assert np.abs(state.public["theta"][0].numpy() - np.stack(alone)).max() < 1e-5
-    best = linear_optimum(problem, graph.weights.toarray(), 1e-5, "inverse")
-    assert np.ptp(best, axis=0).max() < 1e-3 * np.abs(best).max()
-    state, _ = run(PeerToPeer(row_norm=1.0, graph=graph, mu=1e-2, loss="squared"), problem, sweeps(700))
-    theta = state.public["theta"][0].numpy()
-    assert np.ptp(theta, axis=0).max() < 0.05 * np.abs(theta).max()
-    assert np.ptp(np.stack(alone), axis=0).max() > 0.2
 
 
 def test_a_public_constant_to_start_from() -> None:

@@ -175,32 +175,6 @@ def test_theorem_2_needs_the_factor_p() -> None:
     assert gap.mean() > 10 * printed
 
 
-def test_less_noise_late_is_better_than_more_in_runs() -> None:
-    n, d, many, wakeups = 2, 10, 600, 6
-    problem, y = isotropic(n, d)
-    gaps = {}
-    for policy in ("optimal", "uniform", "paper"):
-        algorithm = PeerToPeer(
-            graph=Complete(),
-            mu=8.0,
-            lam=0.5,
-            loss="squared",
-            smoothness=2 / d,
-            row_norm=2.0,
-            start=tuple((y / d) / (1 / d + 0.5)),
-            allocation=policy,
-        )
-        clients = torch.arange(n).repeat(wakeups).expand(many, n * wakeups).contiguous()
-        privacy = RecordPrivacy(clip_norm=50.0, epsilon=5.0, mechanism="laplace", delta=0.0)  # the epsilons add up
-        state, channel = run(algorithm, problem, clients, privacy)
-        assert channel.epsilon == pytest.approx(5.0, rel=1e-6)
-        gap = algorithm.objective(problem, state) - algorithm.objective(problem, algorithm.init(problem))
-        gaps[policy] = (float(gap.mean()), float(gap.std()) / math.sqrt(many))
-    for better, worse in (("optimal", "uniform"), ("uniform", "paper")):
-        apart = gaps[worse][0] - gaps[better][0]
-        assert apart > 4 * math.hypot(gaps[worse][1], gaps[better][1]), gaps
-
-
 # What is refused, and the published variant
 
 

@@ -2,9 +2,7 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ from fedmtl.local import LocalSGD
 from fedmtl.privacy import open_channel
 from tests import small
 from tests.helpers import ragged_classification
-from tests.small import check_resumed
 
 from .harness import everyone, problem_of, run
 
@@ -274,10 +271,6 @@ def test_a_trainer_fills_in_twice_the_clip_norm_for_the_scale() -> None:
 def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
     run = trainer(prior(), trainable=("3",))
     assert run.fit().personal.shape == (16, 5 * 3 + 3)
-
-
-def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    check_resumed(partial(trainer, prior(), checkpoint_every=1), tmp_path)
 
 
 @pytest.mark.parametrize(

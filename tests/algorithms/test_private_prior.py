@@ -2,8 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,6 @@ from fedmtl.algorithms.private_prior import RELEASE, entry_signal, excess_of, ma
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
-from tests import small
-from tests.small import check_resumed
 
 from .harness import everyone, problem_of, repeated, run
 
@@ -304,12 +300,6 @@ def test_repetitions_are_separate_runs() -> None:
         alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)))
         torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
     assert not torch.equal(together[0], together[2])
-
-
-def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    settings = {"algorithm": PrivatePrior(ridge=RIDGE), "model": models.linear_regression(), "loss": "half_mse"}
-    privacy = ClientPrivacy(clip_norm=1.0, epsilon=20.0, delta=1e-5)
-    check_resumed(partial(small.trainer, data=data(), privacy=privacy, checkpoint_every=1, **settings), tmp_path)
 
 
 def test_what_is_refused() -> None:

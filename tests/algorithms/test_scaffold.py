@@ -8,14 +8,14 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from fedmtl import FullParticipation, LocalOptimizer, LocalSGD, RecordPrivacy, Scaffold
+from fedmtl import FullParticipation, LocalOptimizer, LocalSGD, Scaffold
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import plan_batches
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import regression
-from tests.trainer.settings import DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
+from tests.trainer.settings import DELTA, trainer
 
 BATCHES = LocalSGD(lr=0.05, epochs=2, batch_size=4, decay=0.9)  # numbers of local steps differ between clients
 CLIENTS, D = 7, 4
@@ -84,15 +84,6 @@ def test_a_round_is_charged_as_one_release_of_both_rows() -> None:
     event = dp_event.GaussianDpEvent(2.0 / math.sqrt(2.0))
     assert result.epsilon == pytest.approx(PLDAccountant().compose(event, 3).get_epsilon(DELTA), rel=1e-3)
     assert result.privacy.releases == 2 * 3
-
-
-def test_with_single_records_protected_both_rows_follow_from_one_training() -> None:
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
-    solver = LocalSGD(lr=0.2, epochs=2, batch_size=4)
-    result = trainer(
-        algorithm=Scaffold(local=solver), data=FEW, privacy=privacy, rounds=2, schedule=FullParticipation()
-    ).fit()
-    assert result.epsilon == pytest.approx(record_epsilon(4), rel=1e-3)
 
 
 def test_a_client_whose_training_diverges_sends_nothing_and_keeps_its_control_variate() -> None:

@@ -155,11 +155,6 @@ def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -
         kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
 
 
-def test_a_setting_of_peers_that_needs_another_is_refused_without_it() -> None:
-    with pytest.raises(ConfigError, match=r"PeerToPeer\.refine_from is .* no effect without refine"):
-        fedmtl.PeerToPeer(graph=Ring(), refine_from="neighbours")
-
-
 def test_a_pull_that_the_solver_cannot_follow_is_refused() -> None:
     local = fedmtl.LocalSGD(lr=0.1)
     for kind, pull in (("FedProx", "mu"), ("Ditto", "lam"), ("PMTL", "lam"), ("Finetune", "lam")):

@@ -10,11 +10,11 @@ import torch
 from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, Scaffold, models
 from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy, FixedCohort, RecordPrivacy, Rounds
+from fedmtl.privacy import ClientPrivacy, FixedCohort, Rounds
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_scaffold import CLIENTS, D, ragged
 from tests.helpers import ragged_classification
-from tests.trainer.settings import DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
+from tests.trainer.settings import DELTA, trainer
 
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
 DATA = ragged()
@@ -91,14 +91,6 @@ def test_weights_cost_what_uniform_weights_cost() -> None:
 
 
 WEIGHTED = {"weights": "examples", "cap": 6}
-
-
-def test_numbers_of_examples_need_no_cap_where_single_records_are_protected() -> None:
-    """They are public there, and local training is all that is charged."""
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
-    algorithm = FedAvg(local=LocalSGD(lr=0.2, epochs=2, batch_size=4), weights="examples")
-    settings = {"data": FEW, "privacy": privacy, "rounds": 2, "schedule": FixedCohort(3)}
-    assert trainer(algorithm=algorithm, **settings).fit().epsilon == pytest.approx(record_epsilon(4), rel=1e-3)
 
 
 def test_private_numbers_of_examples_are_refused_as_weights() -> None:

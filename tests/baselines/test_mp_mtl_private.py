@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from benchmarks.baselines.mp_mtl import PaddedTasks, bounded_tasks
 from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
 from fedmtl.algorithms.linear.data import LinearData
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource
 from tests.baselines.test_mp_mtl import COUNTS, tasks
 
@@ -253,13 +253,9 @@ def test_an_own_model_has_no_noise_of_its_own():
     ("call", "error", "message"),
     [
         (lambda: TaskBudget(epsilon=0), ConfigError, "epsilon is 0"),
-        (lambda: TaskBudget(epsilon=1, delta=1.0), ConfigError, "delta is 1"),
         (lambda: TaskBudget(epsilon=1, unit="row"), ConfigError, "unit is 'row'"),
         (lambda: DPAggr(reg=0), ConfigError, "reg is 0"),
-        (lambda: DPAggr(reg=1, radius=-1), ConfigError, "radius is -1"),
-        (lambda: DPMTRL(lam1=1, lam2=-1, radius=1), ConfigError, "lam2 is -1"),
         (lambda: DPMTRL(lam1=1, lam2=1, radius=math.inf), ConfigError, "radius is inf"),
-        (lambda: DPAggr(reg=1, loss="logistic").local(tasks()), DataError, "two classes"),
     ],
 )
 def test_impossible_settings_are_refused(call, error, message):

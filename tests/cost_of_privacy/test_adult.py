@@ -155,17 +155,6 @@ def test_a_natural_bound_is_reached(tmp_path):
     assert sum(x) == 12.0
 
 
-def test_other_spellings_are_read(tmp_path):
-    frame = persons(FIRST, SECOND)
-    data = read_adult(write_csv(tmp_path / "a.csv", frame), public_rows=20)
-    other = frame.rename(columns={"gender": "sex", "educational-num": "education-num"}).astype(str)
-    other = other.apply(lambda column: " " + column)
-    other["income"] += "."
-    assert read_adult(write_csv(tmp_path / "b.csv", other), public_rows=20).fingerprint() == data.fingerprint()
-    other["workclass"] = other["workclass"].replace(" ?", "")
-    assert read_adult(write_csv(tmp_path / "c.csv", other), public_rows=20).fingerprint() == data.fingerprint()
-
-
 def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     frame = persons(rows=50)
     given = read_adult(write_csv(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
@@ -180,13 +169,9 @@ def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     ("column", "value", "message"),
     [
         ("race", "Green", r"line 5, column 'race' holds 'Green'; accepted: White, Amer-Indian-Eskimo"),
-        ("race", "", r"line 5, column 'race' is empty; accepted: White"),
         ("income", "50K", r"line 5, column 'income' holds '50K'; accepted: <=50K, >50K"),
         ("age", "old", r"line 5, column 'age' holds 'old'; accepted: a finite number"),
-        ("age", "", r"line 5, column 'age' is empty"),
-        ("capital-gain", "inf", r"line 5, column 'capital-gain' holds inf"),
         ("gender", None, r"column 'gender' is missing; the columns are 'age'"),
-        ("income", None, r"column 'income' is missing"),
     ],
 )
 def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
@@ -199,15 +184,8 @@ def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
     ("options", "error", "message"),
     [
         ({"coding": "hash"}, ConfigError, r"adult\.coding is 'hash'; accepted: 'one_hot', 'integer'"),
-        ({"labels": "text"}, ConfigError, r"adult\.labels is 'text'; accepted: 'signed', 'class'"),
-        ({"components": 0}, ConfigError, r"adult\.components is 0"),
         ({"components": 11}, ConfigError, r"adult\.components is 11, but the 10 public rows have only 9"),
-        ({"components": 2, "z_clip": 0}, ConfigError, r"adult\.z_clip is 0"),
-        ({"l1": 0}, ConfigError, r"adult\.l1 is 0"),
-        ({"l2": -2.0}, ConfigError, r"adult\.l2 is -2"),
         ({"public_rows": 40}, DataError, r"has 40 rows, and adult\.public_rows is 40"),
-        ({"clients": 2, "sizes": [3]}, ConfigError, r"adult\.sizes has 1 numbers, but clients is 2"),
-        ({"test_fraction": 0}, ConfigError, r"test_fraction is 0"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, error, message):

@@ -11,7 +11,6 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from fedmtl.data import ByClasses, Dirichlet, read_cifar
 from fedmtl.errors import ConfigError, DataError
-from tests.test_cli import command
 
 
 @pytest.fixture
@@ -122,18 +121,3 @@ def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tm
     assert data.test.counts.tolist() == [max(1, round(0.25 * n)) for n in counts.tolist()]
     assert len({frozenset(y.tolist()) for y in data.train.y.split(data.train.counts.tolist())}) > 1
     assert (data.transform, data.classes) == (read_cifar(tmp_path, partition=ByClasses(2, 5)).transform, 10)
-
-
-def test_the_command_trains_the_network_of_fedrep(tmp_path, any_files):
-    write_cifar(tmp_path, 10)
-    words = (
-        "data=cifar",
-        "data.root=.",
-        "data.partition.clients=4",
-        "model=fedrep_cnn",
-        "schedule.cohort=2",
-        "rounds=1",
-    )
-    done = command(*words, "baselines=[]", "finetune=none", "hydra.run.dir=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "fedavg on cifar10: 4 clients, 1 round" in done.stdout

@@ -59,12 +59,12 @@ def test_the_split_does_not_depend_on_the_order_or_the_presence_of_other_clients
 def test_another_seed_is_another_split_and_the_draw_is_uniform():
     x, y = torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.int64)
     held = torch.zeros(10)
-    for seed in range(2000):
+    for seed in range(500):
         test = FederatedDataset.from_tensors({"a": (x, y)}, seed=seed, test_fraction=0.3).test
         held[test.x[:, 0].long()] += 1
-    assert held.sum() == 6000
-    # each example is held out with probability .3: 600 expected, deviation sqrt(2000 * .3 * .7) = 20.5
-    assert (held - 600).abs().max() < 4 * 20.5
+    assert held.sum() == 1500
+    # each example is held out with probability .3: 150 expected, deviation sqrt(500 * .3 * .7) = 10.2
+    assert (held - 150).abs().max() < 4 * 10.2
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 4, 4), ()])
@@ -192,8 +192,9 @@ def test_sparse_features_equal_dense_ones():
     ):
         for side in ("train", "test"):
             index = torch.arange(len(ours.side(side))).flip(0).repeat(2).view(2, -1)
-            for a, b in zip(ours.gather(side, index), theirs.gather(side, index), strict=True):
-                assert torch.equal(a, b)
+            for some in (index, index[:, :0]):
+                for a, b in zip(ours.gather(side, some), theirs.gather(side, some), strict=True):
+                    assert torch.equal(a, b)
 
 
 def test_the_fingerprint_tells_values_ids_classes_and_transform_apart_and_nothing_else():
@@ -266,7 +267,6 @@ def with_value(value):
 BAD = {
     "lengths": (bad(X[:3]), r"client 'b': field 'x' has 3 examples and field 'y' has 4.*same number"),
     "nan": (bad(with_value(float("nan"))), r"client 'b', example 2, field 'x' holds nan.*finite number"),
-    "inf": (bad(with_value(float("inf"))), r"client 'b', example 2, field 'x' holds inf.*finite number"),
     "too large a label": (
         bad(classes=2),
         r"client 'a', example 2, field 'y' holds 2; with 2 classes a label must be in 0\.\.1",

@@ -200,9 +200,7 @@ BAD = {
     ),
     "writer": (parquet_with("writer_id", 1, None), r"row 1, column 'writer_id' is empty"),
     "character": (parquet_with("character", 2, 62), r"row 2, column 'character' holds 62; accepted: 0 to 61"),
-    "no character": (parquet_with("character", 2, None), r"row 2, column 'character' is empty; accepted: 0 to 61"),
     "truncated": (truncated, r"x\.parquet cannot be read as a table .*truncated"),
-    "missing": (lambda folder: folder / "x.parquet", r"x\.parquet does not exist"),
     "no hdf5": (lambda folder: write_leaf(folder / "x.h5", writers({"a": 2})), r"x\.h5 cannot be read as HDF5"),
     "no examples": (h5_with(lambda c: c.move("examples", "clients")), r"x\.h5: group 'examples' is missing"),
     "no label": (h5_with(lambda c: c.__delitem__("examples/b/label")), r"client 'b': field 'label' is missing"),
@@ -217,10 +215,6 @@ BAD = {
     "pixel": (
         h5_with(lambda c: replaced(c, "pixels", np.full((3, 28, 28), 1.5, np.float32))),
         r"client 'b', field 'pixels' holds the pixel 1.5; FEMNIST pixels must be in \[0, 1\]",
-    ),
-    "nan": (
-        h5_with(lambda c: replaced(c, "pixels", np.full((3, 28, 28), np.nan, np.float32))),
-        r"client 'b', field 'pixels' holds the pixel nan",
     ),
     "shape": (
         h5_with(lambda c: replaced(c, "pixels", np.ones((3, 28, 27), np.float32))),

@@ -120,14 +120,9 @@ def with_client(entry):
 XS = [[0.0, 1.0]] * 4
 BAD = {
     "truncated": (json.dumps(leaf(some_users()))[:-20], r"is not valid JSON \(.*\); it may be truncated"),
-    "empty file": ("", r"is not valid JSON"),
     "a list": ([1, 2], r"holds a JSON list; accepted: a LEAF JSON object"),
     "no users": (broken(users=None), r"field 'users' is missing; it must be a list of client ids"),
     "no data": (broken(user_data=None), r"field 'user_data' is missing; it must be an object that maps"),
-    "malformed data": (
-        broken(user_data=[1]),
-        r"field 'user_data' is malformed; it must be an object that maps",
-    ),
     "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
     "user twice": (
         broken(users=["a", "a", "b"]),
@@ -146,35 +141,9 @@ BAD = {
         r"client 'c' is in one of the fields 'users' and 'user_data'; give it in both",
     ),
     "no x": (with_client({"y": [1]}), r"client 'a': field 'x' is missing or malformed; it must be a list"),
-    "no y": (with_client({"x": [[1]]}), r"client 'a': field 'y' is missing or malformed; it must be a list"),
-    "not an object": (with_client([1, 2]), r"client 'a': field 'x' is missing or malformed"),
-    "lengths": (
-        with_client({"x": XS[:3], "y": [0, 1, 2, 0]}),
-        r"client 'a': field 'x' has 3 examples and field 'y' has 4; they must have the same number",
-    ),
     "nan": (
         with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
         r"client 'a', example 3, field 'x' holds nan; every value must be a finite number",
-    ),
-    "inf": (
-        with_client({"x": [[float("-inf"), 0.0], *XS[:3]], "y": [0] * 4}),
-        r"client 'a', example 0, field 'x' holds -inf; every value must be a finite number",
-    ),
-    "nan label": (
-        with_client({"x": XS, "y": [0, float("nan"), 1, 1]}),
-        r"client 'a', example 1, field 'y' holds nan",
-    ),
-    "ragged": (
-        with_client({"x": [*XS[:3], [1.0]], "y": [0] * 4}),
-        r"client 'a', field 'x' holds '\[\[0.0, 1.0\].*'; accepted: numbers, and rows of one shape",
-    ),
-    "names of images": (
-        with_client({"x": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "y": [0] * 4}),
-        r"client 'a', field 'x' holds .*1.jpg.*; accepted: numbers",
-    ),
-    "null": (
-        with_client({"x": [[None, 1.0]] * 4, "y": [0] * 4}),
-        r"client 'a', field 'x' holds .*None.*; accepted: numbers",
     ),
     "words as labels": (
         with_client({"x": XS, "y": ["cat"] * 4}),
@@ -184,26 +153,10 @@ BAD = {
         with_client({"x": XS, "y": [0, 1, 2, 3]}),
         r"client 'a', example 3, field 'y' holds 3; with 3 classes a label must be in 0\.\.2",
     ),
-    "negative label": (
-        with_client({"x": XS, "y": [0, -1, 2, 2]}),
-        r"client 'a', example 1, field 'y' holds -1; .* must be in 0\.\.2",
-    ),
-    "fractional label": (
-        with_client({"x": XS, "y": [0, 0.5, 2, 2]}),
-        r"client 'a', example 1, field 'y' holds 0\.5; class labels must be whole numbers",
-    ),
-    "another width": (
-        with_client({"x": [[1.0]] * 4, "y": [0] * 4}),
-        r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(1,\) of client 'a'; they must",
-    ),
-    "one example": (
-        with_client({"x": XS[:1], "y": [0]}),
-        None,  # left out by min_examples
-    ),
 }
 
 
-@pytest.mark.parametrize("case", [case for case, (_, message) in BAD.items() if message])
+@pytest.mark.parametrize("case", BAD)
 def test_bad_files_have_a_clear_error(tmp_path, case):
     content, message = BAD[case]
     path = put(tmp_path / "part-3.json", content)
@@ -212,7 +165,7 @@ def test_bad_files_have_a_clear_error(tmp_path, case):
 
 
 def test_a_client_with_one_example_is_left_out_or_only_trains(tmp_path):
-    path = put(tmp_path / "d.json", BAD["one example"][0])
+    path = put(tmp_path / "d.json", with_client({"x": XS[:1], "y": [0]}))
     assert read_leaf(path).ids == ("b", "c")
     every = read_leaf(path, min_examples=1)
     assert (every.ids, every.test.counts.tolist()[0], every.train.counts.tolist()[0]) == (("a", "b", "c"), 0, 1)
@@ -315,37 +268,6 @@ def test_femnist_pools_leafs_split(tmp_path):
     put(tmp_path / "test" / "d.json", leaf({k: (x[4:], y[4:]) for k, (x, y) in users.items()}))
     whole = read_femnist(put(tmp_path / "whole.json", leaf(users)))
     assert load_data("femnist", root=str(tmp_path)).fingerprint() == whole.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda x, y: ([row[:100] for row in x], y),
-            r"client 'w0', field 'x' has 100 numbers an example.* 784",
-        ),
-        (
-            lambda x, y: ([[255.0, *row[1:]] for row in x], y),
-            r"client 'w0', field 'x' holds the pixel 255\.0.*\[0, 1\]",
-        ),
-        (
-            lambda x, y: ([[-0.5, *row[1:]] for row in x], y),
-            r"client 'w0', field 'x' holds the pixel -0\.5.*\[0, 1\]",
-        ),
-        (lambda x, y: (x, [62] * len(y)), r"client 'w0', example 0, field 'y' holds 62.* 0\.\.61"),
-    ],
-)
-def test_femnist_refuses_other_images(tmp_path, change, message):
-    users = femnist_users()
-    users["w0"] = change(*users["w0"])
-    path = put(tmp_path / "f.json", leaf(users))
-    with pytest.raises(DataError, match=message):
-        read_femnist(path)
-
-
-def test_settings_that_no_writer_fits_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no client has 99 or more examples"):
-        read_femnist(put(tmp_path / "good.json", leaf(femnist_users())), min_examples=99)
 
 
 def test_one_writer_does_not_refuse_a_whole_folder(tmp_path, caplog):

@@ -119,11 +119,7 @@ def test_small_schools_are_left_out_and_keep_their_numbers(tmp_path):
     assert data.ids == ("school-0", "school-2")
 
 
-OTHER_SHAPE = r"client 'school-1': field 'x' is torch.float32 \(3,\), but torch.float32 \(4,\) of client 'school-0'"
 BAD = {
-    "rows": (lambda x, y: (x, [*y[:3], y[3][:1]]), r"'school-3': field 'x' has 2 examples and field 'y' has 1"),
-    "wide scores": (lambda x, y: (x, [np.ones((12, 2)), *y[1:]]), r"'school-0': field 'x' has 12 .* 'y' has 24"),
-    "columns": (lambda x, y: ([x[0], x[1][:, :3], *x[2:]], y), OTHER_SHAPE),
     "schools": (lambda x, y: (x, y[:3]), r"X has 4 cells and Y has 3"),
     "none": (lambda x, y: ([], []), r"there are no clients"),
     "text": (lambda x, y: ([np.array(["ab"]), *x[1:]], y), r"school-0, field 'X' holds .*ab.*; accepted: numbers"),

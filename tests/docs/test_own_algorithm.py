@@ -12,7 +12,6 @@ from fedmtl import LocalSGD, PoissonSampling, cli
 from fedmtl.algorithms import SharedModel
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_pmtl import blocks as records
-from tests.algorithms.test_pmtl import pooled
 from tests.docs.pages import blocks, write
 from tests.helpers import regression
 
@@ -62,13 +61,6 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
     np.testing.assert_allclose(state.public["h"].numpy(), own.mean(0), rtol=1e-9, atol=1e-10)
 
 
-def test_it_reaches_the_pooled_optimum(mine: Path) -> None:
-    data = regression(examples=60, spread=2.0)
-    algorithm = feddyn(alpha=ALPHA, local=LocalSGD(lr=0.2, steps=20, batch_size=None))
-    reached = run(algorithm, problem_of(data, rounds=100)).public["global"].numpy()
-    assert np.abs(reached - pooled(data)).max() < 1e-6
-
-
 @pytest.mark.parametrize("privacy", ["client", "record", "none"])
 def test_the_command_runs_it(privacy: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=[]", "progress=false", "hydra.run.dir=run"]
@@ -80,13 +72,3 @@ def test_the_command_runs_it(privacy: str, mine: Path, capsys: pytest.CaptureFix
     assert ("not private, to be kept like private/" in printed) == (privacy == "none")
     stored = json.loads((mine / "run" / "private" / "result.json").read_text())
     assert stored["methods"] == {"feddyn": ["FedDyn", "#4e342e"]}
-
-
-def test_a_module_that_python_does_not_find_is_named(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    yaml = mine / "mine" / "algorithm" / "my_feddyn.yaml"
-    (yaml.parent / "lost.yaml").write_text(yaml.read_text().replace("my_feddyn.", "nowhere."))
-    assert cli.main(["--config-dir", "mine", "--trust", "nowhere", "algorithm=lost"]) == 2
-    assert capsys.readouterr().err == (
-        "fedmtl: error: algorithm._target_ is 'nowhere.FedDyn', which cannot be imported (No module named 'nowhere'); "
-        "it must be MODULE.NAME, with the module's folder on PYTHONPATH.\n"
-    )

@@ -96,3 +96,10 @@ def test_unknown_loss_and_reducing_loss_are_refused():
         resolve_loss("hinge")
     with pytest.raises(ConfigError, match="one value per example"):
         example_losses(F.cross_entropy, torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("name", "factor"), [("mse", 1.0), ("half_mse", 0.5)])
+def test_one_output_meets_flat_targets(name, factor):
+    """(N, 1) outputs and (N,) targets must not broadcast to (N, N)."""
+    outputs, targets = torch.randn(5, 1), torch.randn(5)
+    torch.testing.assert_close(resolve_loss(name)(outputs, targets), factor * (outputs[:, 0] - targets) ** 2)

@@ -8,8 +8,6 @@ import torch.nn.functional as F
 
 from fedmtl import models
 from fedmtl.local import (
-    Execution,
-    Executor,
     Layout,
     LocalOptimizer,
     LocalSGD,
@@ -84,44 +82,3 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
     for client in range(len(rows)):
         expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[client], expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("execution", [Execution(3, 0), Execution(1, 2), Execution(2, 2)])
-def test_chunks_and_threads_give_the_same_numbers(execution):
-    torch.manual_seed(0)
-    data, module, layout, start, anchor = setting()
-    solver = SOLVERS["momentum"]
-    results = []
-    for choice in (Execution(threads=0), execution):
-        executor = Executor(
-            choice.resolve(module, torch.device("cpu")),
-            module,
-            device=torch.device("cpu"),
-            dtype=torch.float64,
-        )
-        out = torch.empty(7, layout.dimension, dtype=torch.float64)
-        clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
-
-        plan = plan_batches(data, solver, clients, seed=0, round=1)
-
-        def work(stack, part, out=out, clients=clients, plan=plan):
-            own = plan.part(part)
-            trained = train(stack, data, solver, own, start, clients[part], round=1, lam=0.3, anchor=anchor)
-            out[clients[part]] = trained[clients[part]]
-
-        executor.map(work, 7)
-        executor.close()
-        results.append(out)
-    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
-
-
-def test_a_failing_worker_raises_in_the_caller():
-    _, module, *_ = setting()
-    executor = Executor(Execution(1, 2), module, device=torch.device("cpu"), dtype=torch.float64)
-
-    def work(stack, part):
-        raise ValueError("broken client")
-
-    with pytest.raises(ValueError, match="broken client"):
-        executor.map(work, 3)
-    executor.close()

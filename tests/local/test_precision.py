@@ -77,18 +77,6 @@ def test_steps_are_those_of_a_slow_loop(proximal: bool, momentum: float) -> None
     np.testing.assert_allclose(w.numpy(), np.stack(slow), atol=1e-12)
 
 
-@pytest.mark.parametrize("proximal", [False, True])
-def test_with_one_strength_everywhere_it_is_that_strength(proximal: bool) -> None:
-    block = precision(True).blocks[0]
-    alike = PrecisionBlock(FIRST, SHAPE, True, block.directions, torch.full((K, 2), 0.7), torch.full((K,), 0.7))
-    moved = []
-    for lam in (Precision(0.7, (alike,)), 0.7):
-        w = rows(1)
-        LocalSGD(lr=0.2, proximal=proximal).optimizer(w, round=0, lam=lam, anchor=rows(2)).step(K, along(rows(3)))
-        moved.append(w)
-    torch.testing.assert_close(*moved, rtol=0, atol=1e-7)
-
-
 @pytest.mark.parametrize("lam", [0.3, precision(True)])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_pull_needs_an_anchor(momentum: float, lam: Any) -> None:

@@ -165,19 +165,6 @@ def test_clipped_steps_equal_opacus(steps, momentum):
         torch.testing.assert_close(got[client], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_the_numbers_do_not_depend_on_who_is_computed_together_or_in_which_order():
-    data, module, start, anchor = setting(0.3)
-    solver = LocalSGD(lr=0.2, momentum=0.5)
-    reserved = [2, 0, 5, 3, 0, 1, 5]
-    options = {"lam": 0.5, "anchor": anchor}
-    whole = private(data, module, solver, start, FakeRecords(data, reserved, draw=0.5, clip=True), **options)
-    for clients in (torch.tensor([6, 1, 0]), torch.tensor([2, 3]), torch.tensor([5]), torch.tensor([4])):
-        part = private(
-            data, module, solver, start, FakeRecords(data, reserved, draw=0.5, clip=True), clients, **options
-        )
-        torch.testing.assert_close(part, whole[clients], rtol=1e-10, atol=1e-12)
-
-
 class Watched:
     """A dataset that remembers which flat training rows were read."""
 

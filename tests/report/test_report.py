@@ -293,14 +293,6 @@ def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn
     assert 0.93 in horizontal(record)  # what protects nothing bounds every panel
 
 
-def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
-    for lam in (0.1, 1.0):
-        write_run(tmp_path / f"lam{lam}", configuration={"algorithm": {"class": "PMTL", "lam": lam, "mu": 1.5}})
-    groups = tables.grouped(frame([tmp_path]))
-    assert list(groups.seeds) == [1, 1]
-    assert list(groups.label) == ["PMTL lam 0.1", "PMTL lam 1"]
-
-
 def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
     write_run(tmp_path / "a", accuracy=None, mse=0.25, epsilon=2.0)
     made = report([tmp_path], show=False)

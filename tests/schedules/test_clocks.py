@@ -86,24 +86,6 @@ def test_capped_clocks_are_the_uncapped_ones_without_the_skipped_ticks():
     assert rows_of(both.events(0, 0, 10)) == kept[:10]
 
 
-@pytest.mark.parametrize(
-    ("latency", "law"),
-    [
-        (RandomLatency("uniform", {"loc": 2.0, "scale": 13.0}), stats.uniform(2.0, 13.0)),
-        (RandomLatency("lognorm", {"s": 0.7, "scale": 3.0}), stats.lognorm(0.7, scale=3.0)),
-        (RandomLatency("expon", {"scale": 2.5}), stats.expon(scale=2.5)),
-    ],
-)
-def test_latencies_have_their_law_and_scale(latency, law):
-    bound = Latencies(latency=latency, activations=4_000, scale=[1.0, 10.0]).bind(2)
-    table = bound.events(1, 0, bound.steps)
-    for client, scale in ((0, 1.0), (1, 10.0)):
-        gaps = np.diff(table.time[0][table.client[0] == client].numpy(), prepend=0.0) / scale
-        assert len(gaps) == 4_000
-        assert stats.kstest(gaps, law.cdf).pvalue > ALPHA
-        assert abs(stats.spearmanr(gaps[1:], gaps[:-1]).statistic) < 6 / np.sqrt(4_000)
-
-
 # --- the order of events
 
 
@@ -178,15 +160,6 @@ def test_synchronous_rounds_end_with_their_slowest():
         assert rows_of(bound.events(4, 0, bound.steps, replicates=3), replicate) == expected
 
 
-def test_waiting_costs_the_mean_of_the_slowest():
-    laps = {}
-    for kind in (Latencies, Synchronous):
-        bound = kind(latency=RandomLatency("uniform", {"scale": 15.0}), activations=2_000).bind(20)
-        laps[kind] = float(bound.events(0, 0, bound.steps).time[0, -1]) / 2_000
-    assert laps[Synchronous] == pytest.approx(15 * 20 / 21, abs=6 * 0.69 / np.sqrt(2_000))
-    assert laps[Latencies] == pytest.approx(7.5, abs=8 * 15 / np.sqrt(12 * 2_000))
-
-
 def test_a_round_whose_slowest_never_returns_is_never_over():
     away = Dropouts(intervals={"1": [(5.0, np.inf)]})
     settings = {"latency": 2.0, "activations": 10, "dropouts": away}
@@ -235,14 +208,6 @@ def test_answers_wait_until_their_client_is_back(random):
         found = [row for row in rows_of(rounds.events(5, 0, 1_200, replicates=2), replicate) if row[1] >= 0]
         assert [row[1:] for row in found] == [row[1:] for row in over]
         np.testing.assert_allclose([row[0] for row in found], [row[0] for row in over], rtol=1e-12)
-
-
-def test_the_share_of_time_away_is_that_of_an_alternating_process():
-    waits = 20_000
-    bound = Latencies(latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)).bind(1)
-    gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
-    away = gaps > 1.0 + 1e-9
-    assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))
 
 
 # --- windows, replicates, clients
@@ -321,12 +286,6 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
     assert same(many, keyed)
     assert torch.equal(few.time[few.client == 1], many.time[many.client == 0])
     assert torch.equal(few.time[few.client == 0], many.time[many.client == 2])
-
-
-def test_asynchronous_and_synchronous_take_the_same_latencies():
-    settings = {"latency": RandomLatency("uniform"), "activations": 30}
-    alone = Latencies(**settings).bind(1).events(0, 0, 30)
-    assert same(alone, Synchronous(**settings).bind(1).events(0, 0, 30))
 
 
 def test_events_of_a_table():

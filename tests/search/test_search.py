@@ -17,7 +17,6 @@ from dp_accounting.rdp import RdpAccountant
 from safetensors.torch import load_file
 from scipy import stats
 
-import fedmtl.trainer.trainer
 from fedmtl import (
     PMTL,
     ClientPrivacy,
@@ -33,7 +32,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import SecureSource, SeededSource, draw_repetitions
+from fedmtl.privacy import SeededSource, draw_repetitions
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
 from fedmtl.trainer.engine import Engine
@@ -138,12 +137,6 @@ def test_a_budget_that_is_allocated_over_the_rounds_costs_its_total():
         searching(candidates={"a": candidate(0.0), "b": candidate(1.0)}).plan()
 
 
-def test_more_repetitions_and_quieter_scores_need_more_noise():
-    base = searching().plan().noise_multiplier
-    assert searching(mean=10).plan().noise_multiplier > base
-    assert searching(score_noise=0.15).plan().noise_multiplier > base
-
-
 # The coins
 
 
@@ -199,36 +192,6 @@ def test_secure_mode_draws_its_coins_from_the_system(monkeypatch):
     monkeypatch.setattr(SystemCoins, "uniform", uniform)
     assert search._begin() == ([1] * int(stats.geom(1 / 4).ppf(0.75 + 1e-12)), [])
     assert len(asked) == 2
-
-
-def test_the_number_of_a_repetition_addresses_its_coins_alone():
-    search = _Search(searching(), SimpleNamespace(), None)
-    other = _Search(searching(candidates=candidates(seed=1)), SimpleNamespace(), None)
-    sources = [one._coins(k) for one in (search, other) for k in range(50)]
-    assert len({(source.seed, source.replicate) for source in [*sources, search.source, other.source]}) == 102
-    assert {search._coins(k).seed for k in range(50)} == {search.seed}
-    secret = _Search(searching(candidates=candidates(privacy=SECURE)), SimpleNamespace(), None)
-    assert [secret._coins(k) for k in range(50)] == [SecureSource()] * 50
-
-
-@pytest.mark.parametrize("privacy", [PRIVACY, SECURE], ids=["seeded", "secure"])
-def test_all_repetitions_have_one_start_and_one_order_of_batches(monkeypatch, privacy):
-    """With a start of its own the released model would name the repetition that won: the nearest start."""
-    whole, started = fedmtl.trainer.trainer.build_problem, []
-
-    def build(*args, **options):
-        problem = whole(*args, **options)
-        started.append(problem)
-        return problem
-
-    plan = searching(candidates=candidates(privacy=privacy)).plan()
-    monkeypatch.setattr("fedmtl.trainer.trainer.build_problem", build)
-    monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 4)
-    found = _Search(searching(candidates=candidates(privacy=privacy)), plan, None).run()
-    assert len(started) == len(found.repetitions) == 4
-    assert all(torch.equal(problem.initial, started[0].initial) for problem in started)
-    assert {problem.seed for problem in started} == {0}
-    assert len({one.score for one in found.repetitions}) == 4
 
 
 # The score
