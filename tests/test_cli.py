@@ -145,10 +145,7 @@ def test_bad_requests_are_refused_by_name(
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        (
-            "trainable=[1]",
-            "trainable has 1, which is not text (write '1'); the model's parameters are 1.weight, 1.bias.",
-        ),
+        ("trainable=[1]", "trainable has 1, which is not text (write '1'); the model's parameters are 1.weight, 1."),
         ("model.lora={rank: 99}", "lora.rank is 99, but the weights it applies to have ranks up to 10; give 10"),
     ],
 )

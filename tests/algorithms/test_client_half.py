@@ -203,7 +203,7 @@ class _RecordClient(_Client):
         return self.send(public, step, self.channel)
 
 
-@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto", "scaffold"])
+@pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
     algorithm = ALGORITHMS[name]
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")

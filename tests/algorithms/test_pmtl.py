@@ -52,10 +52,10 @@ def exact(data, lam: float, **options) -> PMTL:
     return PMTL(lam=lam, local=solver, **options)
 
 
-@pytest.mark.parametrize(("lam", "delta"), [(0.1, "global"), (1.0, "global"), (10.0, "global"), (1.0, "local")])
+@pytest.mark.parametrize(("lam", "delta"), [(0.1, "global"), (1.0, "global"), (1.0, "local")])
 def test_reaches_the_closed_form_optimum(lam, delta):
     data = regression(examples=60)
-    problem = problem_of(data, rounds={0.1: 60, 1.0: 100, 10.0: 450}[lam])
+    problem = problem_of(data, rounds={0.1: 60, 1.0: 100}[lam])
     algorithm = exact(data, lam, delta=delta)
     state = run(algorithm, problem)
     best = optimum(data, lam)

@@ -48,9 +48,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "ridge": 0.1, "rho": 2.0, "alpha": 1.0, "q": 0.5, "start_ridge": 0.3,
         "curator_epsilon": 3.0, "curator_delta": 1e-4,
     },
-    "MPMTLayers": {
-        "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
-    },
+    "MPMTLayers": {"layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER},
     "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3},
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SHARED | {"lam": 0.2, "delta": "local"},
@@ -69,10 +67,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "mu": 0.5, "steps": 3, "averaged": True, "server_lr": 0.5, "weights": "examples", "cap": 9,
         "server_optimizer": SERVER["server_optimizer"],
     },
-    "PriorLayers": {
-        "layers": ("3",), "ridge": 0.3, "side": "output", "scale": 0.5,
-        "local": SOLVER,
-    },
+    "PriorLayers": {"layers": ("3",), "ridge": 0.3, "side": "output", "scale": 0.5, "local": SOLVER},
     "PrivatePrior": BOUNDS | {
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "scale": 0.5,
     },

@@ -267,61 +267,37 @@ def with_value(value):
 BAD = {
     "lengths": (bad(X[:3]), r"client 'b': field 'x' has 3 examples and field 'y' has 4.*same number"),
     "nan": (bad(with_value(float("nan"))), r"client 'b', example 2, field 'x' holds nan.*finite number"),
-    "too large a label": (
-        bad(classes=2),
-        r"client 'a', example 2, field 'y' holds 2; with 2 classes a label must be in 0\.\.1",
-    ),
-    "negative label": (
-        bad(y=torch.tensor([0, -1, 0, 0]), classes=3),
-        r"client 'b', example 1, field 'y' holds -1; with 3 classes a label must be in 0\.\.2",
-    ),
-    "negative label, inferred": (
-        bad(y=torch.tensor([0, -1, 0, 0])),
-        r"client 'b', example 1, field 'y' holds -1; labels must be whole numbers from 0",
-    ),
+    "too large a label": (bad(classes=2), r"client 'a', example 2, field 'y' holds 2; with 2 .* be in 0\.\.1"),
+    "negative label": (bad(y=torch.tensor([0, -1, 0, 0]), classes=3), r"example 1, field 'y' holds -1; with 3"),
+    "negative label, inferred": (bad(y=torch.tensor([0, -1, 0, 0])), r"example 1, field 'y' holds -1; labels must be"),
     "fractional label": (
-        {"clients": {"b": (X, torch.tensor([0.0, 1.0, 0.5, 1.0]))}, "classes": 3},
-        r"client 'b', example 2, field 'y' holds 0\.5; class labels must be whole numbers",
+        {"clients": {"b": (X, Y / 2)}, "classes": 3},
+        r"example 1, field 'y' holds 0\.5; class labels",
     ),
     "nan label": (
-        {"clients": {"b": (X, torch.tensor([0.0, float("nan"), 0, 1.0]))}, "classes": 3},
-        r"client 'b', example 1, field 'y' holds nan.*finite",
+        {"clients": {"b": (X, torch.where(Y > 1, torch.nan, Y))}, "classes": 3},
+        r"example 2, field 'y' holds nan",
     ),
     "nan target": (
         {"clients": {"b": (X, torch.tensor([0.0, 1.0, 2.0, float("nan")]))}},
-        r"client 'b', example 3, field 'y' holds nan.*finite",
+        r"client 'b', example 3, field 'y' holds nan",
     ),
     "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
-    "empty client": (
-        bad(X[:0], Y[:0]),
-        r"client 'b' has no examples; every client needs at least 1\.",
-    ),
+    "empty client": (bad(X[:0], Y[:0]), r"client 'b' has no examples; every client needs at least 1\."),
     "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
     "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
     "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
     "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
     "shape": (bad(X[:, :2]), r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'"),
-    "dtype": (
-        bad(X.double()),
-        r"client 'b': field 'x' is torch.float64 \(3,\), but torch.float32 \(3,\) of client 'a'",
-    ),
+    "dtype": (bad(X.double()), r"client 'b': field 'x' is torch.float64 \(3,\), but torch.float32 \(3,\) of"),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' holds .*; accepted: numbers"),
-    "ragged rows": (
-        bad([[1.0], [1.0, 2.0]]),
-        r"client 'b', field 'x' holds '\[\[1.0\], \[1.0, 2.0\]\]'; accepted: numbers, and rows of one shape",
-    ),
+    "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x' holds .*; .* rows of one shape"),
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
     "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
     "no test": (bad(test={}), r"test names no clients; at least one client needs test examples"),
-    "empty test": (
-        bad(test={"b": (X[:0], Y[:0])}, classes=3),
-        r"no client has test examples; at least one client needs",
-    ),
-    "test label": (
-        bad(test={"a": (X, Y), "b": (X, Y + 7)}, classes=3),
-        r"\(test\): client 'b', example 0, field 'y' holds 7.*0\.\.2",
-    ),
+    "empty test": (bad(test={"b": (X[:0], Y[:0])}, classes=3), r"no client has test examples; at least one"),
+    "test label": (bad(test={"b": (X, Y + 7)}, classes=3), r"\(test\): client 'b', example 0, field 'y' holds 7"),
 }
 
 

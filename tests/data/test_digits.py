@@ -133,10 +133,7 @@ def test_both_sides_of_a_client_have_the_same_angle_and_gamma_within_the_bounds(
         ({"rotation": -1.0}, r"rotation is -1.0"),
         ({"gamma": 0.0}, r"gamma is 0.0"),
         ({"test_fraction": 1.0}, r"test_fraction is 1.0; it must be a number above 0 and below 1"),
-        (
-            {"clients": 2, "test_images": 200, "classes_per_client": 1},
-            r"needs 200 images of its 1 classes .* only",
-        ),
+        ({"clients": 2, "test_images": 200, "classes_per_client": 1}, r"needs 200 images of its 1 classes .* only"),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

@@ -124,35 +124,14 @@ BAD = {
     "no users": (broken(users=None), r"field 'users' is missing; it must be a list of client ids"),
     "no data": (broken(user_data=None), r"field 'user_data' is missing; it must be an object that maps"),
     "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
-    "user twice": (
-        broken(users=["a", "a", "b"]),
-        r"field 'users': client 'a' occurs twice; ids must be distinct",
-    ),
-    "user is a number": (
-        broken(users=[1, "b", "c"]),
-        r"field 'users': the client id 1 is of type int; ids must be texts",
-    ),
-    "user without data": (
-        broken(users=["a", "b", "z"]),
-        r"client '[cz]' is in one of the fields 'users' and 'user_data'; give it in both",
-    ),
-    "unlisted": (
-        broken(users=["a", "b"], num_samples=[4, 3]),
-        r"client 'c' is in one of the fields 'users' and 'user_data'; give it in both",
-    ),
+    "user twice": (broken(users=["a", "a", "b"]), r"field 'users': client 'a' occurs twice; ids must be distinct"),
+    "user is a number": (broken(users=[1, "b", "c"]), r"field 'users': the client id 1 is of type int; ids must"),
+    "user without data": (broken(users=["a", "b", "z"]), r"client '[cz]' is in one of the fields 'users' and"),
+    "unlisted": (broken(users=["a", "b"], num_samples=[4, 3]), r"client 'c' is in one of the fields 'users' and"),
     "no x": (with_client({"y": [1]}), r"client 'a': field 'x' is missing or malformed; it must be a list"),
-    "nan": (
-        with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
-        r"client 'a', example 3, field 'x' holds nan; every value must be a finite number",
-    ),
-    "words as labels": (
-        with_client({"x": XS, "y": ["cat"] * 4}),
-        r"client 'a', field 'y' holds .*cat.*; accepted: numbers",
-    ),
-    "label outside": (
-        with_client({"x": XS, "y": [0, 1, 2, 3]}),
-        r"client 'a', example 3, field 'y' holds 3; with 3 classes a label must be in 0\.\.2",
-    ),
+    "nan": (with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}), r"example 3, field 'x' holds nan;"),
+    "words as labels": (with_client({"x": XS, "y": ["cat"] * 4}), r"client 'a', field 'y' holds .*cat.*; accepted"),
+    "label outside": (with_client({"x": XS, "y": [0, 1, 2, 3]}), r"example 3, field 'y' holds 3; with 3 classes"),
 }
 
 

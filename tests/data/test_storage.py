@@ -130,10 +130,7 @@ def cut(file):
         (lambda f: (f / TENSORS).write_bytes(pickle.dumps({"a": 1})), r"tensors\.safetensors is missing or damaged"),
         (lambda f: edit(f, ids=["a", "a", "b", "c"]), r"client 'a' occurs twice"),
         (lambda f: edit(f, ids=["a"]), r"examples of 4 clients, but 1 ids"),
-        (
-            lambda f: edit(f, transform={"kind": "Mine"}),
-            r"dataset.json: .*transform 'Mine'.*pass it as transform=",
-        ),
+        (lambda f: edit(f, transform={"kind": "Mine"}), r"dataset.json: .*transform 'Mine'.*pass it as transform="),
     ],
 )
 def test_damaged_folders_are_refused(tmp_path, change, message, memory_map):

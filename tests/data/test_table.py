@@ -115,82 +115,22 @@ HEAD = "ward,age,kind,stay\n"
 ROWS = "n,30,a,0\nn,31,b,1\ns,40,a,1\ns,41,c,0\n"
 NUMERIC = {"features": ["age"]}
 BAD = {
-    "missing client column": (
-        HEAD + ROWS,
-        {"client": "hospital"},
-        r"client column 'hospital' is missing; the columns are 'ward'",
-    ),
-    "missing target column": (
-        HEAD + ROWS,
-        {"target": "los"},
-        r"target column 'los' is missing; the columns are",
-    ),
-    "missing feature": (
-        HEAD + ROWS,
-        {"features": ["bmi"]},
-        r"features column 'bmi' is missing; the columns are",
-    ),
-    "text feature": (
-        HEAD + ROWS,
-        {},
-        r"column 'kind' holds 'a'; accepted: a finite number .*bounds=\{'kind': ...... with every category",
-    ),
-    "ids": (
-        HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)),
-        {},
-        r"column 'kind' holds 'a'; accepted: a finite number \(the column looks like an id of rows: leave it out of",
-    ),
-    "stray text": (
-        HEAD + ROWS + "s,n/a,a,1\n",
-        NUMERIC,
-        r"client 's', line 6, column 'age' holds 'n/a'; accepted: a finite number",
-    ),
-    "NA": (
-        HEAD + ROWS + "s,NA,a,1\n",
-        NUMERIC,
-        r"client 's', line 6, column 'age' holds 'NA'; accepted: a finite number \(or leave the row or the column out",
-    ),
-    "empty cell": (
-        HEAD + ROWS + "s,,a,1\n",
-        NUMERIC,
-        r"client 's', line 6, column 'age' is empty; accepted: a finite number .*or leave the row or the column out",
-    ),
-    "empty category": (
-        HEAD + ROWS + "s,3,,1\n",
-        {"one_hot": ["kind"]},
-        r"client 's', line 6, column 'kind' is empty; accepted: a value \(fill it, or leave the row",
-    ),
-    "empty target": (
-        HEAD + ROWS + "s,3,a,\n",
-        NUMERIC,
-        r"client 's', line 6, column 'stay' is empty; accepted: a finite number",
-    ),
-    "text target": (
-        HEAD + ROWS,
-        {"target": "kind", **NUMERIC},
-        r"column 'kind' holds 'a'; accepted: a finite number .*labels=\[",
-    ),
-    "unknown label": (
-        HEAD + ROWS,
-        {"target": "kind", "labels": ["a", "b"], **NUMERIC},
-        r"client 's', line 5, column 'kind' holds 'c'; accepted: the labels 'a', 'b'",
-    ),
-    "label outside": (
-        HEAD + ROWS + "s,3,a,7\n",
-        {"classes": 3, **NUMERIC},
-        r"client 's', example 2, field 'y' holds 7; with 3 classes a label must be in 0\.\.2",
-    ),
-    "nameless row": (
-        HEAD + ROWS + ",3,a,1\n",
-        NUMERIC,
-        r"line 6, column 'ward' is empty; accepted: the name of a client",
-    ),
+    "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the"),
+    "missing target column": (HEAD + ROWS, {"target": "los"}, r"target column 'los' is missing; the columns are"),
+    "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
+    "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{'kind': ...... with every category"),
+    "ids": (HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)), {}, r"the column looks like an id"),
+    "stray text": (HEAD + ROWS + "s,n/a,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'n/a'; accepted"),
+    "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"'age' holds 'NA'; accepted: a finite number \(or leave"),
+    "empty cell": (HEAD + ROWS + "s,,a,1\n", NUMERIC, r"line 6, column 'age' is empty; .*or leave the row or"),
+    "empty category": (HEAD + ROWS + "s,3,,1\n", {"one_hot": ["kind"]}, r"'kind' is empty; accepted: a value \("),
+    "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"line 6, column 'stay' is empty; accepted: a finite number"),
+    "text target": (HEAD + ROWS, {"target": "kind", **NUMERIC}, r"column 'kind' holds 'a'; .*labels=\["),
+    "unknown label": (HEAD + ROWS, {"target": "kind", "labels": ["a", "b"], **NUMERIC}, r"line 5, .* 'c'; accepted"),
+    "label outside": (HEAD + ROWS + "s,3,a,7\n", {"classes": 3, **NUMERIC}, r"example 2, field 'y' holds 7; with 3"),
+    "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"line 6, column 'ward' is empty; accepted: the name of a"),
     "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
-    "single examples": (
-        HEAD + "n,1,a,0\ns,2,a,1\n",
-        {"min_examples": 1, **NUMERIC},
-        r"no client has 2 examples, one to train on",
-    ),
+    "single examples": (HEAD + "n,1,a,0\ns,2,a,1\n", {"min_examples": 1, **NUMERIC}, r"no client has 2 examples"),
     "no rows": (HEAD, {}, r"has no rows; at least 2 a client"),
     "empty file": ("", {}, r"cannot be read as a table"),
     "no features": ("ward,stay\nn,1\nn,0\n", {}, r"there are no feature columns beside 'ward' and 'stay'"),
@@ -240,18 +180,9 @@ def test_unreadable_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"features": ["age", "ward"]},
-            r"read_table.features contains 'ward', which is the client or target",
-        ),
-        (
-            {"features": ["age"], "one_hot": ["kind"]},
-            r"read_table.one_hot contains 'kind', which is not a feature",
-        ),
-        (
-            {"features": ["age"], "labels": ["0", "0"]},
-            r"data.labels is \['0', '0'\]; it must be distinct",
-        ),
+        ({"features": ["age", "ward"]}, r"read_table.features contains 'ward', which is the client or target"),
+        ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
+        ({"features": ["age"], "labels": ["0", "0"]}, r"data.labels is \['0', '0'\]; it must be distinct"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):
@@ -381,23 +312,11 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
 @pytest.mark.parametrize(
     ("bounds", "error", "message"),
     [
-        (
-            {"kind": ["b", "c"]},
-            DataError,
-            r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the categories 'b',",
-        ),
+        ({"kind": ["b", "c"]}, DataError, r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the"),
         ({"age": ["1"]}, ConfigError, r"read_table\.bounds contains 'age', which is not a feature column"),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
-        (
-            {"kind": ["a", "a", "b"]},
-            ConfigError,
-            r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct texts",
-        ),
-        (
-            {"kind": [3, 3]},
-            ConfigError,
-            r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW below",
-        ),
+        ({"kind": ["a", "a", "b"]}, ConfigError, r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct"),
+        ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),
         ({"kind": [0, math.inf]}, ConfigError, r"a range must be \[LOW, HIGH\]"),
         ({"kind": [0, 1]}, DataError, r"column 'kind' holds '.'; accepted: a finite number"),
         ({"cost": ["a", "b"]}, ConfigError, r"read_table\.bounds contains 'cost', which is not a feature column"),

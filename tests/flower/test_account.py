@@ -63,16 +63,7 @@ def answers(folder: Path) -> list[int]:
 # Records
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        ("pmtl", "poisson"),
-        ("pmtl", "fixed"),
-        ("ditto", "full"),
-        ("fedprox", "poisson"),
-        ("apfl", "full"),
-    ],
-)
+@pytest.mark.parametrize(("name", "schedule"), [("pmtl", "poisson"), ("pmtl", "fixed"), ("ditto", "full")])
 def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
     name: str, schedule: str, tmp_path: Path
 ) -> None:

@@ -166,7 +166,7 @@ def drawn_by(monkeypatch, seeds: range, mean: float, shape: float) -> list[list[
 
 
 def test_candidates_are_drawn_uniformly_and_repeated_as_the_law_says(monkeypatch):
-    drawn = drawn_by(monkeypatch, range(400), 4.0, 1.0)
+    drawn = drawn_by(monkeypatch, range(200), 4.0, 1.0)
     names = [name for one in drawn for name in one]
     counts = [names.count(f"lam={lam}") for lam in ("0.1", "1", "5")]
     assert stats.chisquare(counts).pvalue > 1e-4
@@ -176,7 +176,7 @@ def test_candidates_are_drawn_uniformly_and_repeated_as_the_law_says(monkeypatch
     lengths = np.array([len(one) for one in drawn])
     law = stats.geom(1 / 4)  # shape 1 is geometric, of mean 4
     observed = [int((lengths == k).sum()) for k in range(1, 8)] + [int((lengths >= 8).sum())]
-    expected = [400 * law.pmf(k) for k in range(1, 8)] + [400 * law.sf(7)]
+    expected = [200 * law.pmf(k) for k in range(1, 8)] + [200 * law.sf(7)]
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
