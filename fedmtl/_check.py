@@ -1,7 +1,7 @@
 """Shared checks of the fields of settings dataclasses and of the arguments of readers.
 
 A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or ``kind: Literal["a", "b"]``, is
-checked by :func:`check_fields`, such an argument by :func:`check_arguments`; the functions check values by name.
+checked by :class:`Checked`, such an argument by :func:`check_arguments`; the functions check values by name.
 
 A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can hold.
 """
@@ -69,6 +69,14 @@ def check_fields(settings: Any) -> None:
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
 
 
+class Checked:
+    """Settings that are checked when they are made: base of a dataclass whose annotations say what its fields accept,
+    see :func:`check_fields`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_values(kind: type, values: Mapping[str, Any]) -> None:
     """Check values as those fields of a settings dataclass, before there is an object of it."""
     _check(kind.__name__, {name: accepted for name, accepted in _accepted(kind).items() if name in values}, values)
@@ -124,13 +132,6 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 def positive(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number above 0."""
     bounded(settings, values, _POSITIVE)
-
-
-def positive_or(settings: object, *words: str, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is one of ``words`` or a finite number above 0."""
-    others = {name: value for name, value in values.items() if not (isinstance(value, str) and value in words)}
-    also = "".join(f", or {word!r}" for word in words)
-    bounded(settings, others, Range(_POSITIVE.holds, _POSITIVE.text + also))
 
 
 def non_negative(settings: object, **values: Any) -> None:

@@ -58,7 +58,7 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (POSITIVE, "PFedMe.lam PeerToPeer.lam PublishedPeerToPeer.lam Dropouts.rate"),
     (SHARE, "share APFL.alpha"),
     ((*SHARE, 1.0), "validation LocalSGD.momentum BackoffSGD.momentum"),
-    ((0, *SHARE, 1.0), "ClientPrivacy.delta RecordPrivacy.delta QuantileClip.quantile"),
+    ((0, *SHARE, 1.0), "ClientPrivacy.delta RecordPrivacy.delta"),
     ((*POSITIVE, 1.5), "Average.alone batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
     ((*POSITIVE, 1e-160, 1e162), "ClientPrivacy.noise_multiplier RecordPrivacy.noise_multiplier"),
     ((0, -1.0, math.nan, True), "ClientPrivacy.epsilon RecordPrivacy.epsilon LocalFit.theta_max"),
@@ -102,7 +102,7 @@ def wrong_values(name: str, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
     wrong = WRONG.get(f"{name}.{field.name}", WRONG.get(field.name))
     if wrong is None:
         kinds = {"int": COUNT, "float": POSITIVE, "bool": FLAG, "Count": COUNT, "Positive": POSITIVE}
-        kinds |= dict.fromkeys(WORDS, WORD)
+        kinds |= dict.fromkeys(WORDS, WORD) | {"Fraction": (0, *SHARE, 1.0)}
         wrong = next((values for start, values in kinds.items() if annotation.startswith(start)), OTHER_TYPE)
     return tuple(value for value in wrong if value is not None or "None" not in annotation)
 

@@ -56,7 +56,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._check import Rate, check_fields
+from .._check import Rate
 from ..data.examples import Examples
 from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
@@ -120,9 +120,6 @@ class Average(Personalization):
 
     kind = "average"
     parts: ClassVar[tuple[str, ...]] = PARTS
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def text(self) -> str:
         return f"average of models (prior weight of local ones {self._alone:g})"

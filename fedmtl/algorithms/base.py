@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .._check import check_fields
+from .._check import Checked
 from ..data import FederatedDataset, RowBound
 from ..local import Executor, Layout, LocalSolver
 from ..local.losses import Loss
@@ -167,7 +167,7 @@ BASELINES: dict[str, type[Algorithm]] = {}
 """The methods that can be named as baselines, by name; their classes register themselves."""
 
 
-class Algorithm:
+class Algorithm(Checked):
     """A federated algorithm: what a client computes, what the server does with what was released.
 
     A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and
@@ -231,11 +231,6 @@ class Algorithm:
             METHODS[name] = Method(vars(cls).get("title", name), vars(cls).get("colour", ""))
             if cls.baseline:
                 BASELINES[name] = cls
-
-    def __post_init__(self) -> None:
-        """Refuse settings that their annotations do not accept, such as ``lam: NonNegative``."""
-        if is_dataclass(self):
-            check_fields(self)
 
     def check_data(self, data: FederatedDataset) -> None:
         """Refuse data that the method has no use for whatever the model, before one is built; none by default.

@@ -17,12 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from .._check import non_negative, one_of
+from .._check import Checked, NonNegative
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver, StackedModule
 from ..local.batches import batch_widths
@@ -39,7 +39,7 @@ Kind = Literal["vanilla", "mean", "kl", "ewc", "auto"]
 Start = Literal["auto", "shared", "personal"]
 
 
-class Personalization(ABC):
+class Personalization(Checked, ABC):
     """How every client makes its final model after the run, from its own training records, and sends nothing.
 
     Attributes:
@@ -63,7 +63,7 @@ class Personalization(ABC):
         """Return where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers that are not
         finite; followed by the weights of the :attr:`parts`, (k, D + parts)."""
 
-    def check(self, problem: Problem) -> None:  # noqa: B027 - most take any problem
+    def check(self, problem: Problem) -> None:
         """Refuse a problem that this cannot be used on.
 
         Raises:
@@ -147,7 +147,7 @@ class Finetune(Personalization):
     """
 
     kind: Kind = "mean"
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
     start: Start = "auto"
     validation: float = 0.0
@@ -155,9 +155,7 @@ class Finetune(Personalization):
     def __post_init__(self) -> None:
         if self.kind == "average":
             raise ConfigError("Finetune.kind is 'average'; averaging is fedmtl.Average() (command: finetune=average).")
-        one_of(self, get_args(Kind), kind=self.kind)
-        one_of(self, ("auto", "shared", "personal"), start=self.start)
-        non_negative(self, lam=self.lam)
+        super().__post_init__()
         if not (isinstance(self.validation, (int, float)) and 0.0 <= self.validation < 1.0):
             raise ConfigError(f"Finetune.validation is {self.validation!r}; it must be in [0, 1).")
         LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive
+from .._check import Checked, Positive, one_of
 from ..errors import ConfigError
 
 _PREFIX = "server_optimizer."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptimizer:
+class ServerOptimizer(Checked):
     """An optimizer of ``torch.optim`` that takes the negative released update as its gradient (Reddi et al. 2021).
 
     Args:
@@ -32,11 +32,11 @@ class ServerOptimizer:
     """
 
     optimizer_name: str = "SGD"
-    lr: float = 1.0
+    lr: Positive = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        positive(self, lr=self.lr)
+        super().__post_init__()
         names = tuple(
             n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS")
         )

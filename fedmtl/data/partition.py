@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .._check import Count, Positive, check_fields
+from .._check import Checked, Count, Positive
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .assemble import as_tensor
@@ -33,7 +33,7 @@ class Partition(Protocol):
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Label skew: each class is divided in shares drawn from a symmetric Dirichlet distribution over clients.
 
     Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al., ICDE 2022.
@@ -48,9 +48,6 @@ class Dirichlet:
     clients: Count
     alpha: Positive
     min_examples: Count = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client.
@@ -81,7 +78,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Checked):
     """Label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
 
     McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
@@ -93,9 +90,6 @@ class Shards:
 
     clients: Count
     shards_per_client: Count = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client; the seed shuffles within a label and deals.
@@ -121,7 +115,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class ByClasses:
+class ByClasses(Checked):
     """Clients of equal size with a few classes each, as in FedRep and CENTAUR (Shen et al. 2023).
 
     Every client gets ``classes_per_client`` different classes, drawn so that all classes have as many clients, up to
@@ -136,9 +130,6 @@ class ByClasses:
 
     clients: Count
     classes_per_client: Count
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Return the row numbers of each client, from labels in ``0 .. classes - 1``.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import Finite, Positive, check_fields
+from .._check import Checked, Finite, Positive
 from ..errors import DataError
 
 SHRINK = 1 - 2.0**-20
@@ -41,7 +41,7 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Checked):
     """``x * scale + shift``.
 
     Args:
@@ -50,9 +50,6 @@ class Affine:
 
     scale: Finite = 1.0
     shift: Finite = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         out = x.to(dtype)
@@ -120,7 +117,7 @@ def _mapped(path: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class RowBound:
+class RowBound(Checked):
     """A public bound on the features of every record, enforced: x min(1, bound / ||x||).
 
     A record whose norm is not finite becomes zero.
@@ -132,9 +129,6 @@ class RowBound:
 
     bound: Positive
     norm: Literal["l1", "l2"] = "l2"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def norms(self, x: Tensor) -> Tensor:
         """Return norms of the records x (N, ...), float64 (N,)."""

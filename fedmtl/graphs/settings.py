@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
-from .._check import Count, check_fields
+from .._check import Checked, Count
 from .._files import csv_rows
 from ..errors import ConfigError, DataError
 from .graph import Graph
@@ -46,14 +46,11 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Ring:
+class Ring(Checked):
     """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order of the data."""
 
     reach: Count = 1
     from_data = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Connect the places.
@@ -118,7 +115,7 @@ class EdgesFile:
 
 
 @dataclass(frozen=True)
-class KNNCosine:
+class KNNCosine(Checked):
     """The k nearest by cosine between the clients' mean of target times features over their training records.
 
     That mean is the direction of the first gradient step of a linear model. It is computed from the raw records: no
@@ -130,9 +127,6 @@ class KNNCosine:
 
     k: Count = 10
     from_data = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Build the graph of :func:`~fedmtl.graphs.knn_cosine`.

@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import nn
 
-from .._check import Count, Whole, check_fields
+from .._check import Checked, Count, Whole
 from .._threads import Threads
 from .batches import LANES, max_clients
 from .module import Layout, StackedModule, place_module
@@ -36,7 +36,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Checked):
     """How client work runs.
 
     Args:
@@ -55,9 +55,6 @@ class Execution:
 
     chunk: Count | None = None
     threads: Whole | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
         """Return the same settings with every choice made for this module and device, on so many cores; None for those

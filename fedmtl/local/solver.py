@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from .._check import Count, NonNegative, Positive, Range, Rate, check_fields, one_of
+from .._check import Checked, Count, NonNegative, Positive, Range, Rate, one_of
 from ..errors import ConfigError
 from .batches import batches_per_epoch
 from .precision import Precision
@@ -167,7 +167,7 @@ def rows_of(value: Any, select: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSolver(ABC):
+class LocalSolver(Checked, ABC):
     """How long a client trains and on which batches; subclasses say with which optimizer.
 
     Args:
@@ -186,9 +186,6 @@ class LocalSolver(ABC):
     proximal: bool = False
     decay: Rate = 1.0
     decay_every: Count = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def lr_at(self, round: int) -> float:
         """Return the step size of a round, counted from 0."""
@@ -214,7 +211,7 @@ class LocalSolver(ABC):
             )
         solver.check(lam)
 
-    def check(self, lam: float) -> None:  # noqa: B027 - most solvers follow any
+    def check(self, lam: float) -> None:
         """Refuse a regularization strength this solver cannot follow."""
 
     @abstractmethod

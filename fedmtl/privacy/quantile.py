@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._check import positive
-from ..errors import ConfigError, PrivacyError
+from .._check import Checked, Fraction, Positive, positive
+from ..errors import PrivacyError
 from .clip import LEAST, MOST
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COUNT_BOUND = 0.5
 
 
 @dataclass(frozen=True)
-class QuantileClip:
+class QuantileClip(Checked):
     """Settings of adaptive clipping.
 
     Args:
@@ -44,17 +44,10 @@ class QuantileClip:
         True
     """
 
-    initial: float
-    quantile: float = 0.5
-    lr: float = 0.2
-    count_noise: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(self, initial=self.initial, quantile=self.quantile, lr=self.lr)
-        if self.quantile >= 1:
-            raise ConfigError(f"QuantileClip.quantile is {self.quantile!r}; it must be between 0 and 1.")
-        if self.count_noise is not None:
-            positive(self, count_noise=self.count_noise)
+    initial: Positive
+    quantile: Fraction = 0.5
+    lr: Positive = 0.2
+    count_noise: Positive | None = None
 
     def count_std(self, denominator: float) -> float:
         """Return sigma_b: standard deviation of the noise on the count, in clients.

@@ -8,7 +8,6 @@ all records, of one client: replace-one), and another observer (the server).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._check import positive
+from .._check import Checked, Fraction, Positive
 from .._rounding import rounded_up
-from ..errors import ConfigError, PrivacyError
+from ..errors import PrivacyError
 from .clip import clip_rows
 from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
@@ -28,7 +27,7 @@ from .release import Release, ReleasePlan
 
 
 @dataclass(frozen=True)
-class RowNoise:
+class RowNoise(Checked):
     """What is asked of the noise on rows.
 
     Args:
@@ -39,17 +38,8 @@ class RowNoise:
         ConfigError: a value out of range.
     """
 
-    epsilon: float
-    delta: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(self, epsilon=self.epsilon)
-        if math.isinf(self.epsilon):
-            raise ConfigError("RowNoise.epsilon is inf, which needs no noise; leave the noise on rows out.")
-        if self.delta is not None:
-            positive(self, delta=self.delta)
-            if self.delta >= 1:
-                raise ConfigError(f"RowNoise.delta is {self.delta}; it must be below 1.")
+    epsilon: Positive
+    delta: Fraction | None = None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ import torch
 from scipy.special import betaincc, ndtri
 from torch import Tensor
 
-from .._check import given, positive, positive_int
+from .._check import Checked, Count, Positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from ..random import Coins, distinct_numbers
 
@@ -265,7 +265,7 @@ class BoundAsked(BoundSampler):
 
 
 @dataclass(frozen=True)
-class PoissonSampling:
+class PoissonSampling(Checked):
     """Every client takes part independently with probability ``cohort / n``; the size of a cohort varies.
 
     Args:
@@ -278,10 +278,7 @@ class PoissonSampling:
         'Poisson, expected cohort 100 of 1000 clients (q = 0.1)'
     """
 
-    cohort: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(self, **given(cohort=self.cohort))
+    cohort: Positive | None = None
 
     def bind(self, n: int) -> BoundPoisson | BoundFull:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
@@ -292,7 +289,7 @@ class PoissonSampling:
 
 
 @dataclass(frozen=True)
-class FixedCohort:
+class FixedCohort(Checked):
     """Exactly ``cohort`` clients a step, uniformly without replacement.
 
     Against other clients nothing is amplified: a client is charged, replace-one, for each participation, and
@@ -309,13 +306,8 @@ class FixedCohort:
         'fixed cohort of 100 of 1000 clients, each at most 5 times'
     """
 
-    cohort: int
-    max_uses: int | None = None
-
-    def __post_init__(self) -> None:
-        positive_int(self, cohort=self.cohort)
-        if self.max_uses is not None:
-            positive_int(self, max_uses=self.max_uses)
+    cohort: Count
+    max_uses: Count | None = None
 
     def bind(self, n: int) -> BoundFixed:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
@@ -324,7 +316,7 @@ class FixedCohort:
 
 
 @dataclass(frozen=True)
-class CyclicCohorts:
+class CyclicCohorts(Checked):
     """Clients take turns, ``cohort`` at a time, in a fixed public order: no coin, so nothing is amplified.
 
     Who takes part when is public, so neighbours differ by one client whose data are replaced by nothing
@@ -339,10 +331,7 @@ class CyclicCohorts:
         10
     """
 
-    cohort: int
-
-    def __post_init__(self) -> None:
-        positive_int(self, cohort=self.cohort)
+    cohort: Count
 
     def bind(self, n: int) -> BoundCyclic:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""

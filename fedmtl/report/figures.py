@@ -69,12 +69,13 @@ def plot_rounds(
         raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
     several = "budget" in history[0]
     numbers = [metric, *["objective"] * ("objective" in history[0])]
-    rows_of_panels = [[number] for number in (*numbers, *["epsilon"] * (not several))]
-    heights = [{"objective": 2.6, "epsilon": 1.6}.get(number, 4.0) for (number,) in rows_of_panels]
+    names = [*numbers, *["epsilon"] * (not several)]
+    heights = [{"objective": 2.6, "epsilon": 1.6}.get(number, 4.0) for number in names]
     styles = styles_of([*lines, *(finetuned or {})])
     last_round = max(float(row["round"]) for rows in lines.values() for row in rows)
     with drawing(path, 8.2, sum(heights), f"{BANDS} {NOT_PRIVATE}" if several else NOT_PRIVATE, paper=paper) as figure:
-        axes = figure.subplot_mosaic(rows_of_panels, sharex=True, height_ratios=heights)
+        column = figure.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        axes = dict(zip(names, column, strict=True))
         for number in numbers:
             axes[number].set_ylabel(f"{'mean ' if number == metric else ''}{number.replace('_', ' ')}")
             for label, rows in lines.items():
@@ -211,8 +212,9 @@ def _curve(axes: Axes, rows: History, number: str, title: str, style: dict[str, 
     elif values:
         axes.plot(rounds, values, marker="o" if 2 < len(values) <= 30 else "", **style)
     for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)) if bands else ():
-        edges = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
-        axes.fill_between([float(row["round"]) for row in rows], *edges, color=style["color"], alpha=alpha, linewidth=0)
+        lower, upper = ([float(row[f"{number}_p{mark}"]) for row in rows] for mark in (low, high))
+        at = [float(row["round"]) for row in rows]
+        axes.fill_between(at, lower, upper, color=style["color"], alpha=alpha, linewidth=0)
     lowest, highest = axes.dataLim.intervaly
     if number == "objective" and lowest > 0 and highest >= 10 * lowest:  # else a log axis has no marks to read
         axes.set_yscale("log")

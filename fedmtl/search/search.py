@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import Positive, check_fields
+from .._check import Checked, Positive
 from .._files import write_bytes
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError, ResumeError
@@ -118,7 +118,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateSearch:
+class PrivateSearch(Checked):
     """Chooses the best of several trainers under one privacy budget.
 
     The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise is calibrated to it
@@ -169,7 +169,7 @@ class PrivateSearch:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         halting_probability(self.mean, self.shape)
         check_candidates(self.candidates)
         regression = self._first.data.classes is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from .._check import Count, Fraction, check_fields
+from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
 from ..privacy import Activations, Price, Rounds
 from ..privacy.noise.registry import LAWS
@@ -31,7 +31,7 @@ NOT_COVERED = "the measured bound on epsilon and its guesses, which are counted 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class Interval(Checked):
     """A lower bound on epsilon beside the claim, measured in the run itself.
 
     ``canaries`` members join the population: the sampler draws them, the ledger charges them, and where they take part
@@ -53,9 +53,6 @@ class Interval:
 
     canaries: Count = 200
     confidence: Fraction = 0.95
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def check_interval(settings: Trainer) -> None:

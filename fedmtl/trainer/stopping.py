@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._check import non_negative, positive_int
+from .._check import Checked, Count, NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Checked):
     """Stop when the shared model has stopped moving away from where it started.
 
     The rule looks at ``distance``, the L2 norm of the released shared model minus the public start, at every
@@ -29,12 +29,8 @@ class EarlyStopping:
         (False, True)
     """
 
-    patience: int = 3
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        positive_int(self, patience=self.patience)
-        non_negative(self, min_delta=self.min_delta)
+    patience: Count = 3
+    min_delta: NonNegative = 0.0
 
     def stops(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether a run with this history stops: a pure function of it, so a resumed run decides the same."""

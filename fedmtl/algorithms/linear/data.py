@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..._check import Positive, one_of
+from ..._check import Checked, Positive
 from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from ...data import Domain, Examples, FederatedDataset
 
 LossName = Literal["squared", "hinge", "logistic"]
-LOSS_NAMES: tuple[LossName, ...] = ("squared", "hinge", "logistic")
 TWO_CLASS_LOSSES: tuple[LossName, ...] = ("hinge", "logistic")
 Array = np.ndarray[Any, Any]
 Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
-class LinearLoss:
+class LinearLoss(Checked):
     """A loss l(m, y) of the prediction m = theta . x; float64, and y in {-1, +1} except for ``"squared"``.
 
     Args:
@@ -53,9 +52,6 @@ class LinearLoss:
     """
 
     name: LossName
-
-    def __post_init__(self) -> None:
-        one_of(self, LOSS_NAMES, name=self.name)
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""

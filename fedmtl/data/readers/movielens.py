@@ -17,7 +17,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from ..._check import Count, Fraction, Positive, Range, Whole, check_arguments, check_fields
+from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_arguments
 from ...errors import ConfigError, DataError, first_line
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits, keyed_generator
@@ -171,7 +171,7 @@ read_movielens = reader("movielens")(data_of(movielens_users))
 
 
 @dataclass(frozen=True)
-class RatingsGraph:
+class RatingsGraph(Checked):
     """The paper's graph of users, as a setting: the k nearest by cosine similarity of their training ratings.
 
     An item that a user did not rate counts as 0. The graph is made of the ratings without noise: no epsilon covers it.
@@ -189,9 +189,6 @@ class RatingsGraph:
     public_users: Whole = 0
     seed: int = 0
     from_data = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def build(self, data: FederatedDataset) -> Graph:
         """Return the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.

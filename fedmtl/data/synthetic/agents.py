@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Count, Positive, Range, check_arguments, check_fields
+from ..._check import Checked, Count, Positive, Range, check_arguments
 from ...errors import ConfigError
 from ...graphs import Graph, exp_angle
 from ..dataset import FederatedDataset
@@ -128,7 +128,7 @@ def _side(seed: int, step: int, keys: Tensor, counts: Tensor, models: Tensor, ro
 
 
 @dataclass(frozen=True)
-class TargetAngles:
+class TargetAngles(Checked):
     """The paper's graph of :func:`make_synthetic_agents`, as a setting: from the target models themselves.
 
     No real network knows these.
@@ -143,9 +143,6 @@ class TargetAngles:
     gamma: Positive = 0.1
     cut: float = 1e-3
     from_data = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def build(self, data: Any) -> Graph:
         """Return the graph of the clients of ``data``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..._check import one_of, positive_int
+from ..._check import Checked, Count, one_of
 from .charges import charges
 from .findings import Finding, skipped
 from .freshness import freshness
@@ -36,7 +36,7 @@ _OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")  # of no
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class Effort(Checked):
     """How much is drawn, and which checks run.
 
     Args:
@@ -46,13 +46,13 @@ class Effort:
         checks: kinds of checks.
     """
 
-    noise: int = 2_000_000
-    cohorts: int = 1000
+    noise: Count = 2_000_000
+    cohorts: Count = 1000
     processes: bool = True
     checks: tuple[str, ...] = CHECKS
 
     def __post_init__(self) -> None:
-        positive_int(self, noise=self.noise, cohorts=self.cohorts)
+        super().__post_init__()
         for check in self.checks:
             one_of(self, CHECKS, checks=check)
 

@@ -20,7 +20,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from ..._check import positive, positive_int
+from ..._check import Checked, Positive, positive_int
 from ..accounting.knorm import KNormDpEvent
 from ..events import dp_event
 from .discrete import discrete_gaussian
@@ -35,7 +35,7 @@ Norm = Literal["l1", "l2"]
 
 
 @dataclass(frozen=True)
-class NoiseLaw(ABC):
+class NoiseLaw(Checked, ABC):
     """Additive noise on a vector.
 
     A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.registry.LAWS` has all laws by
@@ -55,7 +55,7 @@ class NoiseLaw(ABC):
             paper claims, and epsilon is infinite. Else None.
     """
 
-    multiplier: float
+    multiplier: Positive
 
     name: ClassVar[str]
     norm: ClassVar[Norm]
@@ -64,9 +64,6 @@ class NoiseLaw(ABC):
     cell: ClassVar[float] = 2.0**-20
     matrices: ClassVar[bool] = False
     refuted: ClassVar[str | None] = None
-
-    def __post_init__(self) -> None:
-        positive(self, multiplier=self.multiplier)
 
     @abstractmethod
     def event(self, dimension: int) -> Any:
