@@ -102,13 +102,11 @@ def _numbers(column: pd.Series) -> pd.Series:
     any other as it is."""
     import pandas as pd
 
-    from ..data.readers.columns import MISSING
-
     if pd.api.types.is_numeric_dtype(column.dtype):
         return column
     numbers = pd.to_numeric(column, errors="coerce")
     others = set(column[numbers.isna()].dropna())
-    most = numbers.count() > column.count() / 2 and (others <= {*MISSING} or column.nunique() > _MOST)
+    most = numbers.count() > column.count() / 2 and (others <= {"NA", "NaN", "nan", ""} or column.nunique() > _MOST)
     return numbers if others and most else column
 
 
