@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, is_dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,19 +15,21 @@ from torch import Tensor
 
 from .._check import given, id_of, positive_int
 from ..errors import ConfigError, DataError
-from . import checks, rows, storage
+from . import checks, rows
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
-from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe, restore
+from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
-_SAVED = ("name", "classes", "ids", "notes", "idle", "inferred", "limit", "target_range")  # as they are
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedDataset:
     """Every client's training and test examples.
+
+    ``torch.save(data, file)`` writes them, and ``torch.load(file, weights_only=False, mmap=True)`` leaves x and y on
+    disk and reads rows as they are gathered.
 
     Args:
         train: the training side, over n clients.
@@ -341,48 +342,6 @@ class FederatedDataset:
         """Return the features and targets on another device; offsets and keys stay on the host."""
         return self._replace(self.train.to(device), self.test.to(device), self.ids)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the data to a new folder: a file of tensors (safetensors) and one of JSON, complete or not at all.
-
-        Raises:
-            DataError: the folder exists already.
-        """
-        meta = {name: getattr(self, name) for name in _SAVED} | {"transform": describe(self.transform)}
-        meta["domain"] = None if self.domain is None else asdict(self.domain)
-        storage.write_folder(Path(folder), meta, self._tensors())
-
-    @classmethod
-    def load(
-        cls, folder: str | Path, *, memory_map: bool = True, transform: Transform | None = None
-    ) -> FederatedDataset:
-        """Read what :meth:`save` wrote.
-
-        Args:
-            folder: the folder given to :meth:`save`.
-            memory_map: leave x and y on disk and read rows as they are gathered; their values are then not
-                checked again. False reads and checks everything.
-            transform: needed only if the data were saved with a transform that is not of this package.
-
-        Raises:
-            DataError: the folder or one of its files is missing, truncated or of another kind.
-        """
-        meta, tensors = storage.read_folder(Path(folder), memory_map=memory_map)
-        for name in ("transform", "domain", *_SAVED):
-            if name not in meta:
-                raise DataError(f"{folder}: {name!r} is missing; write the folder again.")
-        sides: dict[str, Any] = {
-            side: Examples(*(tensors[f"{side}_{field}"] for field in FIELDS))
-            for side in (*SIDES, "public")
-            if f"{side}_x" in tensors
-        }
-        return cls(
-            **sides,
-            **{name: meta[name] for name in _SAVED},
-            transform=restore(meta["transform"], f"{folder}/dataset.json") if transform is None else transform,
-            domain=None if meta["domain"] is None else Domain(**meta["domain"]),
-            verify=not memory_map,
-        )
-
     def fingerprint(self) -> str:
         """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
         return self._fingerprint
@@ -395,11 +354,10 @@ class FederatedDataset:
             header["domain"] = asdict(self.domain)
         digest.update(json.dumps(header, sort_keys=True).encode())
         for name, value in self._tensors().items():
-            parts = storage.components(value)
-            for part, tensor in parts.items():
+            for part, tensor in rows.components(value).items():
                 digest.update(f"{name}{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 for start, stop in checks.chunks(tensor):
-                    digest.update(storage.to_array(tensor[start:stop].cpu()).data)
+                    digest.update(rows.to_array(tensor[start:stop].cpu()).data)
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:

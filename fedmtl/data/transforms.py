@@ -26,7 +26,7 @@ class Transform(Protocol):
 
     ``transform(x, dtype)`` takes x of shape (B, *stored) in its storage dtype and returns a (B, *shape)
     tensor of ``dtype`` on the same device. It treats every example alike, draws no random numbers and leaves
-    x as it was. Its fields (numbers, texts, tuples) are saved with the data and belong to its fingerprint.
+    x as it was. Its fields (numbers, texts, tuples) belong to the fingerprint of the data.
     """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor: ...
@@ -163,26 +163,6 @@ class Bounded:
         return self.bound(self.inner(x, dtype))
 
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (Cast, Affine, Integers, Packed, MappedImages)}
-
-
 def describe(transform: Transform) -> dict[str, Any]:
     """Return the transform as plain JSON values: its class name under ``kind`` and its fields."""
     return {"kind": type(transform).__name__, **dataclasses.asdict(transform)}  # type: ignore[call-overload]
-
-
-def restore(description: dict[str, Any], where: str) -> Transform:
-    """Return the inverse of :func:`describe` for the transforms of this module.
-
-    Raises:
-        DataError: the kind is another one; the caller can pass the transform itself.
-    """
-    fields = dict(description)
-    kind = fields.pop("kind", None)
-    if kind not in KINDS:
-        raise DataError(
-            f"{where}: the data were saved with the transform {kind!r}, which is not one of "
-            f"{', '.join(KINDS)}; pass it as transform=."
-        )
-    transform: Transform = KINDS[kind](**fields)
-    return transform

@@ -133,8 +133,6 @@ def test_public_rows_belong_to_nobody_and_the_notes_name_them(tmp_path):
     (note,) = given.notes
     assert "last 60 loans" in note
     assert "no epsilon covers them" in note
-    given.save(tmp_path / "saved")
-    assert FederatedDataset.load(tmp_path / "saved").notes == given.notes
     assert load_data("lending", root=file, **whole).fingerprint() == given.fingerprint()
     assert given.ids == ("owner-0", "owner-1", "owner-2")
     assert (given.spec.shape, given.classes, str(given.train.x.dtype)) == ((6,), None, "torch.float32")

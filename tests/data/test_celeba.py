@@ -137,10 +137,7 @@ def test_images_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatc
     colours = [colour for own in everything(other).values() for colour, _ in own]
     assert (255, 255, 255) in colours
     assert len(list((base / "fedmtl_cache").iterdir())) == 2
-    saved = tmp_path / "saved"
-    other.save(saved)
-    assert everything(FederatedDataset.load(saved)) == everything(other)
-    assert FederatedDataset.load(saved).fingerprint() == other.fingerprint() != first.fingerprint()
+    assert other.fingerprint() != first.fingerprint()
 
 
 def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path, monkeypatch):

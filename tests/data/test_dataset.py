@@ -243,6 +243,20 @@ def test_data_on_a_device_equal_data_on_the_host():
             torch.testing.assert_close(a.cpu(), b, rtol=1e-6, atol=1e-7)
 
 
+def test_data_that_torch_saved_are_the_same_from_memory_and_from_disk(tmp_path):
+    sparse = {f"c{i}": (scipy.sparse.random(6, 20, 0.3, "csr", np.float32, rng=i), np.arange(6) % 2) for i in range(3)}
+    bfloat16 = {k: (x.to(torch.bfloat16), y.float()) for k, (x, y) in ragged().items()}
+    images = FederatedDataset.from_tensors(ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255))
+    for data in (images, *map(FederatedDataset.from_tensors, (sparse, bfloat16))):
+        torch.save(data, tmp_path / "data.pt")
+        index = torch.randint(0, len(data.train), (3, 4))
+        for mapped in (False, True):
+            again = torch.load(tmp_path / "data.pt", weights_only=False, mmap=mapped)
+            assert (again.ids, again.spec, again.fingerprint()) == (data.ids, data.spec, data.fingerprint())
+            for a, b in zip(again.gather("train", index), data.gather("train", index), strict=True):
+                assert torch.equal(a, b)
+
+
 def test_settings_are_frozen():
     data = FederatedDataset.from_tensors(ragged())
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -399,8 +413,8 @@ def with_public(bound: float = 2.0) -> FederatedDataset:
 
 def test_public_examples_and_the_domain_stay_with_the_data(tmp_path):
     data = with_public()
-    data.save(tmp_path / "saved")
-    again = FederatedDataset.load(tmp_path / "saved")
+    torch.save(data, tmp_path / "saved")
+    again = torch.load(tmp_path / "saved", weights_only=False)
     for other in (again, data.subset(["b"]), data.to("cpu")):
         assert other.domain == Domain(2.0, 1.5, 1.0)
         assert torch.equal(other.public.x, data.public.x)

@@ -2,8 +2,6 @@ import pytest
 import torch
 
 from fedmtl.data import Affine, Cast
-from fedmtl.data.transforms import describe, restore
-from fedmtl.errors import DataError
 
 
 @pytest.mark.parametrize("stored", [torch.uint8, torch.int16, torch.float32, torch.float64])
@@ -18,16 +16,3 @@ def test_affine_is_scale_times_x_plus_shift_and_leaves_x_alone(stored, dtype):
         torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(x, before)
     assert torch.equal(Cast()(x, dtype), before.to(dtype))
-
-
-@pytest.mark.parametrize("transform", [Cast(), Affine(1 / 255, -0.5), Affine(2.0)])
-def test_a_description_restores_the_transform(transform):
-    assert restore(describe(transform), "f") == transform
-
-
-def test_an_unknown_description_is_refused():
-    with pytest.raises(
-        DataError,
-        match=r"f: .* transform 'Mine', which is not one of Cast, Affine, Integers, Packed, MappedImages; pass it as",
-    ):
-        restore({"kind": "Mine"}, "f")
