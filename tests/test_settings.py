@@ -67,7 +67,6 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (WORD, "optimizer_name"),
     ((-1, 2.5, math.nan, True, "other"), "Execution.threads"),
     ((-1.0, "other"), "allocation"),
-    (("other",), "PeerToPeer.start PublishedPeerToPeer.start"),
 )
 WRONG: dict[str, tuple[Any, ...]] = {name: values for values, names in RANGES for name in names.split()}
 WORDS = ("Literal", "LossName", "TaskLoss", "SharedPenalty", "OwnPenalty", "Momentum", "Kind", "Start", "Side", "Form")

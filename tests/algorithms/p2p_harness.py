@@ -1,16 +1,32 @@
 """Small peer-to-peer problems, runs without the trainer, and the update written out as a slow loop."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedmtl.algorithms import PeerToPeer, Problem, State
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Graph
 from fedmtl.privacy import RecordPrivacy
 
 from .harness import problem_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(PeerToPeer):
+    """Starts at other models than 0: a number, or one a coordinate."""
+
+    start: Any
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        state = super().init(problem, replicates)
+        state.public["theta"] += torch.tensor(self.start, dtype=torch.float64)
+        return state
+
 
 D = 4
 COUNTS = (7, 12, 3, 9, 5, 8)

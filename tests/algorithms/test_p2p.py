@@ -143,28 +143,6 @@ def test_without_noise_the_logistic_loss_reaches_the_optimum_of_lbfgs() -> None:
     assert found.fun < 0.98 * float(algorithm.objective(problem, algorithm.init(problem)))
 
 
-def test_a_public_constant_to_start_from() -> None:
-    problem, graph = agents(), random_graph(N)
-    for start in (0.5, (1.0, 2.0, 3.0, 4.0)):
-        algorithm = PeerToPeer(row_norm=1.0, graph=graph, start=start)
-        theta = algorithm.init(problem).public["theta"][0].numpy()
-        assert np.array_equal(theta, np.broadcast_to(start, (N, D)))
-        state, _ = run(algorithm, problem, schedule(1, 20, 0))
-        expected = slow(
-            arrays(problem),
-            graph.weights.toarray(),
-            "logistic",
-            schedule(1, 20, 0)[0],
-            mu=1.0,
-            lam="inverse",
-            smooth=0.25,
-            theta=theta,
-        )
-        assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-10)
-    with pytest.raises(ConfigError, match="start has 2 numbers for a model of 4"):
-        PeerToPeer(row_norm=1.0, graph=graph, start=(1.0, 2.0)).init(problem)
-
-
 def test_a_graph_has_the_agents_of_the_data() -> None:
     problem = agents()
     with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):

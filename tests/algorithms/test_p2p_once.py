@@ -19,7 +19,7 @@ from tests.small import check_resumed
 
 from .harness import blocks_of, open_activations
 from .harness import run_activations as run
-from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, schedule
+from .p2p_harness import COUNTS, D, Started, agents, arrays, mean_gradient, random_graph, schedule
 
 N = len(COUNTS)
 CLIP_ONLY = RecordPrivacy(clip_norm=0.4, epsilon=math.inf)
@@ -89,7 +89,7 @@ def test_one_release_and_many_steps_reach_the_solution_of_the_linear_system(priv
     """From the released gradients alone, however the agents wake."""
     problem, graph, start = agents(), random_graph(N), (0.3, -0.2, 0.1, 0.0)
     problem = problem if empty is None else without_records(problem, empty)
-    algorithm = PeerToPeer(
+    algorithm = Started(
         row_norm=1.0, graph=graph, mu=0.8, lam=0.05, releases=1, confidence_power=1.5, smoothness=0.6, start=start
     )
     told = None

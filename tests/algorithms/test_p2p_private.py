@@ -13,13 +13,13 @@ from fedmtl.algorithms import PeerToPeer
 from fedmtl.algorithms.p2p.allocation import wakeup_weights
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import PrivacyError
 from fedmtl.graphs import Complete, KNNCosine
 from fedmtl.privacy import RecordPrivacy
 
 from .harness import open_activations, problem_of
 from .harness import run_activations as run
-from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, slow
+from .p2p_harness import COUNTS, D, Started, agents, arrays, mean_gradient, random_graph, slow
 
 N = len(COUNTS)
 LAWS = ("laplace", "l2_laplace", "gaussian")
@@ -58,7 +58,7 @@ def test_a_wakeup_adds_noise_of_the_mechanisms_law_and_scale(mechanism: str) -> 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_the_data_term_is_clipped_in_the_norm_of_the_law_and_lambda_never(loss: str, mechanism: str) -> None:
     problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=0.6, start=5.0)
+    algorithm = Started(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=0.6, start=5.0)
     clients = torch.tensor([[0, 3, 1, 4, 2, 5, 0, 3]])
     state, _ = run(algorithm, problem, clients, law(mechanism, epsilon=math.inf, noise_multiplier=None))
     settings = {"mu": 0.7, "lam": 0.6, "smooth": {"logistic": 0.25, "squared": 2.0}[loss]}
@@ -162,7 +162,7 @@ def test_theorem_2_needs_the_factor_p() -> None:
     n, d, mu, lam, many = 3, 20, 0.8, 0.3, 1500
     problem, y = isotropic(n, d)
     best = (y / d) / (1 / d + lam)
-    algorithm = PeerToPeer(
+    algorithm = Started(
         graph=Complete(), mu=mu, lam=lam, loss="squared", smoothness=2 / d, row_norm=2.0, start=tuple(best)
     )
     clients = torch.from_numpy(np.random.default_rng(0).integers(0, n, (many, 1)))
@@ -190,7 +190,7 @@ def test_a_local_start_is_the_minimizers_of_all_agents() -> None:
 def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsilon() -> None:
     problem, graph = agents(), random_graph(N)
     sound = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
-    paper = PublishedPeerToPeer(row_norm=1.0, graph=graph, mu=0.7, start=0.0)
+    paper = PublishedPeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
@@ -222,12 +222,6 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert "raw records" in channel.report.refuted
     with pytest.raises(PrivacyError, match=r"adds Laplace noise: privacy\.mechanism is 'gaussian'"):
         run(paper, problem, clients, law("gaussian"))
-
-
-def test_settings_that_exclude_one_another_are_refused() -> None:
-    graph = random_graph(N)
-    with pytest.raises(ConfigError, match="both start and local_start"):
-        PublishedPeerToPeer(graph=graph, start=0.5, local_start=True)
 
 
 def test_notes_name_what_is_outside() -> None:

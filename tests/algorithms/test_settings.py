@@ -60,7 +60,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "PPSGD": SHARED | {"ratio": 0.5},
     "PeerToPeer": BOUNDS | {
         "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0,
-        "start": 0.5, "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
+        "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
         "confidence_power": 2.0,
     },
     "ProximalPoint": {

@@ -81,7 +81,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
             the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
             be public knowledge; only stability rests on it.
-        start: Theta(0), a public constant: a number for all coordinates, or one a coordinate.
         allocation: how the budget is spread over an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
         refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
@@ -118,7 +117,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
     loss: Literal["logistic", "squared"] = "logistic"
     lam: Positive | Literal["inverse"] = "inverse"
     smoothness: Positive | None = None
-    start: float | tuple[float, ...] = 0.0
     allocation: Allocation = "uniform"
     refine: Positive | None = None
     refine_from: Literal["own", "neighbours"] = "own"
@@ -132,10 +130,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         if not isinstance(self.graph, (Graph, GraphSettings)):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
         super().__post_init__()
-        if not isinstance(self.start, (int, float)):
-            if isinstance(self.start, str):
-                raise ConfigError(f"PeerToPeer.start is {self.start!r}; give a number, or one for each coordinate.")
-            object.__setattr__(self, "start", tuple(float(value) for value in self.start))
         if self.refine_from != "own" and self.refine is None:
             raise ConfigError(
                 f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "
@@ -214,18 +208,13 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
     # The run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start everyone at Theta(0); no data are read.
+        """Start everyone at Theta(0) = 0; no data are read.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
         k neighbours is k of them. With ``releases`` also ``slope`` (R, n, D), the mean of g - h Theta_i over an
         agent's releases g, h being the smoothness, and ``answers_so_far`` int64 (R, n), how many they are.
         """
-        if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
-            raise ConfigError(
-                f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
-            )
-        start = torch.tensor(self.start, dtype=torch.float64)
-        theta = start.expand(replicates, problem.clients, problem.dimension).clone()
+        theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.releases is not None:
             public |= {

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, PrivacyError
+from ...errors import PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
 from ..base import Problem, State
 from ..linear.solve import minimize
@@ -44,11 +44,6 @@ class PublishedPeerToPeer(PeerToPeer):
     local_start: bool = False
 
     name, title = "p2p_published", "Peer-to-peer, published"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.local_start and self.start != 0.0:
-            raise ConfigError("PublishedPeerToPeer has both start and local_start; a run starts from one of them.")
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
         """Return as of :class:`PeerToPeer`, with what Theorem 1 claims."""
