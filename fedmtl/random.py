@@ -23,7 +23,6 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_BLOCK = 1 << 14  # draws, of which the cache holds a dozen arrays
 
 
 @lru_cache(maxsize=1 << 12, typed=True)
@@ -54,7 +53,7 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 
 
 def philox(key: int | Words, c0: Words, c1: Words, c2: Words, c3: Words) -> tuple[Words, ...]:
-    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's uint64, which is faster.
+    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's uint64.
 
     Args:
         key: 64-bit key; an array of 64-bit keys broadcasts against the counters.
@@ -123,26 +122,10 @@ def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Ten
         step: round or event number in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
-    if isinstance(key, int) and isinstance(step, int) and index.device.type == "cpu":
-        owner, place = torch.broadcast_tensors(client.cpu(), index)
-        return _bits_on_host(key, owner, place, step)
     step = torch.as_tensor(step, dtype=torch.int64, device=index.device)
     low, high = client & _MASK, (client >> 32) & _MASK
     w0, w1, _, _ = philox(key, index, step, low, high)
     return ((w0 & 0x7FFFFFFF) << 32) | w1
-
-
-def _bits_on_host(key: int, client: Tensor, index: Tensor, step: int) -> Tensor:
-    """:func:`keyed_bits` by NumPy, in blocks that stay in the processor's cache."""
-    clients, indices = (words.reshape(-1).numpy().view(np.uint64) for words in (client, index))
-    bits, at = np.empty(len(indices), dtype=np.uint64), np.array([step], dtype=np.uint64)
-    words = np.empty((2, min(len(indices), _BLOCK)), dtype=np.uint64)
-    for first in range(0, len(bits), _BLOCK):
-        part = slice(first, first + _BLOCK)
-        own, place = clients[part], indices[part]
-        philox_words(words[:, : len(place)], key, place, at, own & _MASK, own >> 32)
-        bits[part] = words[0, : len(place)] & 0x7FFFFFFFFFFFFFFF
-    return torch.from_numpy(bits.view(np.int64)).reshape(index.shape)
 
 
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:

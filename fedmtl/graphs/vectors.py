@@ -14,46 +14,36 @@ from ..errors import ConfigError
 from .graph import Graph
 
 
-def knn_cosine(vectors: Any, k: int = 10, *, ids: Sequence[str] | None = None) -> Graph:
+def knn_cosine(vectors: Any, k: int, ids: Sequence[str]) -> Graph:
     """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
     recommendation task); agents with the same similarity come in the order of the search.
 
     Args:
         vectors: (n, d) dense or SciPy sparse, such as the ratings of each agent; no n x n matrix is made.
         k: neighbours of each agent, below n.
-        ids: of the agents; None for "0", "1", ...
+        ids: of the agents.
 
     Raises:
         ConfigError: k is not in [1, n - 1], or a vector has no direction.
     """
     from sklearn.neighbors import NearestNeighbors  # takes a second to import
 
-    n = vectors.shape[0]
-    named = _ids(ids, n, "knn_cosine")
+    rows, n = _unit_rows(vectors, ids), len(ids)  # of unit rows the nearest have the largest cosine
     positive_int("knn_cosine", k=k)
     if k >= n:
         raise ConfigError(f"knn_cosine.k is {k:,} for {n:,} agents; it must be below their number.")
-    rows = _unit_rows(vectors, named, "knn_cosine")  # of unit rows the nearest have the largest cosine
     nearest = NearestNeighbors(n_neighbors=k).fit(rows).kneighbors(return_distance=False)
-    return Graph.from_pairs(np.repeat(np.arange(n), k), nearest.ravel(), 1.0, named)
+    return Graph.from_pairs(np.repeat(np.arange(n), k), nearest.ravel(), 1.0, ids)
 
 
-def exp_angle(
-    models: ArrayLike,
-    gamma: float = 0.1,
-    *,
-    cut: float = 1e-3,
-    ids: Sequence[str] | None = None,
-    isolated: bool = False,
-) -> Graph:
+def exp_angle(models: ArrayLike, gamma: float, cut: float, ids: Sequence[str]) -> Graph:
     """Weigh by W_ij = exp((cos phi_ij - 1) / gamma), phi_ij the angle between two agents' models (section 5.1).
 
     Args:
         models: (n, p), such as the true models of a synthetic problem.
         gamma: above 0.
         cut: weights below it are left out. The paper leaves out "negligible" ones and prints no number.
-        ids: of the agents; None for "0", "1", ...
-        isolated: accept agents all of whose weights are cut.
+        ids: of the agents.
 
     Raises:
         ConfigError: a model without a direction, an impossible number, an agent without a weight above the cut.
@@ -61,39 +51,28 @@ def exp_angle(
     positive("exp_angle", gamma=gamma)
     if not 0 <= cut < 1:
         raise ConfigError(f"exp_angle.cut is {cut!r}; it must be at least 0 and below 1.")
-    vectors = np.asarray(models, dtype=np.float64)
-    named = _ids(ids, len(vectors), "exp_angle")
-    rows = _unit_rows(vectors, named, "exp_angle")
+    rows = _unit_rows(models, ids)
     weights = np.exp((np.clip(rows @ rows.T, -1.0, 1.0) - 1.0) / gamma)
     first, second = np.nonzero(np.triu(weights >= max(cut, 1e-300), 1))
-    return Graph.from_pairs(first, second, weights[first, second], named, isolated=isolated)
+    return Graph.from_pairs(first, second, weights[first, second], ids)
 
 
-def _ids(ids: Sequence[str] | None, count: int, where: str) -> tuple[str, ...]:
-    if ids is None:
-        return tuple(str(i) for i in range(count))
-    if len(ids) != count:
-        raise ConfigError(f"{where}: {len(ids)} ids for {count} agents; give one to each.")
-    return tuple(ids)
-
-
-def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
-    """Scale rows to the L2 norm 1, sparse if given so.
+def _unit_rows(vectors: Any, ids: Sequence[str]) -> Any:
+    """Scale the rows of agents to the L2 norm 1, sparse if given so.
 
     Raises:
-        ConfigError: an agent whose vector is zero or not finite; it has no direction.
+        ConfigError: other than one row an agent, or an agent whose vector is zero or not finite; it has no direction.
     """
-    sparse: bool = issparse(vectors)
-    rows: Any = csr_array(vectors, dtype=np.float64, copy=True) if sparse else np.asarray(vectors, dtype=np.float64)
-    if rows.ndim != 2:
-        raise ConfigError(f"{where}: vectors have shape {rows.shape}; one row an agent is needed.")
+    rows: Any = csr_array(vectors, dtype=np.float64, copy=True) if issparse(vectors) else np.asarray(vectors, float)
+    if rows.ndim != 2 or len(ids) != rows.shape[0]:
+        raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
     norms = np.sqrt(np.asarray((rows * rows).sum(axis=1), dtype=np.float64))
     wrong = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if wrong.size:
         raise ConfigError(
-            f"{where}: the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
+            f"the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
         )
-    if sparse:
+    if issparse(rows):
         rows.data /= np.repeat(norms, np.diff(rows.indptr))
         return rows
     return rows / norms[:, None]

@@ -73,18 +73,19 @@ def test_nearest_neighbours_are_those_of_the_matrix_of_cosines(sparse: bool) -> 
     for i in range(40):
         for j in np.argsort(-cosine[i])[:5]:
             expected[i, j] = expected[j, i] = 1
-    graph = knn_cosine(csr_array(rows) if sparse else rows, 5)
+    ids = [f"u{i}" for i in range(40)]
+    graph = knn_cosine(csr_array(rows) if sparse else rows, 5, ids)
     assert np.array_equal(graph.weights.toarray(), expected)
     assert graph.degrees.min() == 5
     assert graph.degrees.max() > 5
-    assert np.array_equal(knn_cosine(3.0 * rows, 5).weights.toarray(), expected)
+    assert np.array_equal(knn_cosine(3.0 * rows, 5, ids).weights.toarray(), expected)
     with pytest.raises(ConfigError, match="k is 40 for 40 agents"):
-        knn_cosine(rows, 40)
+        knn_cosine(rows, 40, ids)
     rows[7] = 0
     with pytest.raises(ConfigError, match="agent 'u7' is zero"):
-        knn_cosine(rows, 5, ids=[f"u{i}" for i in range(40)])
-    with pytest.raises(ConfigError, match="3 ids for 40 agents"):
-        knn_cosine(rows, 5, ids="abc")
+        knn_cosine(rows, 5, ids)
+    with pytest.raises(ConfigError, match=r"\(40, 30\) for 3 agents"):
+        knn_cosine(rows, 5, "abc")
 
 
 def test_angles_of_models() -> None:
@@ -93,14 +94,14 @@ def test_angles_of_models() -> None:
     phi = angle[:, None] - angle[None, :]
     expected = np.exp((np.cos(phi) - 1) / 0.1)
     np.fill_diagonal(expected, 0)
-    assert np.allclose(exp_angle(models, 0.1, cut=0).weights.toarray(), expected, rtol=1e-12)
+    assert np.allclose(exp_angle(models, 0.1, 0, "abcd").weights.toarray(), expected, rtol=1e-12)
     cut = np.where(expected < 0.4, 0, expected)
     assert (cut == 0).sum() > (expected == 0).sum()
-    assert np.allclose(exp_angle(models, 0.1, cut=0.4).weights.toarray(), cut, rtol=1e-12)
-    with pytest.raises(ConfigError, match=r"'0'.*have no neighbours"):
-        exp_angle(models, 0.1, cut=0.99)
+    assert np.allclose(exp_angle(models, 0.1, 0.4, "abcd").weights.toarray(), cut, rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"'a'.*have no neighbours"):
+        exp_angle(models, 0.1, 0.99, "abcd")
     with pytest.raises(ConfigError, match="cut is 1"):
-        exp_angle(models, cut=1.0)
+        exp_angle(models, 0.1, 1.0, "abcd")
 
 
 class Clients:
@@ -181,7 +182,7 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
     sums = np.stack([((2 * y - 1)[:, None] * x).sum(0) for x, y in clients.values()])
     assert KNNCosine(2).from_data
     found = KNNCosine(2).build(data).weights.toarray()
-    assert np.array_equal(found, knn_cosine(sums, 2).weights.toarray())
+    assert np.array_equal(found, knn_cosine(sums, 2, data.ids).weights.toarray())
     before = EdgesFile(str(tmp_path / "edges.csv")).digest
     (tmp_path / "edges.csv").write_text("agent,neighbour\na,b\nc,d\nd,a\n")
     assert EdgesFile(str(tmp_path / "edges.csv")).digest != before
