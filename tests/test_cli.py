@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +18,9 @@ import yaml
 
 from fedmtl import cli
 from fedmtl._files import write_bytes
-from fedmtl.cli.config import build, check, choices, combinations, compose, resolve, settings
+from fedmtl.cli.config import build, choices, combinations, compose, resolve, settings
 from fedmtl.cli.names import nearest
-from fedmtl.cli.options import Process, make_paths_absolute
+from fedmtl.cli.options import Process, with_absolute_paths
 from fedmtl.cli.run import _run, unlike
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
@@ -67,29 +66,29 @@ def process(
         (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: lam, local, "),
         (["evaluate_clients=none"], "evaluate_clients is 'none'; it must be a whole number of at least 1"),
         (["model.fix=3"], "model.fix is 3; accepted: true or false."),
-        (["model.lora=4"], "model.lora is 4; accepted: null, or a mapping of rank, alpha, targets."),
-        (["model.lora.rank=4"], "model.lora is None; write 'model.lora={rank: VALUE}'"),
+        (["model.lora=4"], "model.lora is 4; give a mapping of its settings, such as model.lora.rank=VALUE"),
+        (["model.lora.rank=x"], "model.lora: lora.rank is 'x'; it must be a whole number of at least 1."),
         (["execution.graphs=true"], "execution.graphs is gone: local steps run as they are, on every device."),
         (["execution={tf32: false}"], "execution.tf32 is gone: set torch.backends.cuda.matmul.allow_tf32."),
         (["execution={strategy: threads}"], "execution.strategy is gone: execution.threads=0 computes all"),
-        (["execution.chunk=4"], "execution is None; write 'execution={chunk: VALUE}'."),
+        (["execution.chunk=x"], "execution: Execution.chunk is 'x'; it must be a whole number of at least 1."),
         (["model.lora={rnk: 4}"], "did you mean model.lora.rank? accepted: rank, alpha, targets."),
         (["algorithm.local=5"], "FedAvg.local is 5; give a local solver, such as LocalSGD"),
         (["schedule=3"], "Config group override must be a string or a list. Got int"),
-        (["+foo=1"], "foo is no setting; accepted: algorithm, data, model, schedule,"),
-        (["+wandb.project=x"], "wandb is no setting; accepted: algorithm, data, model, schedule,"),
-        (["+round=5"], "round is no setting; did you mean rounds?"),
-        (["execution={foo: 1}"], "execution.foo is no setting of Execution; accepted: chunk, threads"),
+        (["+foo=1"], "foo is no setting of Trainer; accepted: algorithm, data, model, schedule,"),
+        (["+wandb.project=x"], "wandb is no setting of Trainer; accepted: algorithm, data, model, schedule,"),
+        (["+round=5"], "round is no setting of Trainer; did you mean rounds?"),
+        (["execution={foo: 1}"], "execution.foo is no setting; accepted: chunk, threads"),
         (["+logger.foo=1"], "logger.foo means nothing here: logger is none; choose another logger=OPTION"),
         (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, "),
         (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon is no setting; accepted: nothing."),
-        (["data.root=x"], "data.root is no setting; accepted: seed, clients, train_images"),
+        (["data.root=x"], "data.root is no setting; accepted: clients, train_images"),
         (["privacy=record", "privacy.mechanism=discrete_gaussian"], "'discrete_gaussian' is gone: mechanism="),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["scale=paper"], "scale is gone: an experiment at its paper's size is experiment=NAME_paper."),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
-        (["algorithm=pmtl,fedavg"], "lists several values; add -m"),
+        (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
         (["privacy.epsilon=-1"], "privacy: ClientPrivacy.epsilon is -1; it must be a finite number above 0"),
@@ -99,11 +98,11 @@ def process(
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
         (["algorithm=clustered_pmtl"], "algorithm.clusters is required"),
         (["seed=x"], "seed is 'x'; it must be a whole number"),
-        (["execution=stacked"], "execution is 'stacked'; accepted: null, or a mapping of chunk, threads."),
+        (["execution=stacked"], "execution is 'stacked'; give Execution(chunk=..., threads=...)."),
         (["device=toaster"], "device is 'toaster'"),
         (["replicate=3"], "replicate is no setting; did you mean replicates?"),
-        (["algorithm=pp_dmtl", "epsilons=1,3"], "add -m to run each of them, or write epsilons=[1,3] for a list"),
-        (["early_stopping.patience=3"], "early_stopping is None; write 'early_stopping={patience: VALUE}'"),
+        (["algorithm=pp_dmtl", "epsilons=1,3"], "To use it as a list, use key=[value1,value2]"),
+        (["early_stopping.patience=x"], "early_stopping: EarlyStopping.patience is 'x'; it must be a whole number of"),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "ClientPrivacy.epsilon is 0"),
@@ -163,9 +162,6 @@ def test_low_rank_adapters_and_names_come_with_every_model(tmp_path: Path) -> No
     assert [tuple(layers[k].lora_B.shape) for k in (1, 3)] == [(8, 2), (10, 2)]
     assert layers[1].scale == 3.0
     assert trainer.trainable == ["*.lora_B"]
-    older = resolve(compose(words))
-    del older["trainable"], older["model"]["lora"]  # folders of earlier versions have neither
-    assert build(older, tmp_path).trainable is None
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -319,7 +315,7 @@ def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
 def test_every_choice_goes_with_every_other(named: list[str]) -> None:
     for choice in ("pmtl client poisson", "fedavg none fixed", "local client full", "fedavg client full"):
         algorithm, privacy, schedule = choice.split()
-        check([*named, f"algorithm={algorithm}", f"privacy={privacy}", f"schedule={schedule}"])
+        objects(*named, f"algorithm={algorithm}", f"privacy={privacy}", f"schedule={schedule}")
 
 
 def test_every_option_of_every_group_composes() -> None:
@@ -336,7 +332,7 @@ def test_every_option_of_every_group_composes() -> None:
         for option, words in options.items():
             assert words, f"{group}/{option}.yaml has no comment to open with"
             if "/" not in group and group != "algorithm":
-                check([f"{group}={option}", *needed.get(option, [])])
+                objects(f"{group}={option}", *needed.get(option, []))
 
 
 def test_data_options_are_those_of_the_readers() -> None:
@@ -372,11 +368,11 @@ def test_names_of_parameters_that_are_free() -> None:
 
 
 def test_sweeps_are_expanded() -> None:
-    found = list(combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"], multirun=True))
+    found = list(combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"]))
     assert len(found) == 8
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
-    twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"], multirun=True))
+    twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"]))
     assert twice == [["seed=4", "rounds=1"], ["seed=4", "rounds=2"], ["seed=5", "rounds=1"], ["seed=5", "rounds=2"]]
 
 
@@ -564,7 +560,7 @@ def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.Capt
         "privacy.source=secure": ("may be published, at epsilon = 4", True),
     }
     for word, (story, picture) in stories.items():
-        _run(resolve(compose((*tiny, word))), tmp_path / word, Process(), command="fedmtl")
+        _run(resolve(compose((*tiny, word))), tmp_path / word, Process(), command=[])
         out = capsys.readouterr().out
         assert story in out
         assert (tmp_path / word / "public/epsilon.png").exists() == picture == ("epsilon.png" in out)
@@ -591,7 +587,7 @@ def test_without_a_terminal_evaluations_are_lines(
 
     monkeypatch.setattr(run.Run, "evaluate", keep)
     config = resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]")))
-    _run(config, tmp_path / "run", Process(), command="fedmtl")
+    _run(config, tmp_path / "run", Process(), command=[])
     shown = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in shown if "/4" in line] == ["fedavg 2/4", "fedavg 4/4"]
     assert all("accuracy 0." in line and "epsilon" in line for line in shown if "/4" in line)
@@ -604,17 +600,12 @@ def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: 
         "data": {"root": "faces", "images": "there", "cache": None, "size": 84},
         "algorithm": {"clusters": "groups.csv", "graph": {"path": "edges.csv"}},
     }
-    make_paths_absolute(config)
-    moved = {"data": {"root": "faces"}, "algorithm": {}}
-    make_paths_absolute(moved, "/begun/here")
-    assert moved["data"]["root"] == "/begun/here/faces"
-    assert config == {
+    assert with_absolute_paths(config) == {
         "data": {"root": f"{tmp_path}/faces", "images": f"{tmp_path}/there", "cache": None, "size": 84},
         "algorithm": {"clusters": f"{tmp_path}/groups.csv", "graph": {"path": f"{tmp_path}/edges.csv"}},
     }
     several = {"data": {}, "algorithm": {"clusters": 3}}
-    make_paths_absolute(several)
-    assert several == {"data": {}, "algorithm": {"clusters": 3}}
+    assert with_absolute_paths(several) == several
 
 
 def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -679,21 +670,20 @@ def test_a_folder_runs_no_code(
 def test_a_sweep_imports_nothing_that_its_folder_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Hydra imports what a search path names."""
+    """Hydra imports what a search path names; a resume composes nothing."""
     (tmp_path / "hostile.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "hostile", raising=False)
-    for text in ("hydra.searchpath=[pkg://hostile]", "++hydra.searchpath=[pkg://hostile]"):
-        hydra = {
-            "overrides": {"task": [*TINY, "seed=1,2", text]},
-            "sweep": {"subdir": "${hydra.job.num}"},
-            "runtime": {"config_sources": [], "cwd": str(tmp_path)},
-        }
-        (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": hydra}))
-        code = cli.main(["resume", str(tmp_path)])
-        assert not (tmp_path / "ran").exists()
-        assert code == 2
-        assert f"multirun.yaml has {text}, which" in capsys.readouterr().err
+    overrides = {"task": [*TINY, "seed=1,2", "hydra.searchpath=[pkg://hostile]"]}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "holds no run of this command; start the sweep again" in capsys.readouterr().err
+    (tmp_path / "0/private").mkdir(parents=True)
+    words = [*TINY, "seed=1", "hydra.searchpath=[pkg://hostile]"]
+    stored = yaml.safe_dump(resolve(compose(tuple(TINY))) | {"baselines": [], "finetune": None})
+    (tmp_path / "0/private/config.yaml").write_text(f"# fedmtl {' '.join(words)}\n{stored}")
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -725,7 +715,9 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
 
     # the last job was interrupted before it began, the second while it trained
     (sweep,) = tmp_path.glob("multirun/*/*")
-    shutil.rmtree(sweep / "3")
+    for path in sweep.glob("3/*/*"):
+        if path.name != "config.yaml":
+            path.unlink()
     for name in ("private/result.json", "private/checkpoint.safetensors"):
         (sweep / "1" / name).unlink()
     before = {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
@@ -738,6 +730,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
         f"fedmtl: left out: {sweep}/1: unfinished: continue it with fedmtl resume {sweep}/1",
         f"fedmtl: left out: {sweep}/2: failed: PoissonSampling.cohort is 31, but there are only 30 clients; it "
         "must be at most the population.",
+        f"fedmtl: left out: {sweep}/3: unfinished: continue it with fedmtl resume {sweep}/3",
     ]
     assert cli.main(["resume", str(sweep)]) == 2
     again = capsys.readouterr()
@@ -760,7 +753,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     ],
 )
 def test_a_sweep_says_which_methods_are_not_finetuned(words: list[str], said: str) -> None:
-    text = unlike(check(words, multirun=True))
+    text = unlike([resolve(compose(run)) for run in combinations(words)])
     assert text.startswith(said)
     assert bool(text) == bool(said)
 

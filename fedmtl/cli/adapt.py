@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from .config import Config, changed, made, of_place, settings, stored_config
 from .names import TRUST
-from .options import add_config_dir, command_parser
+from .options import add_settings, command_parser
 
 _KEYS = ("data", "finetune", "metrics", "device", "seed")
 
@@ -40,9 +40,8 @@ def adapt(words: list[str]) -> int:
     """
     parser = command_parser("adapt", "Personal models of clients that took no part in a run.", _EPILOG)
     parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=f"settings of {', '.join(_KEYS)}")
+    add_settings(parser, what=f"of {', '.join(_KEYS)}")
     parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
-    add_config_dir(parser)
     options = parser.parse_intermixed_args(words)
     out = options.out or Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, with_automatic
-from .options import add_config_dir, command_parser
+from .options import add_settings, command_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,9 +30,8 @@ its warnings and errors may speak of rows.
 def check(words: list[str]) -> int:
     """Print what can be said of the data, and write a draft of the experiment of a table without bounds."""
     parser = command_parser("check", "Say before training whether sharing can help.", _EPILOG)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
+    add_settings(parser)
     parser.add_argument("--public", action="store_true", help="print no line that is computed from values")
-    add_config_dir(parser)
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides, options.config_dir))

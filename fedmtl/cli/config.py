@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
-from ..report._settings import flat
-from .names import EXTRA, GUESSED, REMOVED, TRUST, config_folder, nearest, no_setting
+from ..report._settings import flat, within
+from .names import EXTRA, GUESSED, TRUST, config_folder, nearest, no_option, no_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -34,6 +33,7 @@ Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
+VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 
 
 def choices(extra: Path | None = None) -> dict[str, dict[str, str]]:
@@ -57,26 +57,6 @@ def choices(extra: Path | None = None) -> dict[str, dict[str, str]]:
     return options
 
 
-def check(
-    overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None, name: str = "config"
-) -> list[Config]:
-    """Return the resolved configuration of each run, after refusing overrides that no run can use.
-
-    Args:
-        overrides: as typed.
-        multirun: every combination of listed values is checked.
-        extra: a folder with further configuration files, searched first.
-        name: of the primary configuration file.
-
-    Raises:
-        ConfigError: the first problem, naming the key.
-    """
-    configs = [resolve(compose(run, extra, name)) for run in combinations(overrides, multirun=multirun)]
-    for config in configs:
-        settings(config)
-    return configs
-
-
 def with_automatic(words: Sequence[str]) -> list[str]:
     """Return the words of a command, in which data of the user take the automatic settings unless an algorithm, an
     experiment or a setting of the schedule is chosen."""
@@ -86,26 +66,16 @@ def with_automatic(words: Sequence[str]) -> list[str]:
     return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]  # settings stand between the options
 
 
-def combinations(overrides: Sequence[str], *, multirun: bool) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, in Hydra's order; the only ones if nothing is swept.
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each run of a sweep, in Hydra's order.
 
     Raises:
-        ConfigError: an override that cannot be read; without ``multirun``, one that lists several values.
+        ConfigError: an override that cannot be read, or that lists no values.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.errors import HydraException
 
-    parsed = parse(overrides)
-    swept = [text for text, override in zip(overrides, parsed, strict=True) if override.is_sweep_override()]
-    if swept and not multirun:
-        listed = f", or write {swept[0].replace('=', '=[')}] for a list" if swept[0].startswith("epsilons=") else ""
-        raise ConfigError(f"{swept[0]} lists several values; add -m to run each of them{listed}.")
-    if not swept:
-        return [list(overrides)]
-    try:
-        (runs,) = BasicSweeper.split_arguments(parsed, None)
-    except HydraException as error:
-        raise ConfigError(f"{first_line(error)}; write KEY=A,B,C or KEY=range(1,4).") from error
+    with refusals(overrides):
+        (runs,) = BasicSweeper.split_arguments(parse(overrides), None)
     return [list(run) for run in runs]
 
 
@@ -122,22 +92,12 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         ConfigError: one that it cannot read.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
+    from hydra.errors import OverrideParseException
 
-    parser, parsed = OverridesParser.create(), []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException as error:
-            raise ConfigError(f"cannot read {text!r}: {first_line(error)}.") from error
-    return parsed
-
-
-def hydra_base() -> dict[str, Any]:
-    """Return the argument by which Hydra 1.3 behaves as later versions do, which warn of it."""
-    import hydra
-
-    return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException as error:
+        raise ConfigError(f"cannot read {error.override!r}: {first_line(error)}.") from error
 
 
 def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "config") -> DictConfig:
@@ -154,7 +114,7 @@ def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "co
     from hydra import compose as hydra_compose
     from hydra import initialize
 
-    with searched(extra), refusals(overrides, name), initialize(None, **hydra_base()):
+    with searched(extra), refusals(overrides), initialize(None, version_base=VERSION):
         return without_leftovers(hydra_compose(name, overrides=list(overrides)), overrides)
 
 
@@ -174,12 +134,11 @@ def searched(extra: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def refusals(overrides: Sequence[str], name: str = "config") -> Iterator[None]:
-    """Turn what Hydra raises in this block into the first option or key that there is not, with the nearest names.
+def refusals(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn what Hydra raises in this block into an error that names the option or the key, with the nearest names.
 
     Args:
-        overrides: of one run, as typed.
-        name: of the primary configuration file.
+        overrides: as typed.
 
     Raises:
         ConfigError: what Hydra refused.
@@ -192,57 +151,38 @@ def refusals(overrides: Sequence[str], name: str = "config") -> Iterator[None]:
     except FedmtlError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise _missing(overrides, name) or ConfigError(f"{first_line(error)}.") from error
+        raise _refused(error, overrides) from error
 
 
-def _missing(overrides: Sequence[str], name: str) -> ConfigError | None:
-    """Return the error of the first option or key among the overrides that does not exist, None if all do."""
-    options, chosen, keys = choices(EXTRA.get()), [], []
-    for text, override in zip(overrides, parse(overrides), strict=True):
-        group, value = override.key_or_group, override.value()
-        if group not in options:
-            keys.append(override)
-        elif text in REMOVED and value not in options[group]:
-            return ConfigError(f"{text} is gone: {REMOVED[text]}.")
-        elif isinstance(value, str) and value not in options[group]:
-            close = difflib.get_close_matches(value, options[group], n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}? " if close else ""
-            return ConfigError(f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}.")
-        else:
-            chosen.append(text)
-    if not keys:
-        return None
-    config: Any = _plain(compose(chosen, EXTRA.get(), name))
-    for key in (override.key_or_group for override in keys if not override.is_add()):
-        node, place = config, ""
-        for word in key.split("."):
-            if not isinstance(node, Mapping):
-                if key in REMOVED:
-                    return no_setting(key, ())
-                return ConfigError(f"{key} cannot be set alone: {place} is {node}; write '{place}={{{word}: VALUE}}'.")
-            if word not in node and not key.startswith("hydra"):
-                leaves = list(_leaves(config))
-                near = [f"{place}.{name}" for name in difflib.get_close_matches(word, list(node))]
-                return no_setting(key, node, nearest(key, leaves) if not place or word in GUESSED else near)
-            node, place = node.get(word), f"{place}.{word}".lstrip(".")
-    return None
+def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Return the error of an option or a key that does not exist, or what Hydra says of anything else."""
+    from hydra.errors import MissingConfigException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        return no_option(group, option, error.options)
+    cause = error.__cause__
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
+        missing, node = str(cause.full_key), cause.parent_node
+        place, _, name = missing.rpartition(".")
+        key = next((key for key in (one.key_or_group for one in parse(overrides)) if within(key, [missing])), missing)
+        settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
+        near = [f"{place}.{other}" for other in difflib.get_close_matches(name, list(node))]
+        if not place or name in GUESSED:
+            near = nearest(key, [one for one in _leaves(settings) if not within(one, ["hydra"])])
+        return no_setting(key, [str(name) for name in node if name != "hydra"], near)
+    return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
 
 
-def _leaves(config: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Return all settings of a configuration by their dotted keys, mappings among them."""
+def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Return all settings by their dotted keys, mappings among them."""
     leaves: dict[str, Any] = {}
-    for name, value in config.items():
+    for name, value in settings.items():
         leaves |= {} if name == "_target_" else {f"{place}{name}": value}
         leaves |= _leaves(value, f"{place}{name}.") if isinstance(value, Mapping) else {}
     return leaves
-
-
-def _plain(config: Any) -> Config:
-    """Return the composed settings as they are written, interpolations included, without Hydra's own."""
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(config, resolve=False)
-    return {str(name): value for name, value in values.items() if name != "hydra"}
 
 
 def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -279,7 +219,8 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
 
 
 def resolve(config: DictConfig) -> Config:
-    """Return plain values: nothing missing, every reference resolved.
+    """Return plain values: nothing missing, every reference resolved, and None for an early stop, an audit or adapters
+    that are off.
 
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
@@ -287,17 +228,22 @@ def resolve(config: DictConfig) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    missing = sorted(key for key, value in _leaves(_plain(config)).items() if value == "???")
-    if missing:
-        raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
-    values: Config = {}
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    for missing in sorted(key for key, value in _leaves(plain).items() if value == "???"):
+        raise ConfigError(f"{missing} is required; add {missing}=VALUE.")
     try:
-        for name in (str(name) for name in config if name not in ("hydra", "_target_")):
-            node = config[name]
-            values[name] = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        values: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {first_line(error)}; choose another, or set it.") from error
-    return values
+    del values["_target_"]  # of the trainer
+    for node, name, switch in (
+        (values, "early_stopping", "patience"),
+        (values, "audit", "canaries"),
+        (values["model"], "lora", "rank"),
+    ):
+        if isinstance(node[name], dict) and node[name][switch] is None:
+            node[name] = None
+    return dict(values)
 
 
 def settings(config: Config) -> Config:
@@ -309,46 +255,29 @@ def settings(config: Config) -> Config:
     Raises:
         ConfigError: an impossible value.
     """
-    from .defaults import trainer_settings
-
-    accepted = (*trainer_settings(), *_OF_THE_COMMAND)
-    for name in config:
-        if name not in accepted:
-            raise no_setting(name, accepted, nearest(name, accepted))
-
     from .. import models
-    from ..local import Execution
-    from ..trainer import EarlyStopping, Interval, Trainer
+    from ..trainer import Trainer
     from ..trainer.inputs import check_kinds, check_replicates, named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.problem import resolve_device
+    from .defaults import check_arguments
 
-    older: Config = {"audit": None, "metrics": ()}  # folders of earlier versions have neither
-    config = older | config
-    objects = {name: value for name, value in config.items() if name not in (*_OF_THE_COMMAND, "data")}
+    objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
+    check_arguments(Trainer, list(objects), "")
+    _import_trusted()
     model = dict(config["model"])
-    fix, lora = (model.pop(name, None) for name in ("fix", "lora"))
-    for group in ("algorithm", "schedule", "privacy", "finetune"):
-        objects[group] = made(config.get(group), group)
-    objects["model"] = made(model, "model")
-    if not isinstance(fix or False, bool):
+    fix, lora = model.pop("fix", False), model.pop("lora", None)
+    objects = {name: made(value, name) for name, value in (objects | {"model": model}).items() if name != "data"}
+    if not isinstance(fix, bool):
         raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
     if fix:
         objects["model"] = models.fix(objects["model"])
     if lora is not None:
-        adapted = partial(models.lora, objects["model"])
-        objects["model"] = adapted(**_arguments(lora, adapted, "model.lora"))
-    objects["execution"] = Execution(**_arguments(config["execution"], Execution, "execution"))
-    if config["early_stopping"] is not None:
-        objects["early_stopping"] = EarlyStopping(
-            **_arguments(config["early_stopping"], EarlyStopping, "early_stopping")
-        )
-    audit = _arguments(config["audit"], Interval, "audit")
-    objects["audit"] = None if audit.get("canaries") is None else Interval(**audit)
-    baselines = config["baselines"] or ()
-    objects["metrics"] = tuple(config["metrics"] or ())
+        if not isinstance(lora, dict):
+            raise ConfigError(f"model.lora is {lora!r}; give a mapping of its settings, such as model.lora.rank=VALUE.")
+        objects["model"] = made(lora | {"model": objects["model"]}, "model.lora")
+    baselines, objects["metrics"] = config["baselines"] or (), tuple(config["metrics"] or ())
     objects["baselines"] = () if baselines == "auto" else baselines
-    _import_trusted()
     automatic = objects["algorithm"] is None
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
@@ -380,21 +309,6 @@ def _import_trusted() -> None:
                 f"--trust is {module!r}, which cannot be imported ({first_line(error)}); its folder must be on "
                 "PYTHONPATH."
             ) from error
-
-
-def _arguments(values: Any, kind: Any, place: str) -> Config:
-    """Return the settings of a class or function that is named by its place, without a ``_target_``; null has none.
-
-    Raises:
-        ConfigError: no mapping, or a setting that it does not have.
-    """
-    from .defaults import check_arguments
-
-    if not isinstance(values or {}, Mapping):
-        names = ", ".join(signature(kind).parameters)
-        raise ConfigError(f"{place} is {values!r}; accepted: null, or a mapping of {names}.")
-    check_arguments(kind, list(values or {}), place)
-    return dict(values or {})
 
 
 def made(node: Any, place: str) -> Any:
@@ -529,23 +443,17 @@ def of_place(overrides: Sequence[str], place: str) -> list[str]:
     return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == place]
 
 
-class _Printed(logging.StreamHandler[Any]):
+class _Printed(logging.Handler):
     """Writes to what standard error is at the time, as a progress bar takes its place."""
 
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        pass
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
     """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
     log, handler = logging.getLogger("fedmtl"), _Printed()
-    handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
     before = log.level, log.propagate
     log.propagate = False

@@ -26,7 +26,7 @@ from .._imports import uncollected
 from ..errors import ConfigError
 from .names import EXTRA, TRUST, config_folder, nearest, no_setting
 
-_OF_PROGRAMS = ("folder", "callbacks", "transform")  # arguments that are no settings
+_OF_PROGRAMS = ("folder", "callbacks", "transform", "model")  # arguments that are no settings of their class
 _REQUIRED = "???"
 
 
@@ -124,6 +124,11 @@ def named(target: str, place: str) -> Any:
 def check_arguments(made: Any, names: Sequence[str], place: str) -> None:
     """Refuse the name of an argument that a class or function does not have.
 
+    Args:
+        made: the class or function.
+        names: of the arguments.
+        place: the dotted key of what it makes; empty for the trainer.
+
     Raises:
         ConfigError: the setting by its key, with the nearest ones.
     """
@@ -132,13 +137,8 @@ def check_arguments(made: Any, names: Sequence[str], place: str) -> None:
         return
     for name in names:
         if name not in parameters and name != "_target_":
-            near = [f"{place}.{name}" for name in nearest(name, list(parameters))]
-            raise no_setting(f"{place}.{name}", parameters, near, getattr(made, "__name__", ""))
-
-
-def trainer_settings() -> list[str]:
-    """Return the names of the arguments of a trainer that are settings."""
-    return [name for name in inspect.signature(_trainer()).parameters if name not in _OF_PROGRAMS]
+            keys = [f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters)))]
+            raise no_setting(keys[0], parameters, keys[1:], getattr(made, "__name__", ""))
 
 
 def _trainer() -> Any:
@@ -160,6 +160,6 @@ def _default(made: Any, parameter: inspect.Parameter) -> Any:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a configuration file can hold the value."""
-    return (
-        value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, (tuple, dict)) and not value)
-    )
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or value == {} or isinstance(value, (bool, int, float, str))

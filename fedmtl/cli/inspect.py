@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..errors import ConfigError
 from ..report import report as make_report
-from .config import Config, build
-from .options import command_parser, say, short_run_options
+from .config import Config, build, compose, resolve, with_automatic
+from .options import add_settings, command_parser, say
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 
@@ -44,9 +44,16 @@ def audit(words: list[str]) -> int:
         "--interval", action="store_true", help="train once with canaries, and print epsilon's interval"
     )
     parser.add_argument("--canaries", type=int, default=500, help="of --interval (default 500)")
-    options, config = short_run_options(parser, words, rounds=10, what="rounds of the transcript check")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of the transcript check (default 10)")
+    add_settings(parser)
+    options = parser.parse_intermixed_args(words)
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
     if options.interval:
-        return _interval(options, config)
+        options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
+    config = resolve(compose(with_automatic(options.overrides), options.config_dir))
+    if options.interval:
+        return _interval(config)
 
     from ..privacy.audit import any_refuted, table
     from ..trainer.audit.suite import audit_trainer
@@ -61,16 +68,13 @@ def audit(words: list[str]) -> int:
     return REFUTED if any_refuted(findings) else 0
 
 
-def _interval(options: argparse.Namespace, config: Config) -> int:
+def _interval(config: Config) -> int:
     """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is empty."""
-    audit = (config["audit"] or {}) | {"canaries": options.canaries}
-    settings: Config = {"baselines": [], "logger": None, "audit": audit}
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
-        trainer, began = build(config | settings, Path(folder)), time.monotonic()
+        trainer, began = build(config, Path(folder)), time.monotonic()
         result = replace(trainer, folder=None, finetune=None).fit()
-    print(
-        f"{result.privacy.text()}\n\nOne run with {options.canaries:,} canaries, in {time.monotonic() - began:.0f} s."
-    )
+    seconds = time.monotonic() - began
+    print(f"{result.privacy.text()}\n\nOne run with {trainer.canaries:,} canaries, in {seconds:.0f} s.")
     interval = result.privacy.interval
     return REFUTED if interval is None or interval["measured"] > interval["claimed"] else 0
 

@@ -94,6 +94,15 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
     return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {hint}accepted: {names}.")
 
 
+def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
+    """Return the error of an option that a group does not have."""
+    if (text := f"{group}={option}") in REMOVED:
+        return ConfigError(f"{text} is gone: {REMOVED[text]}.")
+    close = difflib.get_close_matches(option, accepted, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ConfigError(f"{group} has no option {option!r}; {hint}accepted: {', '.join(accepted)}.")
+
+
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
     last = key.rsplit(".", 1)[-1]

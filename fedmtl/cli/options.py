@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, TrainingError
 from ..report.tables import write_text
-from .config import Config, check, printed_log, with_automatic
+from .config import Config, printed_log
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
 _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
-_DATA_PATHS = ("root", "path", "images", "cache", "counts")
+_PATHS = ("root", "path", "images", "cache", "counts", "clusters")  # settings of readers, graphs and algorithms
 
 
 @dataclass
@@ -94,60 +95,26 @@ def command_parser(command: str, description: str, epilog: str | None = None) ->
     )
 
 
-def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--config-dir``."""
+def add_settings(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE", what: str = "as for training") -> None:
+    """Add the settings, and the option ``--config-dir``."""
+    parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=f"settings, {what}")
     parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
 
 
-def short_run_options(
-    parser: argparse.ArgumentParser, words: list[str], rounds: int, what: str
-) -> tuple[argparse.Namespace, Config]:
-    """Read and check the words of a command that makes a short run of a configuration.
-
-    Args:
-        parser: with the options of only this command.
-        words: of the command line.
-        rounds: the default of ``--rounds``.
-        what: the help text of ``--rounds``.
-
-    Returns:
-        The options, and the resolved configuration.
-
-    Raises:
-        ConfigError: an impossible setting, or less than one round.
-    """
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"{what} (default {rounds})")
-    add_config_dir(parser)
-    options = parser.parse_intermixed_args(words)
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
-    (config,) = check(with_automatic(options.overrides), extra=options.config_dir)
-    return options, config
-
-
-def write_config(folder: Path, command: str, config: Config) -> None:
-    """Write the configuration that a resume reads, under the command that it came from."""
+def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
+    """Write the configuration that a resume reads, under the command that it came from, with paths that lead to the
+    same files from everywhere."""
     from omegaconf import OmegaConf
 
-    text = OmegaConf.to_yaml(OmegaConf.create(config))
-    write_text(folder / "private" / "config.yaml", f"# {command}\n{text}")
+    text = OmegaConf.to_yaml(OmegaConf.create(with_absolute_paths(config)))
+    write_text(folder / "private" / "config.yaml", f"# {shlex.join(['fedmtl', *words])}\n{text}")
 
 
-def make_paths_absolute(config: Config, start: str = "") -> None:
-    """Make the paths of data, clusters and graphs absolute, in place: a resume may start in another folder.
-
-    Args:
-        config: resolved.
-        start: the folder from which they lead; default the one where the process is.
-    """
-    graph = config["algorithm"].get("graph")
-    nodes = [(config["data"], _DATA_PATHS), (config["algorithm"], ("clusters",))]
-    nodes += [(graph, _DATA_PATHS)] if isinstance(graph, dict) else []
-    for node, keys in nodes:
-        for key in keys:
-            if isinstance(node.get(key), str):
-                node[key] = os.path.abspath(os.path.join(start, node[key]))
+def with_absolute_paths(node: Any, key: str = "") -> Any:
+    """Return a resolved configuration in which the paths of data, clusters and graphs are absolute."""
+    if isinstance(node, dict):
+        return {name: with_absolute_paths(value, name) for name, value in node.items()}
+    return os.path.abspath(node) if key in _PATHS and isinstance(node, str) else node
 
 
 @contextmanager

@@ -20,34 +20,34 @@ from typing import TYPE_CHECKING, Any
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError, ResumeError
 from ..report import CHOICE_NOT_COVERED
+from ..report._settings import command_of
 from ..report.runs import ERROR
 from ..report.tables import write_text
 from .config import (
+    VERSION,
     Config,
     build,
-    check,
     combinations,
     compose,
     differing,
-    hydra_base,
     parse,
     printed_log,
     refusals,
     resolve,
     searched,
+    settings,
     stored_config,
     with_automatic,
     with_logger,
     without_leftovers,
 )
-from .options import Process, command_parser, make_paths_absolute, print_saved, resumable, say, short, write_config
+from .options import Process, command_parser, print_saved, resumable, say, short, write_config
 from .search import resume_search
 
 if TYPE_CHECKING:
     from ..trainer import Result
 
 STORED = "multirun.yaml"
-_NUMBERED = "${hydra.job.num}"
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,13 @@ def train(words: list[str], process: Process) -> int:
     typed, extra, ranks = options.overrides, options.config_dir and Path(options.config_dir), process.ranks
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
-    configs: list[Config] = []
+    runs = combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
-        if options.multirun and not by_plugin:
-            configs = check(typed, multirun=True, extra=extra, name=options.config_name)
-            if process.writes and (warning := unlike(configs)):
-                say(warning)
-        elif not by_plugin:
-            combinations(typed, multirun=False)  # refuses several values
+        configs = [resolve(compose(run, extra, options.config_name)) for run in runs]
+        for config in configs:
+            settings(config)
+        if process.writes and (warning := unlike(configs)):
+            say(warning)
         if ranks is not None and not options.multirun:
             compose(typed, extra, options.config_name)  # what is refused is refused by all in one line
     if ranks is not None:  # one folder for all, whose name is a time
@@ -107,13 +106,14 @@ def train(words: list[str], process: Process) -> int:
         hydra, job = HydraConfig.get(), None
         overrides, folder = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
         if options.multirun:
-            job = Job(
-                int(hydra.job.num), len(configs) or None, differing(overrides, typed), sweep=Path(hydra.sweep.dir)
-            )
+            job = Job(int(hydra.job.num), len(runs) or None, differing(overrides, typed), sweep=Path(hydra.sweep.dir))
         with process.errors(job), _without_empty(folder):
+            if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
+                for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
+                    write_config(job.sweep / str(number), run, configs[number])
             with process.agree():
-                resolved = configs[job.number] if job and configs else resolve(without_leftovers(config, overrides))
-            result = _run(resolved, folder, process, command=shlex.join(["fedmtl", *overrides]), job=job)
+                resolved = resolve(without_leftovers(config, overrides))
+            result = _run(resolved, folder, process, command=overrides, job=job)
             return float(result.final[result.metric])
         return None
 
@@ -160,8 +160,8 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
     before, sys.argv = sys.argv, ["fedmtl", *first, *options.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
-        with refusals(options.overrides, options.config_name):
-            hydra.main(**hydra_base(), config_path=None, config_name="config")(task)()
+        with refusals(options.overrides):
+            hydra.main(version_base=VERSION, config_path=None, config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
         raise ConfigError(
             f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
@@ -171,9 +171,10 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
 
 
 def _run(
-    config: Config, folder: Path, process: Process, *, command: str | None = None, job: Job | None = None
+    config: Config, folder: Path, process: Process, *, command: Sequence[str] | None = None, job: Job | None = None
 ) -> Result:
-    """Make the run of a resolved configuration; without the ``command`` that begins it, continue the one in the folder.
+    """Make the run of a resolved configuration; without the words of the ``command`` that begins it, continue the one
+    in the folder.
 
     Raises:
         ResumeError: one begins in a folder that has one already.
@@ -190,10 +191,8 @@ def _run(
         with process.agree():
             with printed_log(logging.INFO) if writes and job is None and command is not None else nullcontext():
                 trainer = build(config | {"progress": False}, folder)  # the log says what automatic settings are
-            if command is not None:
-                make_paths_absolute(config)
-                if writes:
-                    write_config(folder, command, config)
+            if command is not None and writes:
+                write_config(folder, command, config)
         # without a terminal a job prints one line
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
         began, level = time.monotonic(), logging.INFO if job is None else logging.WARNING
@@ -259,53 +258,26 @@ def resume(words: list[str], process: Process) -> int:
 def _resume_sweep(sweep: Path, overrides: Sequence[str], process: Process) -> int:
     """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others continue or
     start, also those that failed."""
+    from omegaconf import OmegaConf
+
     with process.agree():
-        jobs = list(_jobs_of(sweep))
-    for job, folder, config, command in jobs:
-        if config is None:
+        stored: Any = OmegaConf.load(sweep / STORED)
+        typed = [str(text) for text in stored.hydra.overrides.task]
+        folders = sorted(file.parents[1] for file in sweep.glob("*/private/config.yaml"))
+        if not folders:
+            raise ConfigError(f"{sweep} holds no run of this command; start the sweep again.")
+    for number, folder in enumerate(sorted(folders, key=lambda folder: len(folder.name))):
+        words = shlex.split(command_of(folder) or "")[1:]
+        job = Job(number, len(folders), differing(words, typed), sweep)
+        if (folder / "private" / "result.json").is_file():
             if process.writes:
                 print(f"{job}: finished before, {short(folder)}", flush=True)
             continue
         with process.errors(job):
             with process.agree():
-                config = with_logger(config, folder, overrides)
-            _run(config, folder, process, command=command, job=job)
+                config = with_logger(stored_config(folder), folder, overrides)
+            _run(config, folder, process, job=job)
     return _end_of_sweep(process)
-
-
-def _jobs_of(sweep: Path) -> Iterator[tuple[Job, Path, Config | None, str | None]]:
-    """Yield the jobs of the sweep in ``sweep`` with their folders; the settings of a job that has not finished, and the
-    command of one that has not begun.
-
-    A job that never wrote its settings is composed anew, with paths as they were when the sweep began.
-
-    Raises:
-        ConfigError: a sweep whose folders are not numbered, or one with settings of Hydra, which could import modules.
-    """
-    from omegaconf import OmegaConf
-
-    from ..trainer.folder import RunFolder
-
-    stored: Any = OmegaConf.load(sweep / STORED)
-    hydra: Any = OmegaConf.to_container(stored.hydra, resolve=False)
-    if hydra["sweep"]["subdir"] != _NUMBERED:
-        raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
-    sources = hydra["runtime"]["config_sources"]
-    extra = next((Path(source["path"]) for source in sources if source["provider"] in ("user", "command-line")), None)
-    typed = [str(text) for text in hydra["overrides"]["task"]]
-    for text in typed:
-        if text.lstrip("+~").startswith("hydra"):
-            raise ConfigError(f"{sweep / STORED} has {text}, which is no setting of a run; take it out.")
-    runs = combinations(typed, multirun=True)
-    for number, run in enumerate(runs):
-        job, folder, config = Job(number, len(runs), differing(run, typed), sweep), sweep / str(number), None
-        if not (folder / "private" / "result.json").is_file():
-            if (folder / "private" / "config.yaml").is_file():
-                config = stored_config(folder)
-            else:
-                config = resolve(compose(run, extra))
-                make_paths_absolute(config, hydra["runtime"]["cwd"])
-        yield job, folder, config, None if RunFolder(folder).started else shlex.join(["fedmtl", *run])
 
 
 def _end_of_sweep(process: Process) -> int:

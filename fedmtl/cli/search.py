@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .config import Config, build, combinations, compose, differing, resolve, settings
-from .options import add_config_dir, command_parser, make_paths_absolute, print_saved, resumable, write_config
+from .options import add_settings, command_parser, print_saved, resumable, write_config
 
 if TYPE_CHECKING:
     from ..search import PrivateSearch
@@ -46,9 +46,7 @@ def search(words: list[str]) -> int:
         )
     private_search = _build(configs, arguments, folder)
     private_search.plan()  # what cannot be accounted is refused before anything is written
-    for config in configs.values():
-        make_paths_absolute(config)
-    write_config(folder, " ".join(["fedmtl search", *words]), {"search": arguments | {"candidates": configs}})
+    write_config(folder, ["search", *words], {"search": arguments | {"candidates": configs}})
     _fit(private_search, folder, resume=False)
     return 0
 
@@ -68,7 +66,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
         ConfigError: no value is listed, or one twice.
     """
     configs: dict[str, Config] = {}
-    for run in combinations(overrides, multirun=True):
+    for run in combinations(overrides):
         name = differing(run, overrides)
         if not name:
             raise ConfigError(
@@ -84,7 +82,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
 
 def _options(words: list[str]) -> argparse.Namespace:
     parser = command_parser("search", "Choose the best of many configurations under one privacy budget.", _EPILOG)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=A,B,C", help="settings, as for fedmtl -m")
+    add_settings(parser, "KEY=A,B,C", "as for fedmtl -m")
     parser.add_argument("--mean", type=float, default=4.0, help="expected number of runs (default 4)")
     parser.add_argument(
         "--shape", type=float, default=1.0, help="of its law: 0 logarithmic, 1 geometric (default), inf Poisson"
@@ -94,7 +92,6 @@ def _options(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
     parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
-    add_config_dir(parser)
     return parser.parse_intermixed_args(words)
 
 

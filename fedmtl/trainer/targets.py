@@ -19,7 +19,19 @@ from ..data.loaders import LOADERS
 from ..errors import ConfigError, first_line
 from .callbacks import Callback
 
-_SETTINGS = tuple(f"fedmtl.{name}" for name in ("algorithms", "data", "graphs", "local", "privacy", "schedules"))
+_SETTINGS = tuple(
+    f"fedmtl.{name}"
+    for name in (
+        "algorithms",
+        "data",
+        "graphs",
+        "local",
+        "privacy",
+        "schedules",
+        "trainer.interval",
+        "trainer.stopping",
+    )
+)
 
 
 def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = False) -> Callable[..., Any]:

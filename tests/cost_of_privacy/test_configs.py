@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedmtl import cli
-from fedmtl.cli.config import check, settings
+from fedmtl.cli.config import compose, resolve, settings
 from fedmtl.cli.names import TRUST
 from tests.data.rows import write_csv
 
@@ -27,12 +27,12 @@ def trusted() -> Iterator[None]:
 @pytest.mark.parametrize("experiment", ["lending", "hospital", "svm"])
 @pytest.mark.parametrize("size", ["", "_paper"])
 def test_the_experiments_compose(experiment: str, size: str) -> None:
-    check([f"experiment=cost_of_privacy_{experiment}{size}", "data.root=x"], extra=CONFIGS)
+    settings(resolve(compose([f"experiment=cost_of_privacy_{experiment}{size}", "data.root=x"], CONFIGS)))
 
 
 def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     """What clients' rows keep, which the learner takes Xi from, is what noise is made for: with a 1 for the bias."""
-    (config,) = check(["experiment=cost_of_privacy_svm", "data.root=x"], extra=CONFIGS)
+    config = resolve(compose(["experiment=cost_of_privacy_svm", "data.root=x"], CONFIGS))
     made = settings(config)
     algorithm, data = made["algorithm"], config["data"]
     assert (algorithm.row_norm, algorithm.loss) == ("auto", "hinge")

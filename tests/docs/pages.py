@@ -98,7 +98,7 @@ def write(block: Block, folder: Path) -> None:
 def small_settings(words: list[str], extra: Path | None) -> list[str]:
     """Return a command's settings with those sizes made small that its configuration has."""
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    config = compose(combinations(settings, multirun=True)[0], extra)
+    config = compose(combinations(settings)[0], extra)
     sizes = {key: value for key, value in _SMALL.items() if isinstance(OmegaConf.select(config, key), (int, str))}
     if OmegaConf.select(config, "replicates") == 1:
         del sizes["replicates"]
