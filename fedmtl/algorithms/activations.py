@@ -56,7 +56,6 @@ class Answers(NamedTuple):
 class OneAtATime(Algorithm):
     """A method whose clients act one at a time."""
 
-    supports_replicates = True
     one_at_a_time = True
     on_host = True
 

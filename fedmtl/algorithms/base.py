@@ -205,7 +205,6 @@ class Algorithm(Checked):
         baseline: whether ``Trainer(baselines=[name])`` builds it, from a local solver.
         local: the clients' local solver, where they train by one; record-level privacy takes local steps from it.
         loss: name of the loss that the algorithm computes itself, such as ``"logistic"``; None where it is the run's.
-        supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
         accepts_empty_clients: whether clients without training examples can take part.
         one_at_a_time: whether its clients act one at a time by clocks of their own, and not in rounds.
         all_at_once: whether ``client`` and ``receive`` compute all clients of the problem in their order, and are never
@@ -217,7 +216,6 @@ class Algorithm(Checked):
     title: ClassVar[str] = ""
     colour: ClassVar[str] = ""
     baseline: ClassVar[bool] = False
-    supports_replicates: ClassVar[bool] = False
     accepts_empty_clients: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
     all_at_once: ClassVar[bool] = False
@@ -379,7 +377,8 @@ class Algorithm(Checked):
         return {}
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
+        """Return the personal models of every repetition, (R, n, D), of a method whose ``init`` and ``step`` compute
+        several runs as one program."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
     def local_baseline(self) -> Algorithm | None:

@@ -181,9 +181,10 @@ def check_replicates(settings: Any) -> None:
         return
     if algorithm == "auto":
         raise ConfigError("algorithm=auto chooses settings for one run; leave replicates and epsilons out.")
-    if not algorithm.supports_replicates:
-        methods = [getattr(algorithms, name) for name in algorithms.__all__]
-        able = ", ".join(method.name for method in methods if getattr(method, "supports_replicates", False))
+    if type(algorithm).models is Algorithm.models:
+        exported = [getattr(algorithms, name) for name in algorithms.__all__]
+        methods = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, Algorithm)]
+        able = ", ".join(method.name for method in methods if method.models is not Algorithm.models)
         raise ConfigError(
             f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: {able}. "
             "Others are swept: fedmtl -m seed=1,2,3."

@@ -14,7 +14,7 @@ from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
-from fedmtl.algorithms.mp_mtl.sharing import budget_weights, matrix_map
+from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
@@ -237,7 +237,7 @@ def test_the_shift_that_keeps_every_direction() -> None:
     noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
 
     def lost(rho: float) -> float:
-        maps = matrix_map(noise + rho * math.sqrt(2 * d) * torch.eye(d, dtype=torch.float64), 1e-6)
+        maps = map_of(noise + rho * math.sqrt(2 * d) * torch.eye(d, dtype=torch.float64), "symmetric", 1e-6)
         return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
 
     assert lost(0.0) == 1.0

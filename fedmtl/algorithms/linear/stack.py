@@ -147,7 +147,6 @@ class TaskAlgorithm(LinearAlgorithm):
         loss: of the tasks.
     """
 
-    supports_replicates = True
     all_at_once = True
     loss: TaskLoss
 

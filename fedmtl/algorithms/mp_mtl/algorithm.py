@@ -56,7 +56,7 @@ from ..cohort import Cohort, Own
 from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
-from .sharing import FORMS, Momentum, budget_weights, covariance_and_map, mapped, momentum_weight
+from .sharing import FORMS, Momentum, budget_weights, map_of, mapped, momentum_weight, shifted_covariance
 
 RELEASE = "covariance"
 
@@ -193,14 +193,15 @@ class MPMTL(TaskAlgorithm):
         return State(public, store)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        # every task sends its model, without a bias; its release clips it, adds up and adds noise: Steps 3 to 5 of
-        # Algorithm 1
+        # Step 3: every task sends its model, without a bias, which the release clips; it adds up and adds noise
         return {RELEASE: self._rows_of(c)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # Step 6: the map M of the noised covariance, with a public shift; what is below 0 counts as 0
-        rho = self.usual_rho if self.rho is None else self.rho
-        return covariance_and_map(released, RELEASE, FORMS[self.penalty], rho, self._step_size(problem) * self.lam)
+        # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public shift
+        form, rho = FORMS[self.penalty], self.usual_rho if self.rho is None else self.rho
+        covariance = shifted_covariance(released, RELEASE, form, rho)
+        # Step 6: M of it; what is below 0 counts as 0
+        return {"covariance": covariance, "map": map_of(covariance, form, self._step_size(problem) * self.lam)}
 
     def receive(self, c: Cohort) -> Own:
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data

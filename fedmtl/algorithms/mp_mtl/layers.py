@@ -29,7 +29,7 @@ from ...privacy import BoundSampler, ReleasePlan
 from ..base import Algorithm, Problem, Released, State
 from ..cohort import Cohort, Own, personal_fields
 from ..linear.solve import SharedPenalty
-from .sharing import FORMS, budget_weights, covariance_and_map, mapped
+from .sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
 
 RELEASE = "covariance"
 LARGEST = 2048
@@ -125,9 +125,9 @@ class MPMTLayers(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
-        rho = 1.5 if self.rho is None else self.rho
-        answer = covariance_and_map(released, RELEASE, FORMS[self.penalty], rho, self.threshold)
-        return {name: value[0] for name, value in answer.items()}
+        form, rho = FORMS[self.penalty], 1.5 if self.rho is None else self.rho
+        covariance = shifted_covariance(released, RELEASE, form, rho)[0]
+        return {"covariance": covariance, "map": map_of(covariance, form, self.threshold)}
 
     def receive(self, c: Cohort) -> Own:
         # every member projects its own row

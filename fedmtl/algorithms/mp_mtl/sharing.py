@@ -30,31 +30,23 @@ FORMS: dict[SharedPenalty, Form] = {"nuclear": "symmetric", "l21": "diagonal"}
 """What is released for a penalty of the models W: their whole covariance, or its diagonal."""
 
 
-def covariance_and_map(released: Released, name: str, form: Form, rho: float, threshold: float) -> dict[str, Tensor]:
-    """Return ``covariance``, the sum over the tasks that is released as ``name``, with a shift of
-    rho sigma sqrt(2 d), and ``map``, M of the proximal operator of ``threshold`` times the penalty.
-
-    Args:
-        released: the mean over the tasks.
-        name: of the release.
-        form: of it.
-        rho: of the shift.
-        threshold: at least 0; 0 is the identity.
-
-    Returns:
-        (R, d, d) symmetric each, or (R, d) of a diagonal release.
-    """
+def shifted_covariance(released: Released, name: str, form: Form, rho: float) -> Tensor:
+    """Return the sum over the tasks that is released as ``name``, with a shift of rho sigma sqrt(2 d): (R, d, d), or
+    its diagonal (R, d)."""
     total, sigma = (value * released.denominator for value in (released.values[name], released.noise_std(name)))
+    shift = (rho * (2 * total.shape[-1]) ** 0.5 * sigma)[:, None]
     if form == "diagonal":
-        shifted = total.reshape(-1, total.shape[-1]) + rho * (2 * total.shape[-1]) ** 0.5 * sigma[:, None]
-        return {"covariance": shifted, "map": factors(shifted, threshold)}
+        return total.reshape(-1, total.shape[-1]) + shift
     shifted = total.reshape(-1, *total.shape[-2:]).clone()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(rho * (2 * total.shape[-1]) ** 0.5 * sigma[:, None])
-    return {"covariance": shifted, "map": matrix_map(shifted, threshold)}
+    shifted.diagonal(dim1=-2, dim2=-1).add_(shift)
+    return shifted
 
 
-def matrix_map(covariance: Tensor, threshold: float) -> Tensor:
-    """Return M = U diag(s) U^T of symmetric matrices (..., d, d) = U diag(l) U^T."""
+def map_of(covariance: Tensor, form: Form, threshold: float) -> Tensor:
+    """Return M of the proximal operator of ``threshold``, at least 0, times the penalty: U diag(s) U^T of matrices
+    (..., d, d) = U diag(l) U^T, or of diagonals (..., d) the diagonal; the identity for a threshold of 0."""
+    if form == "diagonal":
+        return factors(covariance, threshold)
     if threshold == 0:
         return torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(covariance)
     values, vectors = torch.linalg.eigh(covariance)

@@ -43,7 +43,6 @@ def read_celeba(
     seed: int = 0,
     images: str | Path | None = None,
     cache: str | Path | None = None,
-    mapped: bool = True,
 ) -> FederatedDataset:
     """Read CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
 
@@ -62,7 +61,6 @@ def read_celeba(
         images: the folder of the images; None looks for ``img_align_celeba`` in ``root`` and, for LEAF JSON, where
             LEAF's own scripts put it.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the images.
-        mapped: leave the decoded images on disk; False reads them into memory (21 KB an image of 84 x 84).
 
     Raises:
         DataError: a missing, truncated or malformed file, named with its line and column.
@@ -87,7 +85,6 @@ def read_celeba(
         folder,
         size=size,
         cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
-        mapped=mapped,
         name="celeba",
         source=str(root),
         classes=2,

@@ -23,7 +23,7 @@ from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
 from ..partition import Partition
-from ..transforms import Affine, MappedImages
+from ..transforms import MappedImages
 from .columns import Table
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def read_images(
     test_fraction: float = 0.2,
     seed: int = 0,
     cache: str | Path | None = None,
-    mapped: bool = True,
 ) -> FederatedDataset:
     """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain states.
 
@@ -78,7 +77,6 @@ def read_images(
         test_fraction: share of each client's images held out for test.
         seed: of the partition, the split and the draw of clients.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``root``.
-        mapped: leave the decoded images on disk; False reads them into memory.
 
     Raises:
         DataError: a missing or damaged image, or a malformed table.
@@ -106,7 +104,6 @@ def read_images(
         folder,
         size=size,
         cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
-        mapped=mapped,
         name=folder.name,
         source=str(folder),
         classes=len(names),
@@ -139,12 +136,11 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
 
 
 def image_clients(
-    sides: Sequence[Mapping[str, tuple[Any, np.ndarray]]],
+    sides: Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]],
     folder: Path,
     *,
     size: int | Sequence[int],
     cache: Path,
-    mapped: bool,
     name: str,
     **options: Any,
 ) -> FederatedDataset:
@@ -155,27 +151,19 @@ def image_clients(
         folder: of the images.
         size: of the images after resizing: one number of pixels, or height and width.
         cache: the folder for decoded images.
-        mapped: leave the decoded images on disk.
         name: for messages, reports and the decoded file.
         options: as in :meth:`FederatedDataset.from_tensors`.
     """
     pixels = (size, size) if isinstance(size, int) else tuple(size)
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
-    names = sorted({str(image) for side in sides for x, _ in side.values() for image in x})
-    file = cached_images(folder, names, pixels, cache, name=name)
-    place = {image: number for number, image in enumerate(names)}
-    array = None if mapped else np.load(file)
-
-    def stored(images: Any) -> np.ndarray:
-        index = np.array([place[str(image)] for image in images], dtype=np.int64)
-        return index if array is None else array[index]
-
-    train, test = ({client: (stored(x), y) for client, (x, y) in side.items()} for side in sides)
+    names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
+    file = cached_images(folder, names.tolist(), pixels, cache, name=name)
+    train, test = ({client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()} for side in sides)
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
-        transform=MappedImages(str(file.resolve())) if mapped else Affine(scale=1 / 255),
+        transform=MappedImages(str(file.resolve())),
         domain=pixel_domain((3, *pixels)),
         name=name,
         **options,

@@ -133,11 +133,10 @@ def _parts(root: Path, other: str) -> list[Part]:
     parts: list[Part] = []
     for file in files:
         parts += _zip_parts(file) if file.suffix == ".zip" else [(str(file), file.read_bytes)]
-    if parts:
-        return parts
-    if other:
-        raise DataError(f"{root} holds neither {other} nor LEAF data, .json files or a .zip of them.")
-    raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
+    if not parts:
+        held = f"neither {other} nor LEAF data" if other else "no LEAF data"
+        raise DataError(f"{root} holds {held}; give a .json file, a .zip of them, or a folder of either.")
+    return parts
 
 
 def _zip_parts(file: Path) -> list[Part]:
