@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
-from .names import EXTRA, GUESSED, TRUST, config_folder, nearest, no_option, no_setting
+from .names import EXTRA, GUESSED, config_folder, nearest, no_option, no_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -264,7 +263,6 @@ def settings(config: Config) -> Config:
 
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
     check_arguments(Trainer, list(objects), "")
-    _import_trusted()
     model = dict(config["model"])
     fix, lora = model.pop("fix", False), model.pop("lora", None)
     objects = {name: made(value, name) for name, value in (objects | {"model": model}).items() if name != "data"}
@@ -293,22 +291,6 @@ def settings(config: Config) -> Config:
     objects["baselines"] = tuple(objects["baselines"])
     resolve_device(config["device"])
     return objects
-
-
-def _import_trusted() -> None:
-    """Import the trusted modules, whose methods may be baselines.
-
-    Raises:
-        ConfigError: one that cannot be imported.
-    """
-    for module in TRUST.get():
-        try:
-            import_module(module)
-        except Exception as error:  # of a module of the user's own
-            raise ConfigError(
-                f"--trust is {module!r}, which cannot be imported ({first_line(error)}); its folder must be on "
-                "PYTHONPATH."
-            ) from error
 
 
 def made(node: Any, place: str) -> Any:

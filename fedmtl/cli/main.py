@@ -10,11 +10,12 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from .adapt import adapt
 from .check import check
 from .config import choices
@@ -79,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process, before = Process(options.debug), TRUST.get()
     try:
         with process.errors():
-            for module in options.trust:
-                if not all(part.isidentifier() for part in module.split(".")):
-                    raise ConfigError(f"--trust is {module!r}; give the name of a module, such as --trust my_feddyn.")
+            _import(options.trust)
             TRUST.set(tuple(options.trust))
             process.ranks = _launched(words)
             process.codes.append(_dispatch(words, process))
@@ -93,6 +92,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     finally:
         TRUST.set(before)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import the trusted modules, whose methods may be baselines.
+
+    Raises:
+        ConfigError: one that cannot be imported.
+    """
+    for module in modules:
+        try:
+            import_module(module)
+        except Exception as error:  # of a module of the user's own
+            raise ConfigError(
+                f"--trust is {module!r}, which cannot be imported ({first_line(error)}); give the name of a module "
+                "whose folder is on PYTHONPATH, such as --trust my_feddyn."
+            ) from error
 
 
 def _launched(words: list[str]) -> Ranks | None:

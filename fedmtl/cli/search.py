@@ -17,6 +17,7 @@ from .options import add_settings, command_parser, print_saved, resumable, write
 if TYPE_CHECKING:
     from ..search import PrivateSearch
 
+_ARGUMENTS = ("mean", "shape", "score_noise", "score_bound")  # of a PrivateSearch
 _EPILOG = """\
 examples
   fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
@@ -36,9 +37,7 @@ def search(words: list[str]) -> int:
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
     configs = candidate_configs(options.overrides, options.config_dir)
     _refuse_other_data(configs)
-    arguments: dict[str, Any] = {
-        name: getattr(options, name) for name in ("mean", "shape", "score_noise", "score_bound")
-    }
+    arguments = {name: value for name, value in vars(options).items() if name in _ARGUMENTS}
     folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(
@@ -83,14 +82,13 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
 def _options(words: list[str]) -> argparse.Namespace:
     parser = command_parser("search", "Choose the best of many configurations under one privacy budget.", _EPILOG)
     add_settings(parser, "KEY=A,B,C", "as for fedmtl -m")
-    parser.add_argument("--mean", type=float, default=4.0, help="expected number of runs (default 4)")
-    parser.add_argument(
-        "--shape", type=float, default=1.0, help="of its law: 0 logarithmic, 1 geometric (default), inf Poisson"
-    )
-    parser.add_argument(
-        "--score-noise", type=float, default=0.01, help="standard deviation of the noise on a score (default 0.01)"
-    )
-    parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
+    for name, what in (
+        ("mean", "expected number of runs (default 4)"),
+        ("shape", "of its law: 0 logarithmic, 1 geometric (default), inf Poisson"),
+        ("score-noise", "standard deviation of the noise on a score (default 0.01)"),
+        ("score-bound", "of a regression's score, 1 - min(mse, BOUND) / BOUND"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
     parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
     return parser.parse_intermixed_args(words)
 
