@@ -266,25 +266,23 @@ class Trainer:
     def problem(
         self,
         *,
-        data: FederatedDataset | None = None,
         device: str | None = None,
         ranks: Ranks = ALONE,
     ) -> Problem:
         """Return the problem of a run; close its executor.
 
         Args:
-            data, device: in place of the trainer's.
+            device: in place of the trainer's.
             ranks: the processes that compute the run.
         """
-        data = self.data if data is None else data
-        self.algorithm.check_data(data)
+        self.algorithm.check_data(self.data)
         place = self.device if device is None else device
         sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)  # in rounds
         if self.algorithm.on_host:
             resolve_device(place, ranks)  # refuses one that is not there
             place = "cpu"
         return build_problem(
-            data,
+            self.data,
             self.model,
             self.loss,
             self.execution,

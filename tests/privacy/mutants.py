@@ -930,7 +930,7 @@ def _always_the_first(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     gather = FederatedDataset.gather
 
     def gathered(self, side, index, **options):
-        if side == "train":
+        if side == "train" and index.ndim == 2:  # batches
             index, first = index.clone(), index[:, 0].contiguous()
             index[:, 0] = self.train.offsets[torch.searchsorted(self.train.offsets, first, right=True) - 1]
         return gather(self, side, index, **options)

@@ -12,11 +12,11 @@ from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
-from fedmtl.privacy.audit import CHECKS, Effort, any_refuted, table
-from fedmtl.trainer.audit.independence import transcript
+from fedmtl.privacy.audit import CHECKS, Effort, Finding, any_refuted, table
 from fedmtl.trainer.audit.others import replaced_data
 from fedmtl.trainer.audit.rerun import differing, watched
 from fedmtl.trainer.audit.suite import audit_trainer, setup_of
+from fedmtl.trainer.audit.transcript import transcript
 from tests import small
 from tests.helpers import ragged_classification, regression
 
@@ -44,9 +44,13 @@ def trainer(algorithm="fedavg", sampler="full", **options) -> Trainer:
     return small.trainer(**(settings | options))
 
 
+def public_state(run: Trainer, rounds: int) -> Finding:
+    return transcript(run, watched(run, rounds), rounds=rounds)[0]
+
+
 @pytest.mark.parametrize("name", ["pmtl-momentum", "fedprox", "fedavg-adam", "local"])  # others: the mutation gate
 def test_the_public_state_is_a_function_of_the_releases(name: str) -> None:
-    found = transcript(trainer(name, "poisson"), rounds=5)
+    found = public_state(trainer(name, "poisson"), 5)
     assert not found.refuted
     assert found.skipped == (name == "local")
 
@@ -54,22 +58,22 @@ def test_the_public_state_is_a_function_of_the_releases(name: str) -> None:
 def test_local_training_beside_records_that_are_protected_has_nothing_to_audit() -> None:
     run = trainer("local", "full", privacy=RecordPrivacy(clip_norm=0.5, noise_multiplier=1.0))
     assert setup_of(run).gradients is None  # type: ignore[union-attr]
-    assert transcript(run, rounds=2).skipped
+    assert public_state(run, 2).skipped
 
 
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, source="secure")])
 def test_the_transcript_holds_without_privacy_and_with_secret_coins(privacy: ClientPrivacy | None) -> None:
-    assert not transcript(trainer("pmtl", "poisson", privacy=privacy), rounds=5).refuted
+    assert not public_state(trainer("pmtl", "poisson", privacy=privacy), 5).refuted
 
 
 def test_replaced_data_show_when_the_releases_are_not_forced() -> None:
     run = trainer("pmtl")
-    first = watched(run, run.data, 5).public
-    other = watched(run, replaced_data(run.data, 0), 5).public
+    first = watched(run, 5).public
+    other = watched(run, 5, data=replaced_data(run.data, 0)).public
     assert first.keys() == other.keys()
     assert {when for when, *_ in first} == set(range(-1, 5))
     assert {when for when, *_ in differing(first, other)} == set(range(5))
-    assert first == watched(run, run.data, 5).public
+    assert first == watched(run, 5).public
 
 
 class Leaky(FedAvg):
@@ -95,9 +99,9 @@ class Counting(FedAvg):
 class Shares(FedAvg):
     """Keeps a clean state, and shares something else."""
 
-    def init(self, problem):
+    def init(self, problem, replicates=1):
         object.__setattr__(self, "seen", 0.0)
-        return super().init(problem)
+        return super().init(problem, replicates)
 
     def shared(self, state):
         return state.public["global"] + self.seen
@@ -109,7 +113,7 @@ class Shares(FedAvg):
 
 @pytest.mark.parametrize("algorithm", [Leaky, Counting, Shares])
 def test_the_transcript_finds_a_leak(algorithm: type[FedAvg]) -> None:
-    found = transcript(trainer(algorithm(local=SOLVER), "poisson"), rounds=3)
+    found = public_state(trainer(algorithm(local=SOLVER), "poisson"), 3)
     assert found.refuted
     assert "after round 1" in found.detail
 
@@ -252,6 +256,6 @@ def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.Mo
         monkeypatch.setattr(channel, "release", more)
         return step(self, problem, state, event, channel)
 
-    assert not transcript(run, rounds=2).refuted
+    assert not public_state(run, 2).refuted
     monkeypatch.setattr(FedAvg, "step", leaky)
-    assert transcript(run, rounds=2).refuted
+    assert public_state(run, 2).refuted

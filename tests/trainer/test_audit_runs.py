@@ -24,7 +24,7 @@ from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid
 from fedmtl.privacy.audit.setup import width_of
 from fedmtl.privacy.noise.grid import grid_width
-from fedmtl.trainer.audit.runs import audit_runs, stopping_rule
+from fedmtl.trainer.audit.stopping import stopped_early, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
 from tests import small
@@ -57,17 +57,15 @@ def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
         privacy=privacy,
         rounds=12,
     )
-    setup = opened(run)
-    found = audit_runs(run, setup, 0, ("charges",))
-    assert not [one.check for one in found if one.refuted]
-    assert [one.skipped for one in found if one.check == "charges: early stop"] == [False]
+    found = stopped_early(run, opened(run), 0)
+    assert not found.refuted
+    assert not found.skipped
+    assert not stopping_rule(run, 0).refuted
 
 
 def test_a_run_without_a_common_model_never_stops_early() -> None:
     run = trainer_of("pp_dmtl", "clocks, laplace")
-    setup = opened(run)
-    found = audit_runs(run, setup, 0, ("charges",))
-    assert [one.skipped for one in found if one.check == "charges: early stop"] == [True]
+    assert stopped_early(run, opened(run), 0).skipped
 
 
 def ditto(schedule: Any, privacy: Any) -> Trainer:

@@ -29,6 +29,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.report import canvas
 from fedmtl.trainer import Result
 from fedmtl.trainer.audit.independence import independence
+from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.personalize import held_out
 from fedmtl.trainer.verify import verify
@@ -205,13 +206,14 @@ def test_the_audit_sees_the_finetuned_models() -> None:
     """It refutes nothing of finetuning as it is, and a start that mixes the clients' models."""
 
     class Mixed(Finetune):
-        def train(self, problem, start, clients):
-            return super().train(problem, start.mean(0) if start.dim() == 2 else start, clients)
+        def reach(self, problem, start, clients):
+            return super().reach(problem, start.mean(0) if start.dim() == 2 else start, clients)
 
     options = {"algorithm": PMTL(lam=0.5, local=SOLVER), "data": ragged_classification(9), "device": "cpu"}
     settings = {"kind": "ewc", "local": FINETUNE.local, "start": "personal"}
     for finetune, caught in ((Finetune(**settings), False), (Mixed(**settings), True)):
-        findings = independence(trainer(finetune=finetune, **options), rounds=3)
+        run = trainer(finetune=finetune, **options)
+        findings = independence(run, watched(run, 3), rounds=3)
         assert any(finding.refuted for finding in findings) == caught
         assert caught == any("the finetuned model" in finding.detail for finding in findings)
 

@@ -16,9 +16,10 @@ from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy
+from fedmtl.privacy.audit import Finding
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.others import replaced_client
-from fedmtl.trainer.audit.rerun import row_marks, states
+from fedmtl.trainer.audit.rerun import row_marks, watched
 from tests import small
 from tests.helpers import ragged_classification, regression
 
@@ -43,8 +44,12 @@ def trainer(**options: Any) -> Trainer:
     return small.trainer(**(settings | options))
 
 
+def findings_of(run: Trainer, rounds: int = 3) -> list[Finding]:
+    return independence(run, watched(run, rounds), rounds=rounds)
+
+
 def refuted(run: Trainer) -> list[str]:
-    return [finding.check for finding in independence(run, rounds=min(3, run.rounds)) if finding.refuted]
+    return [finding.check for finding in findings_of(run) if finding.refuted]
 
 
 SOLVERS = {
@@ -125,21 +130,22 @@ def test_networks_that_train_again_under_a_prior(proximal: bool, dtype: str) -> 
         dtype=dtype,
     )
     assert refuted(run) == []
-    public = list(states(run, run.data, 1))[-1][0].public
-    assert any(bool(value.any()) for name, value in public.items() if name.startswith("excess/"))
+    public = watched(run, 1).public
+    excess = {key[1] for key in public if key[1].startswith("excess/")}
+    assert excess
+    assert any(public[-1, name, -1] != public[0, name, -1] for name in excess), "they begin at zero"
 
 
 def test_numbers_of_records_are_public_where_single_records_are_protected() -> None:
     run = trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3))
-    assert [finding.check for finding in independence(run, rounds=2)] == ["independence: values of one client"]
+    assert [finding.check for finding in findings_of(run)] == ["independence: values of one client"]
     assert refuted(run) == []
 
 
 def test_rounds_in_which_nobody_takes_part() -> None:
     run = trainer(data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), seed=5)
     assert refuted(run) == []
-    sizes = [len(event.cohort) for _, event in states(run, run.data, 3) if event is not None]
-    assert 0 in sizes
+    assert len({step for step, what, _ in watched(run, 3).messages if what == "the row of update"}) < 3
 
 
 def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
@@ -237,7 +243,7 @@ def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.Monke
         receive(torch.arange(len(self.ids)), rows + 1e-6 * rows.mean(0))
 
     monkeypatch.setattr(Cohort, "_train", mixed)
-    found = independence(trainer(schedule=FullParticipation()), rounds=2)[0]
+    found = findings_of(trainer(schedule=FullParticipation()))[0]
     assert found.refuted
     assert "'model' in the store of client 'client-0'" in found.detail
     assert "first after round 1" in found.detail

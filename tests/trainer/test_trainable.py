@@ -42,6 +42,7 @@ from fedmtl.local import Layout, StackedModule
 from fedmtl.local.module import set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
 from fedmtl.trainer.audit.independence import independence
+from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
@@ -269,7 +270,7 @@ def test_no_clients_numbers_depend_on_the_data_of_another(model: Any) -> None:
     solver = LocalSGD(lr=0.2, epochs=2, batch_size=10)
     trainable = ("3",) if isinstance(model, nn.Module) else None
     run = head(algorithm=PMTL(lam=0.5, local=solver), data=data, model=model, trainable=trainable, device="cpu")
-    assert [finding.check for finding in independence(run, rounds=3) if finding.refuted] == []
+    assert [finding.check for finding in independence(run, watched(run, 3), rounds=3) if finding.refuted] == []
 
 
 # The stack

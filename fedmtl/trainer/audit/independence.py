@@ -1,13 +1,8 @@
-"""The checks that numbers depend on data through what was released, and in no other way.
+"""The checks that a client's numbers depend on other clients' data through what was released, and in no other way.
 
-What counts as data. Where the protected unit is a client, its records and their number are private, and so they are in
-a run without privacy; who takes part, and how many, belongs to the mechanism and is no client's data. Where the unit is
-a record, and for algorithms whose clients act one at a time, the numbers of records are public.
-
-A run's releases are recorded. It is then repeated with other data and the releases forced to the recording. With the
-data of all clients replaced, the public state must be the same to the last bit (the transcript). With the data of a
-single client replaced, so must be everything that another client has, keeps or hands to a release (independence): its
-tensors in the store after every event, its row of every release, its personal model at the end.
+A run's releases are recorded. It is repeated with the data of a single client replaced and the releases forced to the
+recording: everything that another client has, keeps or hands to a release must be the same to the last bit, its tensors
+in the store after every event, its row of every release, its personal model at the end.
 """
 
 from __future__ import annotations
@@ -16,53 +11,18 @@ from dataclasses import replace
 
 import torch
 
-from ...algorithms.local import Local
 from ...data import FederatedDataset
 from ...privacy import RecordPrivacy
 from ...privacy.audit import Finding
-from ...privacy.audit.findings import exact, skipped
-from ...random import derive_key
+from ...privacy.audit.findings import exact
 from ..trainer import Trainer
-from .others import replaced_client, replaced_data
-from .rerun import differing, seeded, watched, when
-
-ROUNDS = 10
+from .others import replaced_client
+from .rerun import Notes, differing, watched, when
 
 
-def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = ROUNDS) -> Finding:
-    """Check that the public state is a function of the releases.
-
-    A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced,
-    the secret coins drawn anew, and the releases forced to the recording. The public state, the shared model and the
-    clip norms must be bit-identical from the start to the last round. Secret coins are the cohorts; under record-level
-    privacy who takes part when and the numbers of examples are public and stay, the coins are the subsamples of
-    records, and the tensors that clients keep must be bit-identical too.
-    """
-    check, records = "transcript: public state", isinstance(trainer.privacy, RecordPrivacy)
-    first = watched(trainer, trainer.data, rounds)
-    store = records and not isinstance(trainer.algorithm, Local)
-    if not first.public and not (store and first.store):
-        return skipped(check, "the algorithm has no public state")
-    data, coins = replaced_data(trainer.data, seed, counts=not records), derive_key(seed, "audit/coins") >> 1
-    again = watched(trainer, data, rounds, replay=first.releases, coins=coins)
-    wrong = differing(first.public, again.public) + (differing(first.store, again.store) if store else [])
-    detail = f"tensors that differ of {len(first.public):,}, data replaced, coins drawn anew and releases forced"
-    if wrong:
-        first_of = when(min(wrong)[0])
-        detail = (
-            f"the public state depends on private data or coins otherwise than through the releases, first {first_of}"
-        )
-    return exact(check, len(wrong), detail)
-
-
-def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Finding]:
+def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
     """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
-    the others'.
-
-    The trainer is on the CPU; secret coins are drawn from a seed here, so that all runs share them.
-    """
-    trainer = seeded(trainer)
-    first = watched(trainer, trainer.data, rounds, messages=True)
+    the others' numbers with those of the ``first`` run, which has the same coins."""
     counts, ids = trainer.data.train.counts, trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes = {"values": int(counts[client])}
@@ -70,8 +30,7 @@ def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Findin
         sizes |= {"many records": 2 * int(counts.max()) + 1, "one record": 1}
     findings = []
     for kind, size in sizes.items():
-        data = replaced_client(trainer.data, client, size, seed)
-        again = watched(trainer, data, rounds, replay=first.releases, messages=True)
+        again = watched(trainer, rounds, data=replaced_client(trainer.data, client, size, seed), replay=first.releases)
         pairs = differing(first.store, again.store) + differing(first.messages, again.messages)
         wrong = sorted(key for key in pairs if key[2] != client)
         detail = "numbers of other clients that differ, one client's data replaced and releases forced"

@@ -28,7 +28,7 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
         other = _others(side, torch.ones(len(side.y), dtype=torch.bool), data.classes, generator)
         offsets = offsets_of(_replaced_counts(side.counts, generator)) if counts else side.offsets
         sides.append(replace(other, offsets=offsets))
-    return replace(data, train=sides[0], test=sides[1], notes=(), verify=False)
+    return replace(data, train=sides[0], test=sides[1], verify=False)
 
 
 def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None) -> FederatedDataset:

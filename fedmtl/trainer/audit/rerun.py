@@ -1,162 +1,238 @@
-"""Runs that an audit makes again on other data, with the releases forced to a recording, and what it notes of them."""
+"""Runs that an audit makes again with something changed, and what it notes of them.
+
+A run is that of the configuration, by its own loop, ended after some rounds. What can be changed is the data, the
+secret coins, and the releases, which are then forced to those that another run has recorded.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Callable, Generator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.base import Problem, State
+from ...algorithms.base import State
 from ...data import FederatedDataset
-from ...errors import BudgetExhausted
-from ...local import operation_threads
-from ...privacy import RecordPrivacy, SeededSource
-from ...privacy.channel import Recording, Tap
-from ..personalize import rows_at
+from ...errors import PrivacyError, TrainingError
+from ...privacy import NoiseSource, Rounds, SeededSource
+from ...privacy.audit.play import coordinates
+from ...privacy.channel import GRADIENT, Recording
+from ...ranks import Ranks
+from ...schedules import Block
+from ..engine import Engine, Source
+from ..folder import MANIFEST, RunFolder, read_tensors
+from ..run import fitted
 from ..trainer import Trainer
 
-_FINETUNED = 32  # clients whose finetuned models are compared: each is a function of its own records
+if TYPE_CHECKING:
+    from ..run import Run
 
-Releases = list[tuple[int, str, Tensor]]
-"""A recording: (step, name, what was released)."""
-
-
-def seeded(trainer: Trainer) -> Trainer:
-    """Return the same configuration with coins of its seed, which all its runs share."""
-    return trainer if trainer.privacy is None else replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
-
-
-def states(
-    trainer: Trainer,
-    data: FederatedDataset,
-    rounds: int,
-    *,
-    record: Releases | None = None,
-    replay: Recording | None = None,
-    tap: Tap | None = None,
-    opened: Callable[[Any], None] | None = None,
-    finish: Callable[[Problem, State], None] | None = None,
-) -> Generator[tuple[State, Any], None, None]:
-    """Yield the states of a run of the trainer's algorithm on ``data``: the first one, then that after every block.
-
-    Under record-level privacy the messages of clients are functions of the released gradients, and only these are
-    forced.
-
-    Args:
-        trainer: the configuration.
-        data: of the clients.
-        rounds: rounds, or activations, that are run.
-        record: every release is appended.
-        replay: what is released in place of what the data give.
-        tap: is called with all that is handed to a release.
-        opened: is called with the channel before anything happens.
-        finish: is called with the problem and the last state.
-
-    Yields:
-        The state, which the next block may change in place, and the block, None before the first.
-    """
-    problem, algorithm = trainer.problem(data=data, device="cpu"), trainer.algorithm
-    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
-        channel, source = trainer.open(problem, "audit", replay=replay)
-        if opened is not None:
-            opened(channel)
-        channel.record, channel.tap = record, tap
-        state = algorithm.init(problem)
-        yield state, None
-        with closing(channel):
-            channel.start(0)
-            try:
-                for block in source.blocks(0):
-                    source.begin(block)
-                    state = algorithm.step(problem, state, block, channel)
-                    yield state, block
-                    if block.step + 1 >= rounds:
-                        break
-            except BudgetExhausted:
-                pass
-        if finish is not None:
-            finish(problem, state)
-
+RELEASED = "releases.safetensors"
+_EVALUATED = 32  # clients, at most, whose models are scored and finetuned
 
 Marks = dict[tuple[int, str, int], str]
 """(number of the event, -1 before the first; name; client, -1 of what is public) -> hash."""
 
 
 @dataclass
-class Watch:
-    """Hashes of what a run computes.
+class Notes:
+    """What a run computed, as hashes, and what it published.
 
     Attributes:
         public: the public state, the shared model and the clip norms, after every event.
-        store: the tensors that clients keep, after every event; of a run under client-level privacy only with messages.
+        store: the tensors that clients keep, after every event.
         messages: rows that are handed to releases, and the personal models at the end.
         first: the clients of the first event.
-        releases: all that was released.
+        drawn: places of the records of each local step, by (round, number of the step, client), int64 (k,).
+        releases: (step, name, value) of all that was released.
+        otherwise: how many releases of rows another channel makes otherwise when it is handed the same rows, and how
+            many have rows of clients that were not drawn.
+        frozen: names of the parameters that are frozen, and whether the run changed them.
+        published: files of ``public/`` and facts of the report, by name, but for the released values.
+        values: names of the values that are published as released, and whether they were released.
     """
 
     public: Marks = field(default_factory=dict)
     store: Marks = field(default_factory=dict)
     messages: Marks = field(default_factory=dict)
     first: tuple[int, ...] = ()
-    releases: Releases = field(default_factory=list)
+    drawn: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    releases: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    otherwise: int = 0
+    frozen: dict[str, bool] = field(default_factory=dict)
+    published: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bool] = field(default_factory=dict)
 
 
 def watched(
     trainer: Trainer,
-    data: FederatedDataset,
     rounds: int,
     *,
-    replay: Recording | None = None,
+    data: FederatedDataset | None = None,
     coins: int | None = None,
-    messages: bool = False,
-) -> Watch:
-    """Run the trainer's algorithm on ``data`` and note its hashes.
+    replay: Recording | None = None,
+    publish: bool = False,
+) -> Notes:
+    """Run a configuration for some rounds, and note what it computes.
 
     Args:
-        trainer, data, rounds, replay: as for :func:`states`.
-        coins: seed of the secret coins, in place of the run's.
-        messages: whether rows, personal models and the tensors that clients keep are noted.
+        trainer: the configuration, on the CPU.
+        rounds: rounds, or activations, that are run.
+        data: in place of the trainer's.
+        coins: seed of the secret coins, in place of the trainer's.
+        replay: what is released in place of what the data give.
+        publish: whether files are written and noted.
     """
-    watch, everybody, channels, algorithm = Watch(), torch.arange(len(data)), list[Any](), trainer.algorithm
+    few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)
+    trainer = replace(trainer, data=trainer.data if data is None else data, evaluate_clients=few)
+    seed = trainer.seed if coins is None else coins
+    engine = _Watching(
+        coins=_source(trainer, trainer.seed), secret=_source(trainer, seed), rounds=rounds, replay=replay
+    )
+    notes = engine.notes
+    with TemporaryDirectory(prefix="fedmtl-audit-") as name:
+        folder = RunFolder(Path(name) / "run")
+        try:
+            result = fitted(replace(trainer, folder=folder.root if publish else None), False, Ranks(), engine)
+            ending = result.stopped
+            if trainer.finetune is not None:
+                _note(notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal)
+        except (TrainingError, PrivacyError) as error:
+            if isinstance(error, PrivacyError) and replay is None:
+                raise
+            ending = str(error)  # such as that of a run which releases more than the recording has
+        if publish:
+            _note_files(notes, folder, engine.channel)
+            notes.published["the end"] = ending.encode()
+    return notes
 
-    def opened(channel: Any) -> None:
-        channels.append(channel)
-        if coins is not None:  # cohorts, or where these are public the records that take part
-            (getattr(channel, "draws", None) or channel).sources = [SeededSource(coins)]
 
-    def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
-        _note(watch.messages, step, f"the row of {name}", clients, rows)
+class _SecureSeed(SeededSource):
+    """Seeded coins on the path of secret ones, which rounds to a grid."""
 
-    def finish(problem: Problem, state: State) -> None:
-        models = algorithm.personalize(problem, state, everybody)
-        _note(watch.messages, rounds, "the personal model", everybody, models)
-        if trainer.finetune is not None:
-            some = everybody[:_FINETUNED]
-            start = rows_at(trainer.finetune.origin(algorithm.shared(state), models)[1], some)
-            _note(watch.messages, rounds, "the finetuned model", some, trainer.finetune.train(problem, start, some))
+    name: ClassVar[str] = "secure"
 
-    hooks: dict[str, Any] = {"replay": replay} if replay is not None else {"record": watch.releases}
-    hooks |= {"tap": tap, "finish": finish} if messages else {}
-    run = states(trainer, data, rounds, opened=opened, **hooks)
-    for when, (state, block) in enumerate(run, start=-1):
-        if block is not None and not watch.first:
-            watch.first = tuple(k for k in block.clients.flatten().tolist() if k >= 0)
-        shared = algorithm.shared(state)
+
+def _source(trainer: Trainer, seed: int) -> NoiseSource:
+    secure = trainer.privacy is not None and trainer.privacy.source == "secure"
+    return (_SecureSeed if secure else SeededSource)(seed)
+
+
+@dataclass(kw_only=True)
+class _Watching(Engine):
+    """Computes a run in this process, ends it after some rounds, and notes what happens.
+
+    Attributes:
+        secret: where the coins come from that nobody may see the effect of: of the records that take part in a
+            release; else of cohorts, unless who takes part is charged for it.
+        rounds: that are run.
+        replay: see :func:`watched`.
+        notes: of the run.
+        event: number of the last event.
+    """
+
+    secret: NoiseSource
+    rounds: int
+    replay: Recording | None
+    notes: Notes = field(default_factory=Notes)
+    event: int = -1
+
+    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
+        channel, source = run.settings.open(
+            run.problem, run.fingerprint, run.ledger, resume, replay=self.replay, coins=self.coins
+        )
+        self.channel, self.evaluated, self._run = channel, run.clients, run
+        channel.record, channel.tap = self.notes.releases, self._tap
+        draws = getattr(channel, "draws", None)  # of records
+        if draws is not None or not channel.account.by_client:
+            (channel if draws is None else draws).sources = [self.secret]
+        self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the round that is computed
+        self._other: Rounds | None = None
+        if isinstance(channel, Rounds) and channel.gradients is None and self.replay is None:
+            self._other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
+        return channel, replace(source, stop=min(source.stop, self.rounds))
+
+    def init(self, run: Run) -> State:
+        self._frozen = {k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()}
+        return self._noted(super().init(run))
+
+    def step(self, run: Run, state: State, block: Block) -> State:
+        self._rows.clear()
+        state = super().step(run, state, block)
+        self.event += 1
+        if self._other is not None:
+            self._release_again(self._other, block.first)
+        self.notes.first = self.notes.first or tuple(k for k in block.clients.flatten().tolist() if k >= 0)
+        return self._noted(state)
+
+    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        now, everybody = run.problem.layout.frozen(run.problem.module), torch.arange(run.problem.clients)
+        self.notes.frozen = {name: not torch.equal(value, now[name]) for name, value in self._frozen.items()}
+        models = run.algorithm.personalize(run.problem, state, everybody)
+        _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
+        return super().models(run, state)
+
+    def _release_again(self, other: Rounds, step: int) -> None:
+        """Compare what a round has released with what another channel makes of its rows."""
+        other.record = again = list[tuple[int, str, Tensor]]()
+        cohort = other.draw(step)
+        other.begin(step, cohort)
+        for plan in other.plans:
+            parts = self._rows.get(plan.name, [(cohort[:0], torch.zeros(0, plan.dimension))])
+            clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+            self.notes.otherwise += not set(clients.tolist()) <= set(cohort.tolist())
+            other.release(plan.name, rows, clients)
+        first = {name: value for at, name, value in self.notes.releases if at == step}
+        second = {name: value for _, name, value in again}
+        same = (name in first and name in second and torch.equal(first[name], second[name]) for name in first | second)
+        self.notes.otherwise += [*same].count(False)
+
+    def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+        _note(self.notes.messages, step, f"the row of {name}", clients, rows)
+        if self._other is not None:
+            self._rows.setdefault(name, []).append((clients, rows))
+        number = name.removeprefix(f"{GRADIENT}/")
+        if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
+            index, mask = self.channel.local.batch(clients)
+            places = self._run.problem.data.train.offsets[clients][:, None] + index
+            for client, own, drawn in zip(clients.tolist(), places, mask, strict=True):
+                self.notes.drawn[step, int(number), client] = own[drawn]
+
+    def _noted(self, state: State) -> State:
+        """Note a state, and return it."""
+        shared, everybody = self._run.algorithm.shared(state), torch.arange(self._run.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
-        if channels[0].gradients is None:
-            public = public | {f"clip norm of {name}": norm for name, norm in channels[0].norms().items()}
+        if isinstance(self.channel, Rounds):
+            public = public | {f"clip norm of {name}": norm for name, norm in self.channel.norms().items()}
         for name, value in public.items():
-            _note(watch.public, when, name, torch.tensor([-1]), value[None])
-        tensors = state.private.gather_all(everybody) if messages or isinstance(trainer.privacy, RecordPrivacy) else {}
-        for name, rows in tensors.items():
-            _note(watch.store, when, f"{name!r} in the store", everybody, rows)
-    return watch
+            _note(self.notes.public, self.event, name, torch.tensor([-1]), value[None])
+        for name, rows in state.private.gather_all(everybody).items():
+            _note(self.notes.store, self.event, f"{name!r} in the store", everybody, rows)
+        return state
+
+
+def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
+    """Note the files of ``public/``, the report, and which of the values published as released were released."""
+    files = {path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST}
+    values = read_tensors(folder.public / RELEASED)[0] if files.pop(RELEASED, None) is not None else {}
+    facts = {f"{key} in privacy.json": value for key, value in json.loads(files.pop("privacy.json", b"{}")).items()}
+    facts |= {"the signal to noise": channel.snr(), "the report": channel.report.text()}
+    random = {"run in privacy.json", "ledger_head in privacy.json"}
+    notes.published = files | {key: repr(value).encode() for key, value in facts.items() if key not in random}
+    forms = {plan.name: plan.form for plan in channel.plans} if isinstance(channel, Rounds) else {}
+    for name, value in values.items():
+        each = (made.numpy() for _, key, made in notes.releases if key.split("/")[0] == name)
+        released = (coordinates(row, forms.get(name, "vector")).reshape(-1) for row in each)
+        notes.values[name] = any(
+            row.shape == value.shape and np.allclose(row, value.numpy(), rtol=1e-12, atol=0) for row in released
+        )
 
 
 def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:

@@ -22,11 +22,13 @@ from ...privacy.audit.findings import skipped
 from ...schedules import BoundSchedule
 from ..engine import releases_of, windows
 from ..trainer import Trainer
-from .independence import ROUNDS, independence, public_shape, transcript
+from .independence import independence, public_shape
 from .local_steps import drawn_records
-from .publication import publication
-from .runs import audit_runs
-from .settings import automatic_settings, frozen_parameters, resolved
+from .rerun import watched
+from .stopping import stopped_early, stopping_rule
+from .transcript import automatic_settings, released_rows, resolved, transcript
+
+ROUNDS = 10
 
 
 def audit_trainer(
@@ -49,20 +51,23 @@ def audit_trainer(
     setup = setup_of(trainer)
     if setup is not None:
         findings += audit_channel(setup, seed=seed, effort=effort)
-        findings += audit_runs(trainer, setup, seed, effort.checks)
+        if "charges" in effort.checks and not setup.privacy.noiseless:
+            findings += [stopped_early(trainer, setup, seed), stopping_rule(trainer, seed)]
         if setup.gradients is not None and not setup.one_at_a_time and "sampler" in effort.checks:
             findings += drawn_records(trainer, seed=seed)
     else:
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
-    if "transcript" in effort.checks:
-        findings.append(transcript(trainer, seed=seed, rounds=rounds))
-        findings += automatic_settings(written, trainer, seed=seed)
-        findings += frozen_parameters(trainer, rounds=rounds)
-        findings += publication(trainer, seed=seed)
-    if "independence" in effort.checks:
-        findings += independence(trainer, seed=seed, rounds=rounds)
-        findings += [public_shape(trainer.data)] if trainer.privacy is not None else []
-    return findings
+    shape = [public_shape(trainer.data)] if trainer.privacy is not None and "independence" in effort.checks else []
+    if not any(finding.refuted for finding in shape) and {"transcript", "independence"} & set(effort.checks):
+        first = watched(trainer, rounds, publish=trainer.privacy is not None and not trainer.privacy.noiseless)
+        if "transcript" in effort.checks:
+            if setup is not None and setup.gradients is None:
+                findings.append(released_rows(trainer, first, setup))
+            findings += transcript(trainer, first, seed=seed, rounds=rounds)
+            findings += automatic_settings(written, trainer, seed=seed)
+        if "independence" in effort.checks:
+            findings += independence(trainer, first, seed=seed, rounds=rounds)
+    return findings + shape  # models of other data have another shape where this is refuted
 
 
 def setup_of(trainer: Trainer) -> Setup | None:

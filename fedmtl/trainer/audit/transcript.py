@@ -1,0 +1,142 @@
+"""The checks that what a run computes in public, and what it publishes, depends on data through the releases only.
+
+What counts as data. Where the protected unit is a client, its records and their number are private, and so they are in
+a run without privacy; who takes part, and how many, belongs to the mechanism and is no client's data. Where the unit is
+a record, and for algorithms whose clients act one at a time, the numbers of records are public.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from ...algorithms.local import Local
+from ...data import FederatedDataset
+from ...data.examples import Examples
+from ...privacy import RecordPrivacy
+from ...privacy.audit import Finding, Setup
+from ...privacy.audit.findings import exact, skipped
+from ...random import derive_key
+from ..trainer import Trainer
+from .others import replaced_data
+from .rerun import RELEASED, Notes, differing, watched, when
+
+_SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
+
+
+def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
+    """Check that the public state, and what is published, are functions of the releases.
+
+    The run is repeated with every client's examples and numbers of examples replaced, the secret coins drawn anew, and
+    the releases forced to those of the ``first`` one. The public state, the shared model and the clip norms must be
+    bit-identical from the start to the last round. So must be what is published, if anything is: every file of
+    ``public/``, what the privacy report says, how loud the noise is said to be, and how the run ends, but for the
+    random number of the run and the released values, which are compared with the recording.
+
+    Secret coins are the cohorts, unless clients are charged when they take part. Under record-level privacy who takes
+    part and the numbers of examples are public and stay, the coins are the subsamples of records, and the tensors that
+    clients keep must be bit-identical too.
+
+    What is frozen in the model has every bit after the run that it had before: no release covers it.
+    """
+    records, check = isinstance(trainer.privacy, RecordPrivacy), "transcript: public state"
+    data, coins = replaced_data(trainer.data, seed, counts=not records), derive_key(seed, "audit/coins") >> 1
+    again = watched(trainer, rounds, data=data, coins=coins, replay=first.releases, publish=bool(first.published))
+    store = records and not isinstance(trainer.algorithm, Local)
+    wrong = differing(first.public, again.public) + (differing(first.store, again.store) if store else [])
+    detail = f"tensors that differ of {len(first.public):,}, data replaced, coins drawn anew and releases forced"
+    if wrong:
+        first_of = when(min(wrong)[0])
+        detail = (
+            f"the public state depends on private data or coins otherwise than through the releases, first {first_of}"
+        )
+    findings = [exact(check, len(wrong), detail)]
+    if not first.public and not (store and first.store):
+        findings = [skipped(check, "the algorithm has no public state")]
+    if first.frozen:
+        changed = [name for name, moved in first.frozen.items() if moved]
+        detail = f"tensors that a run changed, of {len(first.frozen)} that are frozen and public"
+        detail = f"a run changes {', '.join(changed)}, frozen and public" if changed else detail
+        findings.append(exact("transcript: frozen parameters", len(changed), detail))
+    if not first.published:
+        return findings
+    files, others = first.published, again.published
+    strange = sorted(name for name in files | others if files.get(name) != others.get(name))
+    detail = f"of {len(files)} files and facts that differ, data replaced, coins drawn anew and releases forced"
+    if strange:
+        detail = f"depends on private data or coins otherwise than through the releases: {', '.join(strange[:3])}"
+    findings.append(exact("transcript: published files", len(strange), detail))
+    if first.values:
+        detail = f"of {len(first.values)} values in public/{RELEASED} are none that was released"
+        findings.append(exact("transcript: published values", list(first.values.values()).count(False), detail))
+    return findings
+
+
+def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
+    """Check that a run releases, to the last bit, what another channel releases of the same rows when it is handed
+    them, and that these are rows of clients that were drawn for the round.
+
+    All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
+    threads meanwhile. It is the ``first`` one, and two rounds with a clip norm of 2^-10 of its own, so that rows are
+    clipped.
+    """
+    privacy, wrong = trainer.privacy, first.otherwise
+    if privacy is not None and isinstance(privacy.clip_norm, float) and all(p.form == "vector" for p in setup.releases):
+        tight = replace(trainer, privacy=replace(privacy, clip_norm=privacy.clip_norm * 2.0**-10), finetune=None)
+        wrong += watched(tight, 2).otherwise
+    detail = "releases of a run that are not those of its rows handed to a channel, or of clients that were not drawn"
+    return exact("transcript: releases", wrong, detail)
+
+
+def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
+    """Check that an algorithm chooses the settings that it fills in by itself, such as a step size, without a look at
+    any record, and the same where every client's data are replaced; nothing without privacy, where it may read them.
+
+    Such settings shape every client's numbers and are in no release, and all other checks take them as they are.
+
+    Args:
+        written: the configuration as it was written.
+        trainer: the same with its settings from public rows, bounds and sizes.
+        seed: of the data that are put in place.
+    """
+    if written.privacy is None or trainer.algorithm is written.algorithm:
+        return []
+    data = replaced_data(written.data, seed, counts=not isinstance(written.privacy, RecordPrivacy))
+    read: list[str] = []
+    again, chosen = resolved(replace(written, data=data), read).algorithm, trainer.algorithm
+    names = [setting.name for setting in fields(chosen)]  # type: ignore[arg-type]
+    wrong = [name for name in names if getattr(chosen, name) != getattr(again, name)]
+    wrong += [f"what {name} reads of the records" for name in dict.fromkeys(read)]
+    detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
+    detail = f"automatic settings depend on private data: {', '.join(wrong[:3])}" if wrong else detail
+    return [exact("transcript: automatic settings", len(wrong), detail)]
+
+
+def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
+    """Return the trainer with its settings from public rows, chosen once for all that is checked; every operation on
+    the numbers of a record is appended to ``read``."""
+    problem = trainer.problem(device="cpu")
+    with closing(problem.executor):
+        if read is not None:
+            problem = replace(problem, data=_watched(problem.data, read))
+            read.clear()  # of what a data set looks at when it is made
+        return trainer.resolved(problem)
+
+
+def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
+    """Return the same data, whose records append to ``read`` what is done with them."""
+
+    class Watched(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ not in _SHAPES:
+                read.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def watched(side: Examples) -> Examples:
+        return replace(side, x=side.x.as_subclass(Watched), y=side.y.as_subclass(Watched))
+
+    return replace(data, train=watched(data.train), test=watched(data.test), verify=False)
