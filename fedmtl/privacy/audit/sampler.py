@@ -1,8 +1,8 @@
 """Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the charged event says.
 
-Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations are not:
-channels are opened with next to no noise, and gradients of 2^-1, 2^-2, ... of the clip norm along one axis spell the
-subset in the released sum.
+Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations the channel
+sums over itself: channels are opened with next to no noise, and gradients of 2^-1, 2^-2, ... of the clip norm along
+one axis spell the subset in the released sum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..local_steps import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Sample, gathered, played
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claims, Setup
+from .setup import GRADIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import (
     auditor,
     correlations,
@@ -193,33 +193,41 @@ def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Findi
 
 
 def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
-    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records."""
-    sampled = [k for k in range(len(setup.sizes)) if claims.of(GRADIENTS, k).sampled is not None]
-    client = max(sampled, key=lambda k: int(setup.sizes[k]), default=-1)
+    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records that are
+    sampled; where nothing is, that all take part. Where a channel sums over what it has drawn, it is told so by the
+    sums, too."""
+    able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0)).tolist()
+    if not able:
+        return [skipped("sampler", "no client has records and may act")]
+    client = max(able, key=lambda k: (claims.of(GRADIENTS, k).sampled is not None, int(setup.sizes[k])))
+    q, n, coins = claims.of(GRADIENTS, client).sampled, int(setup.sizes[client]), auditor(seed, "subsets")
+    if setup.one_at_a_time and q is None:
+        return [skipped("sampler", "who acts when is public, and every release uses all records")]
+    others = [k for k in able if setup.sizes[k] == n and k != client and q is not None][:1]  # one of the same size
+    first, second = seeds(seed, "subsets", 2)
+    asked = [(client, first), (client, first if setup.secure else second), *((k, first) for k in others)]
+    findings, drawn = list[Finding](), list[_Subsets]()
     if setup.one_at_a_time:
-        if client < 0:
-            return [skipped("sampler", "who acts when is public, and every release uses all records")]
-        return _of_activations(setup, claims, client, seed, draws)
-    if client < 0:
-        return [_all_records(setup, seed)]
-    return _of_local_steps(setup, claims, client, sampled, seed, draws)
-
-
-def _of_local_steps(
-    setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int
-) -> list[Finding]:
-    n, q, coins = setup.sizes[client], float(claims.of(GRADIENTS, client).sampled or 1.0), auditor(seed, "cohorts")
-    first, second = seeds(seed, "cohorts", 2)
-    drawn = [_drawn_records(setup, each, client, draws) for each in (first, first if setup.secure else second)]
-    findings = _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
-    twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
-    if twins:  # two clients of one size have subsets of their own
-        pair = [drawn[0], _drawn_records(setup, first, twins[0], draws)]
-        findings.append(_channels("sampler: records of two clients, channels", pair, coins, secure=False))
+        records = np.sort(coins.permutation(min(MARKED, n))[:_RECORDS])
+        spelled = [_spelled(setup, claims, of, other, records, draws) for of, other in asked]
+        powers = 2.0 ** np.arange(len(records))
+        strange = sum(int((np.abs(sums - subsets @ powers) > 1e-3).sum()) for sums, subsets in spelled)
+        detail = f"of {draws} are not sums of the gradients drawn over q n"
+        findings.append(exact("sampler: records, sums", strange, detail))
+        drawn = [sparse.csr_array(subsets.astype(np.int64)) for _, subsets in spelled]
+    else:
+        drawn = [_shown(setup, of, other, draws) for of, other in asked]
+    if q is None:
+        left_out = sum(draws * n - each.nnz for each in drawn)
+        return [*findings, exact("sampler: all records", left_out, "records left out, with nothing sampled")]
+    findings += _law("sampler: records, ", drawn[:2], q, coins, secure=setup.secure)
+    for each in drawn[2:]:
+        check = "sampler: records of two clients, channels"
+        findings.append(_channels(check, [drawn[0], each], coins, secure=False))
     return findings
 
 
-def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> _Subsets:
+def _shown(setup: Setup, client: int, seed: int, draws: int) -> _Subsets:
     """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
     channel, who, subsets = setup.open(seed), torch.tensor([client]), []
     local = int(setup.records.local_steps[client])
@@ -232,47 +240,20 @@ def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> _Subsets
     return _subsets_of(subsets, int(setup.sizes[client]))
 
 
-def _all_records(setup: Setup, seed: int) -> Finding:
-    clients = torch.arange(len(setup.sizes))[: 4 * CLIENTS]
-    index, mask = LocalSteps(setup.open(seed), 0, clients).batch(clients)
-    wrong = sum(
-        sorted(i[m].tolist()) != list(range(int(n)))
-        for i, m, n in zip(index, mask, setup.sizes[clients.numpy()], strict=True)
-    )
-    return exact("sampler: all records", wrong, "clients that left records out, with nothing sampled")
-
-
-def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
-    if not setup.open(seed).caps[client]:
-        return [skipped("sampler", "no client has records and may act")]
-    claim, coins = claims.of(GRADIENTS, client), auditor(seed, "subsamples")
-    records = np.sort(coins.permutation(min(MARKED, int(setup.sizes[client])))[:_RECORDS])
-    samples = [
-        _spelled(setup, claims, each, client, records, draws) for each in (seed, seed if setup.secure else seed + 1)
-    ]
-    count, powers = min(len(sample.releases) for sample in samples), 2.0 ** np.arange(len(records))
-    codes = [sample.values[:, setup.records.dimension // 2] for sample in samples]
-    strange = sum(
-        int((np.abs(code - sample.drawn[:, records] @ powers) > 1e-3).sum())
-        for code, sample in zip(codes, samples, strict=True)
-    )
-    whole = exact("sampler: records, sums", strange, f"of {count} are not sums of the gradients drawn over q n")
-    drawn = [sparse.csr_array(sample.drawn[:count, records].astype(np.int64)) for sample in samples]
-    return [whole, *_law("sampler: records, ", drawn, float(claim.sampled or 1.0), coins, secure=setup.secure)]
-
-
-def _spelled(setup: Setup, claims: Claims, seed: int, client: int, records: np.ndarray, draws: int) -> Sample:
-    """Return at least ``draws`` sums of 2^i over the i whose ``records[i]`` are drawn, by the releases of one channel
-    after the other, with next to no noise."""
+def _spelled(
+    setup: Setup, claims: Claims, client: int, seed: int, records: np.ndarray, draws: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return at least ``draws`` sums (T,) of 2^i over the i whose ``records[i]`` are drawn, by the releases of one
+    channel after the other, with next to no noise; and which are drawn, (T, k)."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
     d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
-    rows = torch.zeros(int(records.max(initial=-1)) + 1, d, dtype=torch.float64)
+    rows = torch.zeros(int(records.max()) + 1, d, dtype=torch.float64)
     rows[torch.from_numpy(records), d // 2] = unit * 2.0 ** torch.arange(len(records), dtype=torch.float64)
-    scale, sums = claims.of(GRADIENTS, client).denominator / unit, Sample(d)
-    for other in seeds(seed, "subsamples", 10_000):
+    made, scale = Sample(d), claims.of(GRADIENTS, client).denominator / unit
+    for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
         sample = played(quiet, claims, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
-        sums.releases.extend(replace(each, value=each.value * scale) for each in sample[GRADIENTS].releases)
-        if len(sums.releases) >= draws:
+        made.releases.extend(sample[GRADIENTS].releases)
+        if len(made.releases) >= draws:
             break
-    return sums
+    return made.values[:draws, d // 2] * scale, made.drawn[:draws, records]
