@@ -58,9 +58,7 @@ def process(
         (["algoritm=3"], "algoritm is no setting; did you mean algorithm? accepted:"),
         (["algorithm=auto", "lr=1"], "did you mean algorithm=fedavg algorithm.local.lr? accepted:"),
         (["algorithm=auto", "fraction=.1"], "did you mean schedule=poisson schedule.cohort? accepted:"),
-        (["algorithm=auto", "optimizer=adam"], "did you mean algorithm=fedavg algorithm.local? accepted:"),
         (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
-        (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted: clip_norm, epsilon,"),
         (["algorithm=pmtl", "algorithm.mu=1"], "algorithm.mu is no setting; accepted: local, "),
         (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: local, "),
@@ -69,12 +67,8 @@ def process(
         (["model.lora=4"], "model.lora is 4; give a mapping of its settings, such as model.lora.rank=VALUE"),
         (["model.lora.rank=x"], "model.lora: lora.rank is 'x'; it must be a whole number of at least 1."),
         (["execution.chunk=x"], "execution: Execution.chunk is 'x'; it must be a whole number of at least 1."),
-        (["model.lora={rnk: 4}"], "did you mean model.lora.rank? accepted: rank, alpha, targets."),
         (["algorithm.local=5"], "FedAvg.local is 5; give a local solver, such as LocalSGD"),
-        (["schedule=3"], "Config group override must be a string or a list. Got int"),
         (["+foo=1"], "foo is no setting of Trainer; accepted: algorithm, data, model, schedule,"),
-        (["+wandb.project=x"], "wandb is no setting of Trainer; accepted: algorithm, data, model, schedule,"),
-        (["+round=5"], "round is no setting of Trainer; did you mean rounds?"),
         (["execution={foo: 1}"], "execution.foo is no setting; accepted: chunk, threads"),
         (["+logger.foo=1"], "logger.foo means nothing here: logger is none; choose another logger=OPTION"),
         (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, "),
@@ -95,20 +89,17 @@ def process(
         (["seed=x"], "seed is 'x'; it must be a whole number"),
         (["execution=stacked"], "execution is 'stacked'; give Execution(chunk=..., threads=...)."),
         (["device=toaster"], "device is 'toaster'"),
-        (["replicate=3"], "replicate is no setting; did you mean replicates?"),
         (["algorithm=pp_dmtl", "epsilons=1,3"], "To use it as a list, use key=[value1,value2]"),
         (["early_stopping.patience=x"], "early_stopping: EarlyStopping.patience is 'x'; it must be a whole number of"),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "ClientPrivacy.epsilon is 0"),
-        (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
         (["resume", "x", "--moved"], "unrecognized arguments: --moved; usage: fedmtl resume [-h] folder"),
         (["verify"], "the following arguments are required: folder; usage: fedmtl verify [-h]"),
         (["report", "nowhere"], "nowhere is not a folder"),
         (["--config-dir", "nowhere", "algorithm=own"], "--config-dir is nowhere, which is no folder; give one with "),
         (["audit", "--config-dir", "nowhere"], "--config-dir is nowhere, which is no folder"),
-        (["audit", "roundz=3"], "roundz is no setting; did you mean rounds?"),
         (["audit", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
     ],
 )  # fmt: skip
@@ -275,15 +266,12 @@ def test_graphs_by_name(tmp_path: Path) -> None:
 
 
 def test_the_femnist_experiment_is_the_papers_network() -> None:
-    import torch
-
     import fedmtl
     from fedmtl.data import DataSpec
 
     made = objects("experiment=pmtl_femnist", "data.root=x", "rounds=7", "privacy.epsilon=8")
     module = made["model"](DataSpec(shape=(1, 28, 28), classes=62, clients=206))  # type: ignore[operator]
     assert sum(parameter.numel() for parameter in module.parameters()) == 115_646
-    assert module(torch.zeros(2, 1, 28, 28)).shape == (2, 62)
     assert made["rounds"] == 7
     assert made["privacy"].epsilon == 8  # type: ignore[attr-defined]
     assert made["algorithm"].local == fedmtl.LocalSGD(lr=0.1, epochs=1, batch_size=10)  # type: ignore[attr-defined]

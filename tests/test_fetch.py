@@ -17,16 +17,20 @@ FILE = Path(__file__).parents[1] / "scripts" / "fetch.py"
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """The script as a module, with an empty catalog."""
+def whole(monkeypatch):
+    """The script as a module."""
     spec = importlib.util.spec_from_file_location("fetch_script", FILE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "fetch_script", module)  # dataclasses look there
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "CATALOG", {})
     return module
+
+
+@pytest.fixture
+def script(whole, monkeypatch):
+    """The script with an empty catalog."""
+    monkeypatch.setattr(whole, "CATALOG", {})
+    return whole
 
 
 class Server:
@@ -186,14 +190,8 @@ def test_archives_that_reach_outside_or_are_damaged_are_refused(script, server, 
     assert "did not contain faces" in capsys.readouterr().err
 
 
-def test_the_catalog_is_well_formed():
-    spec = importlib.util.spec_from_file_location("fetch_catalog", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fetch_catalog"] = module
-    spec.loader.exec_module(module)
-    for name, sources in module.CATALOG.items():
+def test_the_catalog_is_well_formed(whole):
+    for name, sources in whole.CATALOG.items():
         for one in sources:
             length = {"md5": 32, "sha256": 64}[one.algorithm]
             assert re.fullmatch(f"[0-9a-f]{{{length}}}", one.checksum), (name, one.file)

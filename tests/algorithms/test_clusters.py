@@ -22,17 +22,6 @@ NOISE = ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
 PARITY = {client: f"half {k % 2}" for k, client in enumerate(DATA.ids)}
 
 
-def test_one_cluster_is_pmtl() -> None:
-    data = regression()
-    problem, sampler = problem_of(data, rounds=5), FixedCohort(3)
-    one, other = ClusteredPMTL(clusters=dict.fromkeys(data.ids, 1), lam=0.7, local=SOLVER), PMTL(lam=0.7, local=SOLVER)
-    states = [run(algorithm, problem, sampler=sampler, privacy=NOISE) for algorithm in (one, other)]
-    torch.testing.assert_close(states[0].public["global"][0], states[1].public["global"], rtol=1e-12, atol=1e-14)
-    found = [everyone(problem, a, s) for a, s in zip((one, other), states, strict=True)]
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
-    assert torch.equal(one.shared(states[0]), states[0].public["global"][0])
-
-
 def test_public_clusters_are_runs_of_their_own() -> None:
     """With everybody in every round, each cluster's mean and models are those of PMTL on its clients alone."""
     data = regression(clients=7)

@@ -14,7 +14,7 @@ from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
-from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of
+from fedmtl.algorithms.mp_mtl.sharing import budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
@@ -227,22 +227,6 @@ def test_large_noise_leaves_single_task_learning() -> None:
         np.testing.assert_allclose(found, alone, atol=1e-3)
     lost = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
     assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
-
-
-def test_the_shift_that_keeps_every_direction() -> None:
-    """The spectrum of the noise ends at sigma sqrt(2 d), and fluctuates beyond it; a shift of 1.25 clears it."""
-    d, draws = 30, 400
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(draws, d, d, generator=generator, dtype=torch.float64)
-    noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
-
-    def lost(rho: float) -> float:
-        maps = map_of(noise + rho * math.sqrt(2 * d) * torch.eye(d, dtype=torch.float64), "symmetric", 1e-6)
-        return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
-
-    assert lost(0.0) == 1.0
-    assert 0.02 < lost(1.0) < 0.5
-    assert lost(1.25) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
-from scipy import optimize, stats
+from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
@@ -198,36 +196,6 @@ def test_repetitions_are_runs(method: type[OneAnswer]) -> None:
     torch.testing.assert_close(alone.public["theta_l"], together.public["theta_l"][:1], rtol=1e-10, atol=1e-12)
     assert not torch.equal(together.public["theta_l"][0], together.public["theta_l"][1])
     assert learner.models(work, together).shape == (2, 3, P)
-
-
-@pytest.mark.parametrize("method", [PublicStart, Moments])
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer], mechanism: str) -> None:
-    """Noise of the scale 2 C z / n_i in every coordinate, with z by dp-accounting; here for Gaussian noise, and by
-    hand for Laplace noise, where z is 1 / epsilon."""
-    work, learner = problem(), method()
-    delta = 0.0 if mechanism == "laplace" else 1e-5
-    privacy = RecordPrivacy(clip_norm=1.5, epsilon=2.0, mechanism=mechanism, delta=delta)
-    channel = open_activations(learner, work, ONCE, privacy, caps=np.ones(3, dtype=int)).channel
-    z = float(channel.noise_multiplier)
-    if mechanism == "laplace":
-        assert z == pytest.approx(0.5, rel=1e-9)
-    else:
-        spent = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(delta)
-        assert spent == pytest.approx(2.0, rel=1e-3)
-    size = P if method is PublicStart else P * (P + 1) // 2 + P
-    drawn = np.stack([drawn_noise(learner, work, ONCE, privacy, seed=seed) for seed in range(100)])
-    assert drawn.shape == (100, 3, size)
-    for k, owner in enumerate(ONCE[0].tolist()):
-        scale = 2 * 1.5 * z / COUNTS[owner]
-        law = stats.laplace(scale=scale) if mechanism == "laplace" else stats.norm(scale=scale)
-        assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
-    channel.begin(0, ONCE)
-    for owner in ONCE[0].tolist():
-        points = learner.points(work, learner.init(work).public)(np.array([owner]))
-        channel.release([learner.gradients(work)(client, points) for client, _ in channel.acting])
-        std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
-        assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
 
 
 def test_private_rows_reach_nothing_but_the_answers() -> None:

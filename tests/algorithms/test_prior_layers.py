@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 
-from fedmtl import ClientPrivacy, FullParticipation, PriorLayers, RecordPrivacy, Trainer, models
+from fedmtl import ClientPrivacy, PriorLayers, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Cohort, Problem, State
 from fedmtl.algorithms.prior_layers import RELEASE
 from fedmtl.data import FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
-from fedmtl.privacy import open_channel
 from tests import small
 from tests.helpers import ragged_classification
 
@@ -218,37 +215,11 @@ def rows_of(algorithm: PriorLayers, problem: Problem) -> Tensor:
     return algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0][RELEASE]
 
 
-def test_the_row_of_a_client() -> None:
-    problem, algorithm = network(), prior(scale=2.5)
-    rows = rows_of(algorithm, problem) / 2.5
-    diagonal = torch.tensor([0, 5, 9, 12, 14])
-    assert all(float(part[:, diagonal].sum(1).abs().max()) < 1e-12 for part in rows.split([15, 15], dim=1))
-    assert 0.1 < float(rows.norm(dim=1).max()) <= 2**0.5
-    still = replace(problem, loss=lambda outputs, y: outputs.sum(1) * 0)
-    assert not bool(rows_of(algorithm, still).any())
-
-
 def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, algorithm = network(), prior()
     together = rows_of(algorithm, problem)
     monkeypatch.setattr("fedmtl.algorithms.prior_layers._BLOCK", 1)
     assert torch.equal(rows_of(algorithm, problem), together)
-
-
-def test_epsilon_of_the_joint_release() -> None:
-    """All parts are one Gaussian release of the sum; its sensitivity is the clip norm."""
-    problem, algorithm = network(), prior()
-    bound = FullParticipation().bind(12)
-    channel = open_channel(
-        ClientPrivacy(clip_norm=1.5, epsilon=2.0, delta=1e-5), algorithm.plan(problem, bound), bound, seed=0, steps=1
-    )
-    assert channel.noise_multiplier is not None
-    accountant = PLDAccountant()
-    accountant.compose(dp_event.GaussianDpEvent(channel.noise_multiplier))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=1e-3)
-    assert channel.releases[RELEASE].sensitivity == 1.5
-    channel.begin(0, channel.draw(0))
-    assert float(channel.noise_std(RELEASE)) * 12 == pytest.approx(1.5 * channel.noise_multiplier)
 
 
 # A run of the trainer

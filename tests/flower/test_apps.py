@@ -370,17 +370,13 @@ def test_secret_coins(tmp_path: Path) -> None:
     [
         (None, "it has no rows"),
         ({}, "its releases are not"),
-        ({"update": np.zeros((1, 3)), "more": np.zeros((1, 3))}, "its releases are not"),
         ({"other": np.zeros((1, 3))}, "its releases are not"),
         ({"update": np.zeros((1, 2))}, "not a row of 3 numbers"),
         ({"update": np.zeros((2, 3))}, "not a row of 3 numbers"),
         ({"update": np.zeros(3)}, "not a row of 3 numbers"),
         ({"update": np.zeros((1, 3), dtype=np.int64)}, "int64 of shape"),
-        ({"update": np.zeros((1, 3), dtype=np.float16)}, "float16 of shape"),
-        ({"update": np.zeros((1, 3), dtype=np.complex128)}, "complex128 of shape"),
         ({"update": np.array([["a", "b", "c"]])}, r"numpy\.str_.*only supported types"),
         ({"update": np.array([[0.0, np.nan, 0.0]])}, "not finite"),
-        ({"update": np.array([[0.0, -np.inf, 0.0]])}, "not finite"),
     ],
 )
 def test_rows_that_are_none(rows, text: str) -> None:

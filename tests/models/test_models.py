@@ -76,7 +76,7 @@ def test_batch_normalization_becomes_group_normalization():
     assert not any(buffers for buffers in made.named_buffers())
 
 
-@pytest.mark.parametrize(("name", "channels"), [("resnet18", 3), ("mobilenet_v3_small", 1), ("squeezenet1_1", 3)])
+@pytest.mark.parametrize(("name", "channels"), [("resnet18", 3), ("mobilenet_v3_small", 1)])
 def test_torchvision_networks_train_privately(name, channels):
     generator = torch.Generator().manual_seed(0)
     rows = {

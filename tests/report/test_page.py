@@ -211,11 +211,9 @@ def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.
     assert "arguments are required: folders; usage: fedmtl report" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--format", "pdf", "--width", "3.3"], ["--format", "svg"], ["--width", "6.8"]])
-def test_the_command_draws_the_figures_of_a_run_for_a_paper(words: list[str], run: Path, tmp_path: Path) -> None:
-    assert cli.main(["report", str(run), "--out", str(tmp_path), *words]) == 0
-    suffix = words[1] if words[0] == "--format" else "png"
-    assert {path.stem for path in tmp_path.glob(f"*.{suffix}")} == {"privacy_utility", "accuracy", "clients", "epsilon"}
+def test_the_command_draws_the_figures_of_a_run_for_a_paper(run: Path, tmp_path: Path) -> None:
+    assert cli.main(["report", str(run), "--out", str(tmp_path), "--format", "pdf", "--width", "3.3"]) == 0
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == {"privacy_utility", "accuracy", "clients", "epsilon"}
     assert r"\toprule" in (tmp_path / "table.tex").read_text()
 
 
