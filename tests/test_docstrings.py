@@ -1,7 +1,11 @@
-"""The example in the docstring of everything that the package exports runs, and prints what it says."""
+"""The example in the docstring of everything that the package exports runs and prints what it says; the program in
+that of every paper runs."""
 
 import doctest
+import importlib
 import inspect
+import re
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -9,6 +13,8 @@ import pytest
 import fedmtl
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.base import METHODS
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.graphs import Ring
 
 EXPORTED = [one for name in fedmtl.__all__ if not inspect.ismodule(one := getattr(fedmtl, name))]
 
@@ -21,3 +27,20 @@ def test_the_example_of_a_docstring_prints_what_it_says(one: Any, monkeypatch: p
     outcome = doctest.DocTestRunner().run(example, out=printed.append)
     assert outcome.attempted > 0, "it has no example"
     assert outcome.failed == 0, "".join(printed)
+
+
+PROGRAM = re.compile(r"^ {4}Trainer\((?:.*\n)+?.*fit\(\)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("paper", ["async_learner", "mp_mtl", "p2p", "pp_dmtl"])
+def test_the_program_of_a_paper_runs(paper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(f"fedmtl.algorithms.{paper}.algorithm")
+    (program,) = PROGRAM.findall(module.__doc__ or "")
+    names = {name: getattr(fedmtl, name) for name in fedmtl.__all__} | {"Ring": Ring}
+    names["data"] = load_synthetic_tasks(tasks=4, train_examples=8, test_examples=4, features=3, problem="regression")
+    results, fit = [], fedmtl.Trainer.fit
+    monkeypatch.setattr(fedmtl.Trainer, "fit", lambda trainer: results.append(fit(trainer)))
+    exec(dedent(program), names)
+    (result,) = results
+    assert result.privacy.epsilon > 0
+    assert len(result.personal) == 4

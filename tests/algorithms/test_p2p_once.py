@@ -17,7 +17,6 @@ from fedmtl.graphs import Graph, Ring
 from tests import small
 from tests.small import check_resumed
 
-from .harness import blocks_of, open_activations
 from .harness import run_activations as run
 from .p2p_harness import COUNTS, D, Started, agents, arrays, mean_gradient, random_graph, schedule
 
@@ -136,36 +135,6 @@ def test_as_many_releases_as_wakeups_are_the_published_run() -> None:
         same, two = run(PeerToPeer(row_norm=1.0, graph=graph, releases=releases), problem, clients, GAUSSIAN)
         assert torch.equal(same.public["theta"], plain.public["theta"])
         assert two.account.uses.tolist() == one.account.uses.tolist()
-
-
-def test_after_the_last_release_the_run_is_the_same_on_any_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is public from then on, bit for bit; and no record is asked for."""
-    graph, clients = random_graph(N), sweeps(10)
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, releases=2)
-    ends = []
-    for later in (agents(), agents(seed=1), agents(seed=2)):
-        problem = agents()
-        channel, state = open_activations(algorithm, problem, clients, GAUSSIAN), algorithm.init(problem)
-        for block in blocks_of(clients, 2 * N):
-            if block.first:  # from now on other records
-                problem = later
-                monkeypatch.setattr(PeerToPeer, "gradients", refuse)
-            channel.begin(block.first, block.client)
-            state = algorithm.step(problem, state, block, channel.channel)
-        monkeypatch.undo()
-        ends.append(state.public)
-    assert not torch.equal(agents().data.train.x, agents(seed=1).data.train.x)
-    for other in ends[1:]:
-        assert all(torch.equal(other[name], value) for name, value in ends[0].items())
-
-
-def refuse(self, *arguments):
-    """Gradients that nobody may ask for."""
-
-    def asked(*of):
-        raise AssertionError("a record was asked for")
-
-    return asked
 
 
 RNG = np.random.default_rng(0)

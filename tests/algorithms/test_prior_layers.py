@@ -14,23 +14,16 @@ from fedmtl import ClientPrivacy, PriorLayers, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Cohort, Problem, State
 from fedmtl.algorithms.prior_layers import RELEASE
 from fedmtl.data import FederatedDataset
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from tests import small
 from tests.helpers import ragged_classification
 
 from .harness import everyone, problem_of, run
+from .test_private_prior import FLOOR, RIDGE, TASKS, D, linear
 
-RIDGE, FLOOR, D, TASKS = 0.05, 0.05, 5, 40
 EXACT = LocalSGD(lr=1.0, steps=300, batch_size=None, proximal=True)
 SHORT = LocalSGD(lr=0.2, epochs=3, batch_size=4, proximal=True)
-
-
-def linear(**options: Any) -> Problem:
-    settings = {"train_examples": 9, "test_examples": 6, "rank": 1, "noise": 0.3, "seed": 1} | options
-    tasks = make_synthetic_tasks(TASKS, features=D, problem="regression", **settings).data  # type: ignore[arg-type]
-    return problem_of(tasks, rounds=1, model=models.linear_regression(bias=False), loss="half_mse")
 
 
 def network(**options: Any) -> Problem:

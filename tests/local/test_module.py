@@ -77,6 +77,15 @@ def test_tied_weights_appear_once_and_frozen_ones_not_at_all():
     assert Layout.of(module).dimension == 16 + 4 + 4 + 12 + 3
 
 
+def test_functional_and_module_forms_do_not_share_memory_with_the_template():
+    module = nn.Linear(2, 2)
+    before = copy.deepcopy(module.state_dict())
+    stack = StackedModule(module, capacity=2, device=torch.device("cpu"), dtype=torch.float32)
+    stack.load(torch.ones(6), 2)
+    stack.rows.add_(1.0)
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
 def dropout_net() -> nn.Module:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3))

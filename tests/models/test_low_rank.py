@@ -91,6 +91,7 @@ def test_only_the_factors_can_be_trained_and_keep_the_names_of_their_layer() -> 
     trainable = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
     assert trainable == {"0.lora_A": (2, 6), "0.lora_B": (8, 2), "2.lora_A": (2, 8), "2.lora_B": (3, 2)}
     assert Layout.of(module).dimension == 2 * (6 + 8 + 8 + 3)
+    assert module[0].scale == 1.0  # alpha is the rank unless it is given
     assert {"0.weight", "0.bias", "2.weight", "2.bias"} == set(Layout.of(module).frozen(module))
 
 
