@@ -142,8 +142,8 @@ class Finetune(Personalization):
         ...     progress=False,
         ... )
         >>> result = trainer.fit()
-        >>> result.finetuned.metric, sorted(result.finetuned.by_client)
-        ('accuracy', ['finetuned', 'personal', 'shared'])
+        >>> result.finetuned.start, list(result.scores)
+        ('shared', ['shared', 'personal', 'finetuned'])
     """
 
     kind: Kind = "mean"

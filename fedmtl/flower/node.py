@@ -241,14 +241,16 @@ class Node:
     def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
         """Return the client's model (1, D), finetuned where the settings say so, with its scores."""
         trainer, problem, metrics = self.trainer, self.problem, self.trainer.further_metrics
-        of_shared = None if shared is None else evaluate_each(problem, lambda own: shared[None], ONE, metrics)
+        models = ({} if shared is None else {"shared": shared[None]}) | {"personal": row}
         scored = Scored(
             ids=problem.data.ids,
             personal=row,
-            by_client=evaluate_each(problem, lambda own: row, ONE, metrics).by_client(problem),
+            scores={
+                name: evaluate_each(problem, lambda own, rows=rows: rows, ONE, metrics).by_client(problem)  # type: ignore[misc]
+                for name, rows in models.items()
+            },
             metric=main_metric(problem.data.spec).name,
             shared=shared,
-            shared_by_client=None if of_shared is None else of_shared.by_client(problem),
         )
         if trainer.finetune is None:
             return scored
@@ -348,6 +350,6 @@ def _scores(result: Scored, client: str) -> dict[str, Any]:
 
     scores: dict[str, Any] = of(result.by_client)
     if result.finetuned is not None:
-        scores["models"] = {name: of(by_client) for name, by_client in result.finetuned.by_client.items()}
+        scores["models"] = {name: of(by_client) for name, by_client in result.scores.items() if name != "chosen"}
         scores |= {"chosen": choice} if (choice := result.finetuned.chosen.get(client)) else {}
     return scores

@@ -406,7 +406,7 @@ class _Search:
         root = None if self.root is None else self.root.root
         if run is not None:  # any look at the chosen run costs the whole search
             history = [row | {"epsilon": report.epsilon} for row in run.history]
-            run = replace(run, epsilon=report.epsilon, privacy=report, history=history, final=history[-1], folder=root)
+            run = replace(run, privacy=report, history=history, final=history[-1], folder=root)
         result = SearchResult(
             chosen=None if best is None else self.names[chosen[best]],
             score=None if best is None else scores[best],

@@ -13,10 +13,10 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,7 @@ from .._files import read_json, write_bytes
 from .._fingerprint import differing
 from .._imports import uncollected
 from ..algorithms.base import Problem, Tally
-from ..data import DataSpec, FederatedDataset, RowBound
+from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
@@ -92,18 +92,13 @@ class Checkpoint:
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
     tally: Tally = field(default_factory=Tally)
+    _TENSORS: ClassVar = ("public", "channel")
 
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
-        tensors = {f"public.{k}": v for k, v in self.public.items()}
-        tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
-        tensors["step"] = torch.tensor(self.step)
-        tensors["trainings"] = torch.tensor(astuple(self.tally))
-        metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
-        metadata["clients"] = json.dumps(self.clients)
-        if self.ledger is not None:
-            metadata["ledger"] = self.ledger.text()
-        write_tensors(path, tensors, metadata)
+        notes = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in self._TENSORS}
+        tensors = {f"{part}.{name}": row for part in self._TENSORS for name, row in getattr(self, part).items()}
+        write_tensors(path, tensors, {"checkpoint": json.dumps(notes, default=asdict)})
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -114,22 +109,15 @@ class Checkpoint:
         """
         try:
             tensors, metadata = read_tensors(path)
-            public, channel = (
-                {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-                for part in ("public.", "channel.")
-            )
-            return cls(
-                step=int(tensors["step"]),
-                public=public,
-                clients=json.loads(metadata["clients"]),
-                history=json.loads(metadata["history"]),
-                fingerprint=metadata["fingerprint"],
-                channel=channel,
-                ledger=Head.parse(metadata.get("ledger", "")),
-                tally=Tally(*tensors["trainings"].tolist()),
-            )
+            notes = json.loads(metadata["checkpoint"])
         except (OSError, SafetensorError, KeyError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
+        notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
+        parts: dict[str, Any] = {part: {} for part in cls._TENSORS}
+        for key, value in tensors.items():
+            part, _, name = key.partition(".")
+            parts[part][name] = value
+        return cls(**notes, **parts)
 
     def check(self, path: Path, fingerprint: str) -> None:
         """Refuse to continue another run from the checkpoint at ``path``.
@@ -146,6 +134,8 @@ class Checkpoint:
 
 
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
+_ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines")
+"""Fields of a result that are not in its outcome: in files of their own, or known without a file."""
 
 
 class RunFolder:
@@ -257,7 +247,7 @@ class RunFolder:
             from .plots import plot_result
 
         plot_result(result, self.private, self.public)
-        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(result, data, result.baselines)))
+        write_bytes(self.private / "clients.csv", clients_bytes(result, data))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
@@ -271,11 +261,12 @@ class RunFolder:
         write_json(self.private / "result.json", plain(summary))
 
     def read_run(
-        self, model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Return the names of the baselines of a finished run, and the fields of its :class:`Result` but these.
+        self, kind: type[Result], model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
+    ) -> Result:
+        """Return the result of a finished run, with its baselines.
 
         Args:
+            kind: its class.
             model: of the run, where its files do not say how it is built.
             trust: modules of which its files may name classes.
 
@@ -292,56 +283,53 @@ class RunFolder:
             if not path.is_file() and not (is_baseline and path.name == "result.json"):
                 raise ConfigError(f"{self.root} holds no finished run that can be loaded: {path} is missing; {hint}.")
         try:
-            fields = self._fields(read_json(self.private / OUTCOME), model, trust)
+            values = self._fields(kind, read_json(self.private / OUTCOME), model, trust)
         except FedmtlError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.private / OUTCOME} is no outcome of a run: {error!r}.") from error
-        result = {} if is_baseline else read_json(self.private / "result.json")
-        return tuple(result.get("baselines", ())), fields
+        names = () if is_baseline else read_json(self.private / "result.json").get("baselines", ())
+        return kind(**values, baselines={name: self.baseline(name).read_run(kind, model, trust) for name in names})
 
     def _fields(
-        self, outcome: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
+        self, kind: type[Result], outcome: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
-        network, terms, bound = (outcome.pop(name) for name in ("network", "terms", "bound"))
-        values = outcome | {name: tuple(outcome[name]) for name in ("ids", "untrained")}
-        values["evaluated"] = None if outcome["evaluated"] is None else tuple(outcome["evaluated"])
-        finetuned, state = values["finetuned"], _tensors(self.public / "model.safetensors")[0]
+        network, finetuned = outcome.pop("network"), outcome["finetuned"]
+        for each in fields(kind):
+            if isinstance(outcome.get(each.name), list) and str(each.type).startswith("tuple"):
+                outcome[each.name] = tuple(outcome[each.name])
+        if finetuned is not None:
+            settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
+            outcome["finetuned"] = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
+        try:
+            outcome["terms"] = restored(outcome["terms"], trust)
+        except ConfigError:  # objects of the caller's own
+            outcome["terms"] = None
+        state = _tensors(self.public / "model.safetensors")[0]
         shared = torch.cat([state[name].reshape(-1) for name in network["names"]]) if state else None
         personal = _tensors(self.private / "models.safetensors")[0].get("models")
         if personal is None and shared is not None:
-            personal = shared.expand(len(values["evaluated"] or values["ids"]), -1)
+            personal = shared.expand(len(outcome["evaluated"] or outcome["ids"]), -1)
         released, grids = _tensors(self.public / "releases.safetensors")
-        if finetuned is not None:
-            settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
-            finetuned = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
-        try:
-            terms = restored(terms, trust)
-        except ConfigError:  # objects of the caller's own
-            terms = None
-        privacy = PrivacyReport.from_dict(read_json(self.public / "privacy.json"))
-        return values | {
-            "privacy": privacy,
-            "epsilon": privacy.epsilon,
+        return outcome | {
+            "privacy": PrivacyReport.from_dict(read_json(self.public / "privacy.json")),
             "personal": personal,
             "shared": shared,
             "module": _module_of(network, model),
             "folder": self.root,
             "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
-            "bound": None if bound is None else RowBound(**bound),
-            "finetuned": finetuned,
+            "bound": restored(outcome["bound"]),
             "asked": tuple(
                 REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
                 for metric in outcome["asked"]
             ),
-            "terms": terms,
             "parts": _tensors(self.private / "parts.safetensors")[0],
         }
 
     def write_new_clients(self, clients: NewClients, data: FederatedDataset) -> None:
         """Write the models and scores of new clients, all of it into ``private/``."""
-        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(clients, data)))
+        write_bytes(self.private / "clients.csv", clients_bytes(clients, data))
         write_bytes(self.private / "summary.txt", f"{clients.summary()}\n".encode())
         write_json(self.private / "adapted.json", plain(clients.numbers()))
         ids = json.dumps(data.ids)
@@ -372,23 +360,19 @@ class RunFolder:
 
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
-    """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
-    names = (
-        *("algorithm", "data_name", "metric", "step", "stopped", "trained", "untrained", "ids", "by_client"),
-        *("shared_by_client", "final", "chosen", "shortened", "evaluated", "tested", "constant", "limit"),
-        *("history", "replicates", "cut_targets", "unscaled"),
-    )
-    terms, bound, finetuned = result.terms, result.bound, result.finetuned
+    """Return what a result has beside its tensors and privacy report, JSON-ready."""
+    values = {each.name: getattr(result, each.name) for each in fields(result) if each.name not in _ELSEWHERE}
+    finetuned, terms = result.finetuned, result.terms
     if terms is not None and not all(isinstance(value, str) for value in (terms["loss"], *terms["metrics"])):
         terms = None  # functions of the caller's own
-    return {name: getattr(result, name) for name in names} | {
+    return values | {
         "finetuned": None if finetuned is None else vars(finetuned) | {"settings": describe(finetuned.settings)},
-        "bound": None if bound is None else asdict(bound),
+        "bound": describe(result.bound),
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
         "network": {
             "made": describe(model) if isinstance(model, NamedFactory) else None,
-            "spec": asdict(problem.data.spec),
+            "spec": describe(problem.data.spec),
             "seed": problem.seed,
             "dtype": str(problem.initial.dtype).removeprefix("torch."),
             "names": list(problem.layout.names),
@@ -410,7 +394,7 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
             model = None
         if model is None:
             return None
-    spec = DataSpec(**restored(network["spec"]))
+    spec = restored(network["spec"])
     kind = getattr(torch, network["dtype"])
     module = made(as_model(model), spec, network["seed"])
     module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
@@ -449,45 +433,24 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def client_columns(
-    scored: Scored, data: FederatedDataset, baselines: Mapping[str, Result] | None = None
-) -> dict[str, Sequence[Any]]:
-    """Return a column for each size and score, a row a client: the score of its personal, of the shared and of the
-    baselines' models as the summary names them, empty where the client has nothing to test on or was not drawn for
-    evaluation; then the same of every metric that was asked for, such as ``personal auc``, empty where it is not
-    defined; and the model that the client chose."""
-    models, finetuned = {"personal": scored.by_client}, scored.finetuned
-    if finetuned is not None:
-        others = {f"{name} model": scores for name, scores in finetuned.by_client.items()}
-        models |= {
-            name: scores for name, scores in others.items() if scores not in (scored.by_client, scored.shared_by_client)
-        }
-    models |= {} if scored.shared_by_client is None else {"global": scored.shared_by_client}
-    models |= {stage.label: stage.by_client for name, run in (baselines or {}).items() for stage in run.stages(name)}
-    cells: dict[str, Mapping[str, Any]] = {
-        name if metric.name == scored.metric else f"{name} {metric.name}": scores.get(metric.name, {})
-        for metric in scored.shown
-        for name, scores in models.items()
-    }
-    cells |= {"chosen": finetuned.chosen} if finetuned is not None and finetuned.chosen else {}
-    sizes = {"train_examples": data.train.counts.tolist(), "test_examples": data.test.counts.tolist()}
-    scores = {name: [values.get(client, "") for client in data.ids] for name, values in cells.items()}
-    return {"client": data.ids, **sizes, **scores}
-
-
-def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """Return columns of one length as CSV under their names."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
+def clients_bytes(scored: Scored, data: FederatedDataset) -> bytes:
+    """Return a row for each client as CSV: its sizes, its scores as :meth:`Scored.to_frame` has them, empty where one
+    is not defined, and the model that it chose."""
+    frame = scored.to_frame().reindex(data.ids)
+    frame.insert(0, "train_examples", data.train.counts.numpy())
+    frame.insert(1, "test_examples", data.test.counts.numpy())
+    if scored.finetuned is not None and scored.finetuned.chosen:
+        frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
+    return frame.to_csv(index_label="client", lineterminator="\n").encode()
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     """Return rows as CSV under the names of all their keys; a cell that a row lacks is empty."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return columns_bytes({name: [row.get(name, "") for row in rows] for name in names})
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def plain(value: Any) -> Any:

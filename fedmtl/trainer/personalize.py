@@ -30,7 +30,7 @@ from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
 from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, further_metrics, main_metric, resolve_metrics
 from .problem import build_problem
-from .scored import ByClient, Finetuned, Scored, Stage, beside, score_lines, spread_of
+from .scored import Finetuned, Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -103,10 +103,9 @@ def finetuned(
     """
     origin, start = finetune.origin(trained.shared, trained.personal)
     ids, everyone = problem.data.ids, torch.arange(problem.clients)
-    models, scores = {"personal": trained.personal}, {"personal": trained.by_client}
-    if trained.shared is not None and trained.shared_by_client is not None:
+    models, scores = {"personal": trained.personal}, dict(trained.scores)
+    if trained.shared is not None:
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
-        scores = {"shared": trained.shared_by_client} | scores
     with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
         reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
@@ -121,7 +120,7 @@ def finetuned(
         scores["local"] = _measured(problem, models["local"], metrics).by_client(problem)
         final, chosen = _chosen(problem, models, validation)
         measured = _measured(problem, final, metrics)
-    by_client = measured.by_client(problem)
+        scores["chosen"] = measured.by_client(problem)
     lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
     diverged = tuple(client for client in ids if client in lost)
     if diverged and problem.ranks.first:
@@ -129,11 +128,11 @@ def finetuned(
         text += "a smaller learning rate (finetune.local.lr) may help"
         logger.warning(text, name, len(diverged), len(ids), origin)
     before = Stage(origin, scores[origin], diverged=trained.untrained if origin == "personal" else ())
-    after = Stage("finetuned", by_client, diverged=diverged)
+    after = Stage("finetuned", list(scores.values())[-1], diverged=diverged)
     compared = beside(after, before, REGISTRY[trained.metric], final.dtype) or (math.nan,) * 3
     shares = dict(zip(finetune.parts, weights.double().mean(0).tolist(), strict=True))
-    summary = Finetuned(finetune, origin, trained.metric, scores, chosen, *compared, diverged, shares)
-    return replace(trained, personal=final, by_client=by_client, finetuned=summary), measured
+    summary = Finetuned(finetune, origin, chosen, *compared, diverged, shares)
+    return replace(trained, personal=final, scores=scores, finetuned=summary), measured
 
 
 def rows_at(models: Tensor, clients: Tensor) -> Tensor:
@@ -192,22 +191,9 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
 @dataclass(frozen=True, kw_only=True)
 class NewClients(Scored):
     """Personal models of clients that took no part in a run, with those of the model they started from as ``shared``;
-    see :class:`~fedmtl.trainer.Scored`.
-
-    Attributes:
-        ids: of the clients.
-        personal: (k, D).
-        by_client, shared_by_client: scores by metric and client id, of their own models and of the model they started
-            from, without the clients for which a metric is not defined; not private.
-        metric: the main one, ``"accuracy"``, ``"mse"`` or ``"recall_at_5"``.
-        module: the network.
-        asked: the metrics that were asked for.
-        data_name: of the data.
-        finetuned: how the models were made, and which trainings diverged.
-    """
+    see :class:`~fedmtl.trainer.Scored`."""
 
     finetuned: Finetuned
-    shared_by_client: ByClient
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
@@ -230,7 +216,7 @@ class NewClients(Scored):
         values |= {"finetune": self.finetune.kind, "finetuning_diverged": len(self.diverged)}
         values |= {"metrics": [metric.name for metric in self.shown]}
         for metric in self.shown:
-            own, before = self.by_client[metric.name], self.shared_by_client[metric.name]
+            own, before = self.by_client[metric.name], self.scores["shared"][metric.name]
             after, start = spread_of(own, metric), spread_of(before, metric)
             values |= {metric.name: after.pop("mean"), f"global_{metric.name}": start["mean"]}
             values |= {f"{metric.name}_{key}": value for key, value in after.items()}
@@ -241,7 +227,7 @@ class NewClients(Scored):
 
     @property
     def _stages(self) -> tuple[Stage, Stage]:
-        return Stage("finetuned", self.by_client, diverged=self.diverged), Stage("released", self.shared_by_client)
+        return Stage("finetuned", self.by_client, diverged=self.diverged), Stage("released", self.scores["shared"])
 
     def summary(self) -> str:
         """The printed summary: scores with the released model and with their own, and what it costs."""
@@ -315,10 +301,9 @@ def personalize(
         released = Scored(
             ids=data.ids,
             personal=problem.initial.expand(problem.clients, -1),
-            by_client=scores,
+            scores={"shared": scores, "personal": scores},
             metric=main_metric(data.spec).name,
             shared=problem.initial,
-            shared_by_client=scores,
             asked=asked,
             data_name=data.name,
             module=problem.module,

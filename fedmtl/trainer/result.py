@@ -39,7 +39,6 @@ class Result(Scored):
 
     Attributes:
         algorithm: its name.
-        epsilon: spent.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
         final: the last row of the history; where clients finetuned, with the numbers of the final models.
@@ -84,7 +83,6 @@ class Result(Scored):
     """
 
     algorithm: str
-    epsilon: float
     privacy: PrivacyReport
     history: list[dict[str, Any]]
     final: dict[str, Any]
@@ -128,12 +126,12 @@ class Result(Scored):
             raise ConfigError(f"folder is {folder!r}; give the path of a finished run, as text or Path.")
         if isinstance(trust, str):
             raise ConfigError(f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}].")
-        return cls._read(RunFolder(Path(folder)), model, trust)
+        return RunFolder(Path(folder)).read_run(cls, model, trust)
 
-    @classmethod
-    def _read(cls, folder: RunFolder, model: nn.Module | ModelFactory | None, trust: Sequence[str]) -> Result:
-        names, fields = folder.read_run(model, trust)
-        return cls(**fields, baselines={name: cls._read(folder.baseline(name), model, trust) for name in names})
+    @property
+    def epsilon(self) -> float:
+        """What was spent."""
+        return self.privacy.epsilon
 
     def __repr__(self) -> str:
         folder = "" if self.folder is None else f", in {self.folder}"
@@ -229,17 +227,10 @@ class Result(Scored):
         return personalize(model, coded_for(as_data(data), terms["loss"]), **arguments)
 
     def to_frame(self) -> DataFrame:
-        """Return the scores as a data frame of pandas, not private: a row for each client that is scored.
-
-        Columns are the metrics of the client's own model, such as ``accuracy``, and of every other one with its name
-        before, such as ``shared accuracy`` and ``local accuracy`` of the baseline.
-        """
-        import pandas as pd
-
-        models = {"": self.by_client, "shared ": self.shared_by_client or {}}
-        models |= {f"{name} ": run.by_client for name, run in self.baselines.items()}
-        scores = {f"{name}{metric}": values for name, table in models.items() for metric, values in table.items()}
-        return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
+        """Return the scores as a data frame, also those of the baselines' models with their names before, such as
+        ``local accuracy``; see :meth:`Scored.to_frame <fedmtl.trainer.Scored.to_frame>`."""
+        frame = super().to_frame()
+        return frame.join([run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()])
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -371,7 +362,7 @@ class Result(Scored):
             name: of the run.
             shared: whether the shared model is among them.
         """
-        trained = self.by_client if self.finetuned is None else self.finetuned.by_client["personal"]
+        trained = self.scores["personal"]
         stages = [Stage(name, trained, self.epsilon, self.untrained)]
         if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
             stages.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))

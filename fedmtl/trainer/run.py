@@ -434,9 +434,7 @@ class Run:
         """Return the result after the last step."""
         problem, evaluated = self.problem, self.evaluated
         measured, tally = self.evaluate(state, step), self.tally()
-        report, epsilon, released = self.ranks.share(
-            lambda: (self.channel.report, self.channel.epsilon, dict(self.channel.on_grid))
-        )
+        report, released = self.ranks.share(lambda: (self.channel.report, dict(self.channel.on_grid)))
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.settings.runs), *report.outside))
@@ -446,18 +444,18 @@ class Run:
             interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
             report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
         metric = main_metric(problem.data.spec).name
+        scores = {} if measured.shared is None else {"shared": measured.shared.by_client(evaluated)}
         nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
+        scores["personal"] = nothing if measured.personal is None else measured.personal.by_client(evaluated)
         return Result(
             algorithm=self.algorithm.name,
-            epsilon=epsilon,
             privacy=replace(report, **self.engine.facts),
             history=self.history,
             personal=personal,
             parts=parts,
             shared=self.algorithm.shared(state),
             ids=problem.data.ids,
-            by_client=nothing if measured.personal is None else measured.personal.by_client(evaluated),
-            shared_by_client=None if measured.shared is None else measured.shared.by_client(evaluated),
+            scores=scores,
             final=self.history[-1],
             stopped=stopped,
             metric=metric,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from ..local import Layout
 from ..models import BoundedInputs, BoundedOutputs
 from .metrics import REGISTRY, Metric, distribution, shares
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 ByClient = Mapping[str, Mapping[str, float]]
 """Metric -> client -> number, without the clients for which it is not defined."""
 
@@ -35,21 +38,16 @@ class Finetuned:
     Attributes:
         settings: of the finetuning.
         start: ``"shared"`` or ``"personal"``, the model that every client started from.
-        metric: the main metric.
-        by_client: scores of each client's ``"shared"`` (where there is one), ``"personal"`` and ``"finetuned"`` model,
-            and ``"local"`` where clients chose, each by metric and client.
-        weights: mean over the clients of the weights of the models that they averaged, by the model's name.
         chosen: name of the model that each client chose; empty where they did not choose.
         better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
             that finetuning started from; of those whose finetuning did not diverge, NaN without any.
         diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
             comparison.
+        weights: mean over the clients of the weights of the models that they averaged, by the model's name.
     """
 
     settings: Personalization
     start: str
-    metric: str
-    by_client: Mapping[str, ByClient]
     chosen: Mapping[str, str]
     better: float
     equal: float
@@ -58,26 +56,15 @@ class Finetuned:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def scores(self) -> dict[str, Mapping[str, float]]:
-        """The main metric of every model, by client."""
-        return {name: scores[self.metric] for name, scores in self.by_client.items()}
-
-    @property
     def choices(self) -> dict[str, float]:
-        """The share of the clients that chose each model; without models that no client chose."""
-        counts = Counter(self.chosen.values())
-        return {name: counts[name] / len(self.chosen) for name in self.by_client if counts[name]}
+        """The share of the clients that chose each model, the most frequent first."""
+        return {name: count / len(self.chosen) for name, count in Counter(self.chosen.values()).most_common()}
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for tables."""
-        numbers: dict[str, Any] = {
-            "finetune": self.settings.kind,
-            "finetuned_from": self.start,
-            "better": self.better,
-            "equal": self.equal,
-            "worse": self.worse,
-            "finetuning_diverged": len(self.diverged),
-        }
+        numbers: dict[str, Any] = {"finetune": self.settings.kind, "finetuned_from": self.start}
+        numbers |= {name: getattr(self, name) for name in ("better", "equal", "worse")}
+        numbers |= {"finetuning_diverged": len(self.diverged)}
         numbers |= {f"weight_{name}": share for name, share in self.weights.items()}
         return numbers | {f"chose_{name}": share for name, share in self.choices.items()}
 
@@ -89,26 +76,28 @@ class Finetuned:
             lines.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
         if self.diverged:
             lines.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
-        if self.weights:
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.weights.items())
-            lines.append(f"  weights, mean over clients: {shares}")
-        if self.chosen:
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.choices.items())
-            lines.append(f"  chosen by each client on its own validation records: {shares}")
+        for what, parts in (
+            ("weights, mean over clients", self.weights),
+            ("chosen by each client on its own validation records", self.choices),
+        ):
+            if parts:
+                lines.append(f"  {what}: " + ", ".join(f"{name} {share:.0%}" for name, share in parts.items()))
         return lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Personal models with their scores: of a run, of its baselines, of new clients, of a node. Not private.
+    """Models of clients with their scores: of a run, of its baselines, of new clients, of a node. Not private.
 
     Attributes:
         ids: of the clients.
         personal: (n, D), the clients' models; only of those in ``evaluated`` where some were drawn, (k, D).
-        by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
-            for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
+        scores: of every model on each client's test examples, by model, metric and id, without the clients for which a
+            metric is not defined, such as those without test examples: ``scores["shared"]["auc"]["client-7"]``. The
+            models are ``"shared"``, the released one, if there is one; ``"personal"``; where the clients finetuned
+            ``"finetuned"``; and where each chose one of these on validation records, ``"local"``, trained alone, and
+            ``"chosen"``. The last ones are those of ``personal``.
         shared: (D,), the released model, if there is one.
-        shared_by_client: its scores; ``None`` without one.
         metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         asked: the metrics that were asked for.
         data_name: of the data.
@@ -121,16 +110,14 @@ class Scored:
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
         untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
             from, since each of their local trainings diverged; they are in no comparison.
-        finetuned: where the clients finetuned, the scores before and after; ``personal`` and ``by_client`` are then
-            those of the finetuned models.
+        finetuned: what finetuning did, where the clients finetuned.
     """
 
     ids: tuple[str, ...]
     personal: Tensor
-    by_client: ByClient
+    scores: Mapping[str, ByClient]
     metric: str
     shared: Tensor | None = None
-    shared_by_client: ByClient | None = None
     asked: tuple[Metric, ...] = ()
     data_name: str = "data"
     module: nn.Module | None = None
@@ -140,6 +127,16 @@ class Scored:
     evaluated: tuple[str, ...] | None = None
     untrained: tuple[str, ...] = ()
     finetuned: Finetuned | None = None
+
+    @property
+    def by_client(self) -> ByClient:
+        """The scores of each client's own model, by metric and id: ``by_client["auc"]["client-7"]``."""
+        return list(self.scores.values())[-1]
+
+    @property
+    def shared_by_client(self) -> ByClient | None:
+        """The scores of the shared model; ``None`` without one."""
+        return self.scores.get("shared")
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -166,6 +163,21 @@ class Scored:
     def shared_accuracy(self) -> Mapping[str, float] | None:
         """The main metric of the shared model, by id; ``None`` without one."""
         return None if self.shared_by_client is None else self.shared_by_client[self.metric]
+
+    def to_frame(self) -> DataFrame:
+        """Return the scores as a data frame of pandas, not private: a row for each client that is scored.
+
+        Columns are the metrics of the client's own model, such as ``accuracy``, and those of the shared one and of the
+        others that it had, with their names before: ``shared accuracy``, ``personal model accuracy``.
+        """
+        import pandas as pd
+
+        *others, _ = self.scores
+        models = {"": self.by_client} | {
+            "shared " if name == "shared" else f"{name} model ": self.scores[name] for name in others
+        }
+        scores = {f"{name}{metric}": values for name, table in models.items() for metric, values in table.items()}
+        return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
     def model_for(self, client: str | int) -> nn.Module:
         """A client's personal model, in evaluation mode.

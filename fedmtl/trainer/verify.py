@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.stats import chi2
-from torch import Tensor
 
 from .. import __version__
 from .._files import read_json
@@ -43,7 +42,7 @@ from ..privacy.release import ReleasePlan
 from ..privacy.report import PrivacyReport
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy
-from .folder import MANIFEST, OUTCOME, RunFolder, read_tensors, sha256
+from .folder import MANIFEST, OUTCOME, Checkpoint, RunFolder, read_tensors, sha256
 from .interval import with_bounds
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
@@ -214,9 +213,9 @@ class _Run:
         return read_charges(self.chain.lines)
 
     @cached_property
-    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """Return the tensors and the metadata of the checkpoint; None without one."""
-        return read_tensors(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint; None without one."""
+        return Checkpoint.read(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
 
     @cached_property
     def kinds(self) -> list[dict[str, Any]]:
@@ -296,7 +295,7 @@ def _head(run: _Run) -> _Answer:
 
 
 def _checkpoint(run: _Run) -> _Answer:
-    stored = None if run.checkpoint is None else Head.parse(run.checkpoint[1].get("ledger", ""))
+    stored = None if run.checkpoint is None else run.checkpoint.ledger
     if run.chain is None or stored is None:
         return None
     text = f"line {stored.lines} is the head in the checkpoint"
@@ -419,8 +418,8 @@ def _charges(run: _Run) -> _Answer:
     steps, done = {step for _, step, _ in charges.steps}, int(result["rounds"])
     if sum(0 <= step < done for step in steps) < done:
         wrong.append(f"{done} steps are done, and not all of them are charged")
-    if run.checkpoint is not None and int(run.checkpoint[0]["step"]) != done:
-        wrong.append(f"result.json has {done} rounds, the checkpoint {int(run.checkpoint[0]['step'])}")
+    if run.checkpoint is not None and run.checkpoint.step != done:
+        wrong.append(f"result.json has {done} rounds, the checkpoint {run.checkpoint.step}")
     if result.get("stopped") == "early" and charges.remaining is None:
         wrong.append("the run stopped early, and the steps that were planned are not charged")
     planned = result.get("planned_rounds")
@@ -639,7 +638,7 @@ def _model(run: _Run) -> _Answer:
     if loose:
         return [f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers"], ""
     model = torch.cat([tensors[name].flatten() for name in names])
-    public = [value for name, value in run.checkpoint[0].items() if name.startswith("public.")]
+    public = list(run.checkpoint.public.values())
     rows = [value.flatten() for value in public if value.numel() == model.numel()]
     rows += [value[0] for value in public if value.ndim == 2 and value.shape[1] == model.numel() < value.numel()]
     rows = [row for row in rows if row.dtype == model.dtype]

@@ -68,7 +68,7 @@ def test_one_number_in_every_place(finished) -> None:
     with open(folder / "private/clients.csv", newline="") as file:
         rows = {row["client"]: row for row in csv.DictReader(file)}
     for client in DATA.ids:
-        cell = rows[client]["personal auc"]
+        cell = rows[client]["auc"]
         assert (float(cell) == result.by_client["auc"][client]) if client in known else cell == ""
         assert (
             float(rows[client]["local custom_margin"]) == result.baselines["local"].by_client["custom_margin"][client]

@@ -108,7 +108,7 @@ def test_files_of_a_run_that_evaluates_some(tmp_path):
     run = trained(tmp_path, evaluate_clients=6)
     rows = list(csv.DictReader((tmp_path / "private/clients.csv").open()))
     assert [row["client"] for row in rows] == list(DATA.ids)
-    assert {row["client"] for row in rows if row["personal"]} == set(run.evaluated)
+    assert {row["client"] for row in rows if row["accuracy"]} == set(run.evaluated)
     with safe_open(tmp_path / "private/models.safetensors", "pt") as file:
         assert json.loads(file.metadata()["ids"]) == list(run.evaluated)
         assert torch.equal(file.get_tensor("models"), run.personal)

@@ -55,8 +55,8 @@ def test_only_the_personal_models_change(algorithm) -> None:
     found = tuned.finetuned
     assert found is not None
     assert found.start == ("personal" if plain.shared is None else "shared")
-    assert found.scores["personal"] == plain.personal_accuracy
-    assert found.scores["finetuned"] == tuned.personal_accuracy
+    assert tuned.scores["personal"]["accuracy"] == plain.personal_accuracy
+    assert tuned.scores["finetuned"] == tuned.by_client
     assert tuned.final["accuracy"] == pytest.approx(sum(tuned.personal_accuracy.values()) / len(DATA))
     assert tuned.final["trained_accuracy"] == plain.final["accuracy"]
 
@@ -94,18 +94,19 @@ def test_the_folder_keeps_finetuned_models_private(tmp_path) -> None:
     assert not (tmp_path / "plain/private/models.safetensors").exists()  # the shared model repeated
     with open(tmp_path / "tuned/private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["personal"]) for row in rows] == list(result.personal_accuracy.values())
-    assert [float(row["global"]) for row in rows] == list(result.shared_accuracy.values())
+    assert [float(row["accuracy"]) for row in rows] == list(result.personal_accuracy.values())
+    assert [float(row["shared accuracy"]) for row in rows] == list(result.shared_accuracy.values())
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    scores = ["personal", "global", "local", "pmtl", "pmtl + finetuning"]
-    assert list(columns) == ["client", "train_examples", "test_examples", *scores]
+    own = ["", "shared ", "personal model "]
+    names = [*own, "local ", *(f"pmtl {name}" for name in own)]
+    assert list(columns)[:3] == ["client", "train_examples", "test_examples"]
+    assert {f"{name}{metric}" for name in names for metric in ("loss", "accuracy")} == {*list(columns)[3:]}
+    scores = [f"{name}accuracy" for name in names if name != "personal model "]  # of the run it is the shared one
     assert len({tuple(columns[name]) for name in scores}) == len(scores)
-    assert [float(one) for one in columns["pmtl"]] == list(
-        result.baselines["pmtl"].finetuned.scores["personal"].values()
+    assert [float(one) for one in columns["pmtl personal model accuracy"]] == list(
+        result.baselines["pmtl"].scores["personal"]["accuracy"].values()
     )
-    assert [float(one) for one in columns["pmtl + finetuning"]] == list(
-        result.baselines["pmtl"].personal_accuracy.values()
-    )
+    assert [float(one) for one in columns["pmtl accuracy"]] == list(result.baselines["pmtl"].personal_accuracy.values())
     told = json.loads((tmp_path / "tuned/private/result.json").read_text())
     assert told["finetune"] == "mean"
     assert told["better"] + told["equal"] + told["worse"] == pytest.approx(1.0)
@@ -280,7 +281,7 @@ def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
     ).fit()  # fmt: skip
     found = result.finetuned
     assert found is not None
-    assert found.scores["finetuned"] != found.scores["shared"]
+    assert result.scores["finetuned"] != result.scores["shared"]
     assert (found.better, found.equal, found.worse) == (0.0, 1.0, 0.0)
 
 
@@ -301,7 +302,7 @@ def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplo
     assert "    diverged for 3 clients, who keep the shared model" in result.summary()
     assert "diverged, and in no comparison: models of clients, 3 of fedavg + finetuning" in result.summary()
     rest = data.ids[3:]
-    gaps = [found.scores["finetuned"][name] - found.scores["shared"][name] for name in rest]
+    gaps = [result.scores["finetuned"]["accuracy"][name] - result.scores["shared"]["accuracy"][name] for name in rest]
     expected = [sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps), sum(gap < 0 for gap in gaps)]
     assert [found.better, found.equal, found.worse] == pytest.approx([count / 9 for count in expected])
     alone = result.baselines["local"].personal_accuracy

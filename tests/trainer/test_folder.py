@@ -116,24 +116,18 @@ def test_clients_table(finished):
     with open(folder / "private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["client"] for row in rows] == list(DATA.ids)
-    assert list(rows[0]) == [
-        "client",
-        "train_examples",
-        "test_examples",
-        "personal",
-        "global",
-        "local",
-        "fedavg",
-    ]
+    models = ("", "shared ", "local ", "fedavg ", "fedavg shared ")
+    scores = [f"{name}{metric}" for name in models for metric in ("loss", "accuracy")]
+    assert list(rows[0]) == ["client", "train_examples", "test_examples", *scores]
     for place, row in enumerate(rows):
         client = row["client"]
         for side in ("train", "test"):
             offsets = getattr(DATA, side).offsets
             assert int(row[f"{side}_examples"]) == int(offsets[place + 1] - offsets[place])
-        assert float(row["personal"]) == result.personal_accuracy[client]
-        assert float(row["global"]) == result.shared_accuracy[client]
+        assert float(row["accuracy"]) == result.personal_accuracy[client]
+        assert float(row["shared accuracy"]) == result.shared_accuracy[client]
         for name in ("local", "fedavg"):
-            assert float(row[name]) == result.baselines[name].personal_accuracy[client]
+            assert float(row[f"{name} accuracy"]) == result.baselines[name].personal_accuracy[client]
 
 
 def test_result_file(finished):

@@ -87,8 +87,8 @@ def test_the_command_writes_private_files_alone(finished, tmp_path, capsys) -> N
     told = json.loads((tmp_path / "new/private/adapted.json").read_text())
     with open(tmp_path / "new/private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert told["accuracy"] == pytest.approx(sum(float(row["personal"]) for row in rows) / 7)
-    aucs = [float(row["personal auc"]) for row in rows if row["personal auc"]]
+    assert told["accuracy"] == pytest.approx(sum(float(row["accuracy"]) for row in rows) / 7)
+    aucs = [float(row["auc"]) for row in rows if row["auc"]]
     assert told["auc"] == pytest.approx(sum(aucs) / len(aucs))
     assert load_file(tmp_path / "new/private/models.safetensors")["models"].shape[0] == 7
 
