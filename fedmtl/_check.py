@@ -58,6 +58,7 @@ Rate = Annotated[float, _RATE]
 Finite = Annotated[float, _FINITE]
 Fraction = Annotated[float, Range(lambda v: 0 < v < 1, "a number above 0 and below 1")]
 Whole = Annotated[int, _WHOLE]
+Integer = Annotated[int, Range(lambda v: isinstance(v, numbers.Integral), "a whole number")]
 Count = Annotated[int, _COUNT]
 
 

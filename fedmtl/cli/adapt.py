@@ -49,7 +49,7 @@ def adapt(words: list[str]) -> int:
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
     config = _config(options)
 
-    from ..trainer.folder import RunFolder
+    from ..trainer.personalize import NOTHING_SENT
     from ..trainer.result import Result
 
     objects = settings(config)
@@ -66,10 +66,9 @@ def adapt(words: list[str]) -> int:
         )
     finetune = objects["finetune"] if of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
-    adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"])
-    RunFolder(out).write_new_clients(adapted, data)
-    files = "clients.csv, summary.txt, adapted.json, models.safetensors"
-    print(f"{adapted.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
+    adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
+    files = "clients.csv, result.json, models.safetensors"
+    print(f"{adapted.summary()}\n\n{NOTHING_SENT}.\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
     return 0
 
 

@@ -280,9 +280,9 @@ def settings(config: Config) -> Config:
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
     check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
-    trial = SimpleNamespace(**objects, callbacks=())
+    trial = SimpleNamespace(**objects, callbacks=(), folder=None)
+    check_kinds(trial)
     if not automatic:
-        check_kinds(trial)
         named_baselines(objects["baselines"], objects["algorithm"])
     check_metrics(objects["metrics"])
     check_replicates(trial)

@@ -240,7 +240,7 @@ class Node:
 
     def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
         """Return the client's model (1, D), finetuned where the settings say so, with its scores."""
-        trainer, problem, metrics = self.trainer, self.problem, self.trainer.further_metrics
+        trainer, problem, metrics = self.trainer, self.problem, self.trainer.asked_metrics
         models = ({} if shared is None else {"shared": shared[None]}) | {"personal": row}
         scored = Scored(
             ids=problem.data.ids,

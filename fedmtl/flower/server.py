@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.engine import Engine, Measured, Source
-from ..trainer.folder import RunFolder, write_json
+from ..trainer.folder import write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
 from ..trainer.run import Run, fitted
@@ -88,8 +87,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
         finetune=None,  # of the nodes, as the metrics
         metrics=(),
     )
-    started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
-    return fitted(settings, started, Ranks.of_launch(), NodeEngine(nodes=nodes))
+    return fitted(settings, trainer.folder is not None, Ranks.of_launch(), NodeEngine(nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:
@@ -283,7 +281,7 @@ class NodeEngine(Engine):
         """Nothing is measured where there are no records."""
         nan = float("nan")
         main = main_metric(run.problem.data.spec).name
-        return Measured([{"epsilon": run.channel.epsilon, "loss": nan, main: nan}], None, None)
+        return Measured([{"epsilon": run.channel.epsilon, "loss": nan, main: nan}])
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Hand the last public state to all nodes, each of which makes its own model of it; return the released model

@@ -338,7 +338,7 @@ class _Search:
         if place is not None:
             trainer = replace(trainer, folder=place.root)
         engine = Engine(coins=self._coins(index))
-        result = single_run(trainer, place, place is not None and place.started, engine=engine)
+        result = single_run(trainer, place, place is not None, engine=engine)
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
                 f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "

@@ -4,18 +4,16 @@ from .callbacks import Callback, ProgressBar
 from .engine import bind_schedule, open_run
 from .evaluation import evaluate_each
 from .interval import Interval
-from .personalize import NewClients, personalize
 from .problem import build_problem
 from .result import Result
 from .scored import Scored
 from .stopping import EarlyStopping
-from .trainer import Trainer
+from .trainer import Trainer, personalize
 
 __all__ = [
     "Callback",
     "EarlyStopping",
     "Interval",
-    "NewClients",
     "ProgressBar",
     "Result",
     "Scored",

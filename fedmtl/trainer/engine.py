@@ -244,13 +244,12 @@ class Measured:
 
     Attributes:
         rows: of the history, one for each budget.
-        personal, shared: scores by client, of replicate 0; None where nothing was scored.
+        scores: by model, those of the personal ones last; of replicate 0. None where nothing was scored.
         runs: a mapping of numbers for each run, where there are several.
     """
 
     rows: list[dict[str, Any]]
-    personal: Metrics | None
-    shared: Metrics | None
+    scores: Mapping[str, Metrics] = field(default_factory=dict)
     runs: list[dict[str, Any]] | None = None
 
 
@@ -284,7 +283,7 @@ class Engine:
         if run.settings.runs > 1:
             return _measured_replicates(run, state)
         problem, algorithm, evaluated = run.problem, run.algorithm, run.evaluated
-        metrics, model = run.settings.further_metrics, algorithm.shared(state)
+        metrics, model = run.settings.asked_metrics, algorithm.shared(state)
         shared = None if model is None else evaluate_shared(evaluated, model, metrics)
         personal = shared if _is_everyones(run, model, state) else None
         personal = personal or evaluate_each(
@@ -300,7 +299,7 @@ class Engine:
                 **({} if shared is None else summarize(evaluated, shared, "global_")),
             }
         )
-        return Measured([row], personal, shared)
+        return Measured([row], ({} if shared is None else {"shared": shared}) | {"personal": personal})
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the personal models (n, D) after the last step, and their parts by name; only the models (k, D) of
@@ -327,7 +326,7 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
 def _measured_replicates(run: Run, state: State) -> Measured:
     """Evaluate all replicates: a row for each budget."""
     settings, problem, algorithm = run.settings, run.problem, run.algorithm
-    each = evaluate_models(problem, algorithm.models(problem, state), settings.further_metrics)
+    each = evaluate_models(problem, algorithm.models(problem, state), settings.asked_metrics)
     numbers = [numbers_of(problem, metrics) for metrics in each]
     if (objective := algorithm.objective(problem, state)) is not None:
         numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]
@@ -337,4 +336,4 @@ def _measured_replicates(run: Run, state: State) -> Measured:
     for budget, members in settings.budgets:
         rows.append({"budget": budget, "epsilon": float(spent[members].max())} | bands(numbers[members]))
         runs += [{"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])]
-    return Measured(rows, each[0], None, runs)
+    return Measured(rows, {"personal": each[0]}, runs)

@@ -8,7 +8,6 @@ the score is recall, has no score. Losses and scores are sums over examples that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +27,7 @@ from .metrics import (
     distribution,
     example_scores,
     found_labels,
+    further_metrics,
     invented_rows,
     kind_of,
     main_metric,
@@ -108,12 +108,12 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
     """
     with torch.no_grad():
         shape = tuple(problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:])
-    for metric in metrics:
+    for metric in further_metrics(metrics, problem.data.spec):
         metric.number(*invented_rows(problem.data.spec, shape))
 
 
 def evaluate_each(
-    problem: Problem, models: Callable[[Tensor], Tensor], clients: Tensor, metrics: Sequence[Metric] = ()
+    problem: Problem, models: Callable[[Tensor], Tensor], clients: Tensor, asked: Sequence[Metric] = ()
 ) -> Metrics:
     """The model of each of ``clients``, int64 (k,), on its own test examples, a block of clients at a time; of several
     ranks each computes its own clients.
@@ -122,8 +122,9 @@ def evaluate_each(
         problem: data, loss and executor.
         models: int64 (m,) clients -> (m, D).
         clients: who is evaluated.
-        metrics: to measure beside the loss and the score.
+        asked: metrics to measure beside the loss and the score.
     """
+    metrics = further_metrics(asked, problem.data.spec)
 
     def table(own: Tensor) -> Tensor:
         blocks = own.split(max_clients(problem.dimension))
@@ -134,98 +135,98 @@ def evaluate_each(
 
 def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
-    counts, first = problem.data.test.counts[clients], problem.data.test.offsets[clients]
-    widths, limit = batch_widths(counts, None) * (counts > 0), problem.data.limit
-    sums = torch.zeros(3, len(clients), dtype=torch.float64)
-    others = torch.full((len(metrics), len(clients)), torch.nan, dtype=torch.float64)
+    test, limit = problem.data.test, problem.data.limit
+    counts, first = test.counts[clients], test.offsets[clients]
+    widths = batch_widths(counts, None) * (counts > 0)
+    table = _unscored(len(clients), metrics)
     for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
         alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
 
         def work(
-            stack: StackedModule,
-            part: slice,
-            place: Tensor = alike[chosen],
-            real: Tensor = real,
-            width: int = width,
+            stack: StackedModule, part: slice, place: Tensor = alike[chosen], real: Tensor = real, width: int = width
         ) -> None:
             members, own = place[part], real[part]
-            n, mine = counts[members], members[own]
-            parameters = rows[members.to(rows.device)]
-            outcomes: list[tuple[Tensor, Tensor]] = []
-            for begin in range(0, width, _EXAMPLES):
-                column = torch.arange(begin, min(begin + _EXAMPLES, width))
-                mask = column < n[:, None]
-                index = first[members][:, None] + torch.where(mask, column, 0)
-                x, y = problem.data.gather("test", index, dtype=rows.dtype, device=rows.device)
-                outputs = stack.predict(parameters, x).clamp(-limit, limit)
-                for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
-                    total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
-                if metrics:
-                    outcomes.append(_in_units(problem, outputs, y))
-            if outcomes:
-                whole, true = (torch.cat(parts, 1)[own] for parts in zip(*outcomes, strict=True))
-                for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
-                    others[:, member] = _measured(metrics, whole[row, :count], true[row, :count])
+            parameters, batches = rows[members.to(rows.device)], list[tuple[Tensor, Tensor]]()
+            mask = torch.arange(width) < counts[members][:, None]
+            index = first[members][:, None] + torch.where(mask, torch.arange(width), 0)
+            for some in index.split(_EXAMPLES, 1):
+                x, y = problem.data.gather("test", some, dtype=rows.dtype, device=rows.device)
+                batches.append((stack.predict(parameters, x).clamp(-limit, limit), y))
+            outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
+            values, mask = torch.stack(per_example(problem, outputs, y)).cpu(), mask & own[:, None]
+            there = mask.to(outputs.device)
+            scored = outputs[there][None], y[there], values[:, None, mask]
+            table[members[own]] = _table(problem, *scored, counts[members[own]], metrics)[0]
 
         problem.executor.map(work, len(chosen), grain=grain)
-    return _table(sums, counts, others)
+    return table
 
 
-def evaluate_shared(problem: Problem, row: Tensor, metrics: Sequence[Metric] = ()) -> Metrics:
+def evaluate_shared(problem: Problem, row: Tensor, asked: Sequence[Metric] = ()) -> Metrics:
     """One model (D,) on every client's test examples: several clients make a batch, which a rank takes in turn."""
-    begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
-    sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
-    ranks, everyone = problem.ranks, torch.arange(problem.clients)
-    groups = everyone.split(sizes)[ranks.rank :: ranks.size]
-    tables = [evaluate_common(problem, row[None], clients, metrics)[0] for clients in groups]
+    metrics, ranks, groups = further_metrics(asked, problem.data.spec), problem.ranks, _groups(problem)
+    own = groups[ranks.rank :: ranks.size]
+    tables = [_common(problem, row[None], clients, metrics)[0] for clients in own]
     table = torch.cat([torch.zeros(0, 3 + len(metrics), dtype=torch.float64), *tables])
-    return Metrics.of(ranks.join(table, torch.cat([everyone[:0], *groups]), problem.clients), metrics)
+    return Metrics.of(ranks.join(table, torch.cat([groups[0][:0], *own]), problem.clients), metrics)
 
 
-def evaluate_common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric] = ()) -> Tensor:
+def _groups(problem: Problem) -> Sequence[Tensor]:
+    """Return consecutive clients whose test examples make one batch of a model that they have in common."""
+    begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
+    return torch.arange(problem.clients).split(torch.unique_consecutive(begins, return_counts=True)[1].tolist())
+
+
+def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
     common, on the test examples of each."""
-    counts, offsets = problem.data.test.counts[clients], problem.data.test.offsets
-    begin, end, count = int(offsets[clients[0]]), int(offsets[clients[-1] + 1]), len(models)
-    owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
-    sums = torch.zeros(3, count, len(clients), dtype=torch.float64)
-    others = torch.full((len(metrics), count, len(clients)), torch.nan, dtype=torch.float64)
-    outcomes: list[tuple[Tensor, Tensor]] = []
-    size = _FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))
-    limit = problem.data.limit
+    test, count, limit = problem.data.test, len(models), problem.data.limit
+    index = torch.arange(int(test.offsets[clients[0]]), int(test.offsets[clients[-1] + 1]))
+    if not len(index):
+        return _unscored(len(clients), metrics).expand(count, -1, -1)
+    batches = list[tuple[Tensor, Tensor]]()
     with problem.executor.stack() as stack:
-        for index in torch.arange(begin, end).split(size) if end > begin else ():
-            x, y = problem.data.gather("test", index, dtype=models.dtype, device=models.device)
-            outputs = stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit)
+        for some in index.split(_FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))):
+            x, y = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
             y = y.expand(count, *y.shape)
-            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
-                total.index_add_(1, owner[index - begin], values.cpu())
-            if metrics:
-                outcomes.append(_in_units(problem, outputs, y))
-    if outcomes:
-        whole, true = (torch.cat(parts, 1).split(counts.tolist(), 1) for parts in zip(*outcomes, strict=True))
-        for place, (own, labels) in enumerate(zip(whole, true, strict=True)):
-            for model in range(count):
-                others[:, model, place] = _measured(metrics, own[model], labels[model])
-    return _table(sums, counts, others)
+            batches.append((stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit), y))
+    outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
+    values = torch.stack(per_example(problem, outputs, y)).cpu()
+    return _table(problem, outputs, y[0], values, test.counts[clients], metrics)
 
 
-def _in_units(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets on the CPU, in the units of the target."""
-    return problem.data.in_units(outputs.detach().cpu()), problem.data.in_units(y.cpu())
+def _unscored(clients: int, metrics: Sequence[Metric]) -> Tensor:
+    """Return the table of clients without examples: weights of 0, and no number else."""
+    table = torch.full((clients, 3 + len(metrics)), torch.nan, dtype=torch.float64)
+    table[:, 2] = 0.0
+    return table
 
 
-def _table(sums: Tensor, counts: Tensor, others: Tensor) -> Tensor:
-    """Return the means of losses and scores, the weights, and other metrics (m, ..., k) of clients by their sums
-    (3, ..., k) over examples (k,): (..., k, 3 + m)."""
+def _table(
+    problem: Problem, outputs: Tensor, y: Tensor, values: Tensor, counts: Tensor, metrics: Sequence[Metric]
+) -> Tensor:
+    """Return the mean losses and scores, the weights, and other metrics of k clients by M models, (M, k, 3 + m).
+
+    Args:
+        problem: whose units they are.
+        outputs: (M, N, ...), of one client's examples after those of another.
+        y: (N, ...), the targets.
+        values: float64 (3, M, N), losses, scores and weights.
+        counts: int64 (k,), how many examples each client has.
+        metrics: the others, m.
+    """
+    sums = torch.zeros(3, len(outputs), len(counts), dtype=torch.float64)
+    sums.index_add_(2, torch.arange(len(counts)).repeat_interleave(counts), values)
+    others = torch.full((len(metrics), *sums.shape[1:]), torch.nan, dtype=torch.float64)
+    if metrics:
+        whole, true = problem.data.in_units(outputs.detach().cpu()), problem.data.in_units(y.cpu())
+        sizes = counts.tolist()
+        for place, (own, labels) in enumerate(zip(whole.split(sizes, 1), true.split(sizes), strict=True)):
+            for model in range(len(own)) if len(labels) else ():
+                row = [metric.value(own[model], labels) for metric in metrics]
+                others[:, model, place] = torch.tensor(row, dtype=torch.float64)
     return torch.stack([sums[0] / counts, sums[1] / sums[2], sums[2], *others], -1)
-
-
-def _measured(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the metrics of one client's rows, float64 (m,); NaN without rows."""
-    values = [metric.value(outputs, targets) if len(targets) else math.nan for metric in metrics]
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
@@ -295,15 +296,15 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
     return numbers
 
 
-def evaluate_models(problem: Problem, models: Tensor, metrics: Sequence[Metric] = ()) -> list[Metrics]:
+def evaluate_models(problem: Problem, models: Tensor, asked: Sequence[Metric] = ()) -> list[Metrics]:
     """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
     same model."""
     clients = torch.arange(problem.clients)
     common = len(clients) > 1 and models.stride(1) == 0
     if not common and len(models) <= len(clients):  # the fewer calls
-        return [evaluate_each(problem, own.__getitem__, clients, metrics) for own in models]
-    groups = [clients] if common else clients.split(1)
-    tables = torch.cat([evaluate_common(problem, models[:, own[0]], own, metrics) for own in groups], 1)
+        return [evaluate_each(problem, own.__getitem__, clients, asked) for own in models]
+    metrics, groups = further_metrics(asked, problem.data.spec), _groups(problem) if common else clients.split(1)
+    tables = torch.cat([_common(problem, models[:, own[0]], own, metrics) for own in groups], 1)
     return [Metrics.of(table, metrics) for table in tables]
 
 

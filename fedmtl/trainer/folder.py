@@ -38,7 +38,6 @@ from ..privacy.noise.grid import GridValue
 from ..report._names import METHODS
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
-from .personalize import NewClients
 from .problem import describe, made
 from .scored import Finetuned, Scored
 from .targets import restored
@@ -326,14 +325,6 @@ class RunFolder:
             ),
             "parts": _tensors(self.private / "parts.safetensors")[0],
         }
-
-    def write_new_clients(self, clients: NewClients, data: FederatedDataset) -> None:
-        """Write the models and scores of new clients, all of it into ``private/``."""
-        write_bytes(self.private / "clients.csv", clients_bytes(clients, data))
-        write_bytes(self.private / "summary.txt", f"{clients.summary()}\n".encode())
-        write_json(self.private / "adapted.json", plain(clients.numbers()))
-        ids = json.dumps(data.ids)
-        write_tensors(self.private / "models.safetensors", {"models": clients.personal}, {"ids": ids})
 
     def write_lists(self) -> None:
         """List every file of the finished run with its hash: those of ``private/``, the ledger included, in

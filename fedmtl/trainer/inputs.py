@@ -5,17 +5,16 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from .. import algorithms, models
-from .._check import positive_int
 from .._rounding import rounded_up
 from ..algorithms import Algorithm, ServerOptimizer
 from ..algorithms.base import BASELINES
 from ..algorithms.finetune import Personalization
+from ..algorithms.proximal_point import ProximalPoint
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
@@ -28,7 +27,14 @@ from .stopping import EarlyStopping
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+AUTO = ("algorithm", "model", "schedule", "rounds", "finetune")
+"""Settings that can be automatic."""
 _NAMED = ("softmax_regression", "logistic_regression", "linear_regression", "mlp", "femnist_cnn", "celeba_cnn")
+
+
+def is_auto(value: Any) -> bool:
+    """Return whether a setting is to be chosen."""
+    return isinstance(value, str) and value == "auto"
 
 
 def as_data(data: Any) -> FederatedDataset:
@@ -62,18 +68,6 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
     )
 
 
-def as_folder(folder: Any) -> str | Path | None:
-    """Return a folder that can be one."""
-    if folder is None:
-        return None
-    if isinstance(folder, (str, os.PathLike)):
-        for path in (Path(folder), *Path(folder).parents):
-            if path.is_file():
-                raise ConfigError(f"folder is {str(folder)!r}, but {path} is a file; choose another folder.")
-        return folder if isinstance(folder, (str, Path)) else Path(folder)
-    raise ConfigError(f"folder is {folder!r}; give a path, as text or Path, or None to keep nothing.")
-
-
 def check_kinds(settings: Any) -> None:
     """Refuse settings that are of another kind, or do not fit each other, whatever the data.
 
@@ -83,26 +77,28 @@ def check_kinds(settings: Any) -> None:
     Raises:
         ConfigError: named.
     """
-    algorithm = settings.algorithm
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm is {algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
-    check_privacy(settings.privacy)
+    algorithm, finetune = settings.algorithm, settings.finetune
+    local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
     server = (
         "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
         "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: {momentum: 0.9}}'"
     )
-    optimizer = getattr(algorithm, "server_optimizer", None)
+    privacy = "ClientPrivacy(...), such as ClientPrivacy(epsilon=3.0), RecordPrivacy(...) or None"
     for name, value, kinds, accepted in (
+        ("algorithm", algorithm, Algorithm, "an algorithm object such as PMTL(lam=1.0)"),
+        ("privacy", settings.privacy, Privacy | None, privacy),
+        ("folder", settings.folder, str | os.PathLike | None, "a path, as text or Path, or None to keep nothing"),
         ("execution", settings.execution, Execution, "Execution(chunk=..., threads=...)"),
         ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
-        ("finetune", settings.finetune, Personalization | None, "Finetune(...), Average(...) or None"),
-        ("the algorithm's local", algorithm.local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),
+        ("finetune", finetune, Personalization | None, "Finetune(...), Average(...) or None"),
+        ("the algorithm's local", local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),
         ("the algorithm's server_optimizer", optimizer, ServerOptimizer | None, server),
     ):
-        if not isinstance(value, kinds):
+        if not isinstance(value, kinds) and not (name in AUTO and is_auto(value)):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
-    check_schedule(algorithm, settings.schedule, settings.privacy)
-    if algorithm.loss is not None and settings.finetune is not None:
+    if not is_auto(settings.schedule):
+        check_schedule(ProximalPoint() if is_auto(algorithm) else algorithm, settings.schedule, settings.privacy)
+    if isinstance(algorithm, Algorithm) and algorithm.loss is not None and isinstance(finetune, Personalization):
         raise ConfigError(
             f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use finetune=none."
         )
@@ -110,17 +106,6 @@ def check_kinds(settings: Any) -> None:
     if not listed or not all(isinstance(callback, Callback) for callback in settings.callbacks):
         raise ConfigError(
             f"callbacks is {settings.callbacks!r}; give a list of objects of classes derived from fedmtl.Callback."
-        )
-    if isinstance(settings.seed, bool) or not isinstance(settings.seed, numbers.Integral):
-        raise ConfigError(f"seed is {settings.seed!r}; it must be a whole number.")
-
-
-def check_privacy(privacy: Any) -> None:
-    """Refuse what is no privacy of a run."""
-    if not isinstance(privacy, Privacy | None):
-        raise ConfigError(
-            f"privacy is {privacy!r}; give ClientPrivacy(...), such as ClientPrivacy(epsilon=3.0), RecordPrivacy(...) "
-            "or None."
         )
 
 
@@ -158,7 +143,6 @@ def check_replicates(settings: Any) -> None:
         ConfigError: impossible budgets, an algorithm that cannot compute several runs as one program, noise that is not
             simulated, privacy without one budget to set, or a setting of a single run.
     """
-    positive_int("Trainer", replicates=settings.replicates)
     algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
     if epsilons is not None:
         listed = isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0

@@ -384,22 +384,24 @@ def invented_rows(spec: DataSpec, outputs: tuple[int, ...], rows: int = 16) -> t
 
 
 def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
-    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores.
+    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores, and their number; NaN
+    and 0 without any.
 
     The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the largest. The
     deviation has divisor n.
 
     Args:
-        scores: (n,), n >= 1.
+        scores: (n,).
         higher_is_better: False for errors.
     """
-    tenth = max(1, math.ceil(len(scores) / 10))
+    tenth = math.ceil(len(scores) / 10)
     ordered = torch.sort(scores, descending=not higher_is_better).values
     return {
         "mean": float(scores.mean()),
-        "median": float(np.median(scores.numpy())),
+        "median": float(np.median(scores.numpy())) if len(scores) else math.nan,
         "worst_tenth": float(ordered[:tenth].mean()),
-        "spread": float(scores.std(correction=0)),
+        "spread": float(scores.std(correction=0)) if len(scores) else math.nan,
+        "clients": len(scores),
     }
 
 

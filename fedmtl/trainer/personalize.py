@@ -5,32 +5,27 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._rounding import number_text
 from ..algorithms.average import Average
-from ..algorithms.base import Problem
+from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.cohort import Cohort, Own
 from ..algorithms.finetune import Finetune, Personalization, settled
 from ..algorithms.linear.data import check_linear
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
-from ..errors import ConfigError, ModelError
-from ..local import Execution, operation_threads
-from ..local.losses import Loss, half_mse, mse
-from ..models import BoundedOutputs
+from ..errors import ModelError
+from ..local.losses import half_mse, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
-from .evaluation import Metrics, evaluate_each, evaluate_shared, try_metrics
-from .inputs import a_kind, as_data
-from .metrics import REGISTRY, Metric, MetricFunction, further_metrics, main_metric, resolve_metrics
-from .problem import build_problem
-from .scored import Finetuned, Scored, Stage, beside, score_lines, spread_of
+from .evaluation import Metrics, evaluate_each
+from .metrics import REGISTRY, Metric
+from .scored import Finetuned, Scored, Stage, beside
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -188,126 +183,20 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
     return {"finetune": finetune, "local": algorithm.local, "metrics": tuple(settings.metrics), **values}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewClients(Scored):
-    """Personal models of clients that took no part in a run, with those of the model they started from as ``shared``;
-    see :class:`~fedmtl.trainer.Scored`."""
+@dataclass(frozen=True)
+class Released(Algorithm):
+    """The released model for everybody: nothing is trained before the clients finetune, and nothing leaves them."""
 
-    finetuned: Finetuned
+    name, title, accepts_empty_clients = "released", "Released model", True
 
-    def __repr__(self) -> str:
-        metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
-        return f"NewClients: {len(self.ids):,} clients of {self.data_name}\n  not private: {metrics}"
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        return State({"model": problem.initial}, problem.client_store({}))
 
-    @property
-    def finetune(self) -> Personalization:
-        """How the models were made."""
-        return self.finetuned.settings
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        return {}, c.own
 
-    @property
-    def diverged(self) -> tuple[str, ...]:
-        """Ids of the clients whose finetuning diverged: they keep the model that they started from, and are in no
-        comparison."""
-        return self.finetuned.diverged
+    def personal(self, c: Cohort) -> Tensor:
+        return c.public["model"].expand(len(c.ids), -1)
 
-    def numbers(self) -> dict[str, object]:
-        """The summary's numbers, as plain values."""
-        values: dict[str, object] = {"data": self.data_name, "clients": len(self.ids), "metric": self.metric}
-        values |= {"finetune": self.finetune.kind, "finetuning_diverged": len(self.diverged)}
-        values |= {"metrics": [metric.name for metric in self.shown]}
-        for metric in self.shown:
-            own, before = self.by_client[metric.name], self.scores["shared"][metric.name]
-            after, start = spread_of(own, metric), spread_of(before, metric)
-            values |= {metric.name: after.pop("mean"), f"global_{metric.name}": start["mean"]}
-            values |= {f"{metric.name}_{key}": value for key, value in after.items()}
-            names = (f"{metric.name}_{name}" for name in ("better", "equal", "worse"))
-            compared = beside(*self._stages, metric, self.personal.dtype)
-            values |= dict(zip(names, compared or (), strict=compared is not None))
-        return values
-
-    @property
-    def _stages(self) -> tuple[Stage, Stage]:
-        return Stage("finetuned", self.by_client, diverged=self.diverged), Stage("released", self.scores["shared"])
-
-    def summary(self) -> str:
-        """The printed summary: scores with the released model and with their own, and what it costs."""
-        head = f"{len(self.ids):,} new clients of {self.data_name}"
-        stages = self._stages
-        scores = score_lines(stages, self.shown, len(self.ids), self.personal.dtype, stages[1])
-        lines = [head, "", "not private (computed on the new clients' test data)", *scores]
-        return "\n".join([*lines, f"  finetuning: {self.finetune.text()}, from the released model", "", NOTHING_SENT])
-
-
-def personalize(
-    model: nn.Module,
-    data: FederatedDataset | str | Mapping[str, Any],
-    *,
-    finetune: Personalization | None = None,
-    trainable: Sequence[str] | None = None,
-    loss: str | Loss = "auto",
-    metrics: Sequence[str | MetricFunction] = (),
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    execution: Execution | None = None,
-) -> NewClients:
-    """Return personal models of new clients, by finetuning a released model on each one's own training records.
-
-    Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them, and those of the
-    clients of the run are covered by the epsilon of the released model. Beside a :class:`~fedmtl.Result` use
-    :meth:`~fedmtl.Result.adapt`, which has the settings of the run.
-
-    Args:
-        model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
-        data: the new clients' data, as of :class:`~fedmtl.Trainer`.
-        finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
-        trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model that came from
-            a result remembers its own, with None.
-        loss, metrics, seed, device, dtype, execution: as of :class:`~fedmtl.Trainer`.
-
-    Raises:
-        ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
-        ModelError: see :func:`fedmtl.local.prepare_module`.
-
-    Example:
-        >>> from fedmtl import Finetune, LocalSGD, load_data, models, personalize
-        >>> data = load_data("digits", clients=10)
-        >>> released = models.softmax_regression()(data.spec)
-        >>> new = personalize(released, data, finetune=Finetune(kind="mean", local=LocalSGD(lr=0.1)))
-        >>> new.personal.shape
-        torch.Size([10, 650])
-    """
-    data = as_data(data)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
-    if not isinstance(finetune, Personalization | None):
-        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...), Average(...) or None.")
-    finetune = Finetune() if finetune is None else finetune
-    if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
-        limit: float = model.limit
-        model, data = model.model, replace(data, limit=min(data.limit, limit), verify=False)
-    if finetune.start == "personal" or finetune.validation:
-        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
-    asked = resolve_metrics(metrics, data.spec, data.name)
-    further = further_metrics(asked, data.spec)
-    execution = Execution() if execution is None else execution
-    problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
-    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
-        finetune = usual_finetuning(finetune, problem).resolved(0.0)
-        finetune.check(problem)
-        if further:
-            try_metrics(problem, further)
-        scores = evaluate_shared(problem, problem.initial, further).by_client(problem)
-        released = Scored(
-            ids=data.ids,
-            personal=problem.initial.expand(problem.clients, -1),
-            scores={"shared": scores, "personal": scores},
-            metric=main_metric(data.spec).name,
-            shared=problem.initial,
-            asked=asked,
-            data_name=data.name,
-            module=problem.module,
-            limit=problem.data.limit,
-        )
-        tuned, _ = finetuned(released, problem, finetune, name=f"new clients of {data.name}", metrics=further)
-    return NewClients(**vars(tuned))
+    def shared(self, state: State) -> Tensor:
+        return state.public["model"]

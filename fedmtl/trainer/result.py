@@ -22,7 +22,6 @@ from ..report._settings import value_text
 from .folder import RunFolder
 from .inputs import as_data
 from .metrics import REGISTRY, Metric
-from .personalize import NewClients, personalize
 from .problem import coded_for
 from .scored import Scored, Stage, beside, score_lines, spread_of
 
@@ -191,8 +190,10 @@ class Result(Scored):
         *,
         finetune: Personalization | None = None,
         device: str | None = None,
-    ) -> NewClients:
-        """Return personal models of clients that took no part, which start from the released model, with their scores.
+        folder: str | Path | None = None,
+    ) -> Result:
+        """Return personal models of clients that took no part, which start from the released model, with their scores:
+        what :func:`~fedmtl.personalize` returns.
 
         Each new client trains on its own records and sends nothing. So it costs no epsilon: what the clients of the run
         may lose is bounded by that of the released model, whatever is computed from it later; and of the new clients
@@ -206,12 +207,15 @@ class Result(Scored):
                 run did not finetune for :class:`~fedmtl.Finetune` with the local solver of the algorithm. The released
                 model is where everybody starts.
             device: as of :class:`~fedmtl.Trainer`; ``None`` for that of the released model.
+            folder: as of :class:`~fedmtl.Trainer`.
 
         Raises:
             ConfigError: a run without a shared model or with a loss of its own algorithm, or ``finetune`` that starts
                 from personal models.
             ModelError: data that the model does not take.
         """
+        from .trainer import personalize
+
         model, terms = self.shared_model(), self.terms
         if terms is None:
             raise ConfigError(
@@ -223,7 +227,7 @@ class Result(Scored):
         if finetune is None and terms["local"] is not None:
             finetune = Finetune(local=terms["local"])
         arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
-        arguments |= {"finetune": finetune, "device": device or str(self.personal.device)}
+        arguments |= {"finetune": finetune, "device": device or str(self.personal.device), "folder": folder}
         return personalize(model, coded_for(as_data(data), terms["loss"]), **arguments)
 
     def to_frame(self) -> DataFrame:
@@ -331,8 +335,6 @@ class Result(Scored):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
             lines.append(f"  training records: objective {last['objective']:.5g}")
-        if self.baselines:
-            lines.append(f"  best mean{self._best()}")
         return lines
 
     def _remedy(self, stages: Sequence[Stage]) -> str:
@@ -379,22 +381,6 @@ class Result(Scored):
 
     def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
         return beside(self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype)
-
-    def _best(self) -> str:
-        """The best mean score of this run and of its baselines, and what comes next; of the clients that are in every
-        comparison."""
-        metric = self.shown[0]
-        stages = self.stages(self.algorithm)
-        stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)]
-        left_out = {name for stage in stages for name in stage.left_out}
-        means = []
-        for stage in stages:
-            scores = {name: score for name, score in stage.by_client[metric.name].items() if name not in left_out}
-            means.append((stage.label, spread_of(scores, metric)["mean"]))
-        sign = -1.0 if metric.higher_is_better else 1.0
-        first, second = sorted(means, key=lambda pair: sign * pair[1] if math.isfinite(pair[1]) else math.inf)[:2]
-        of = f" of the {len(self.owners) - len(left_out):,} clients that are in every comparison" if left_out else ""
-        return f"{of}: {first[0]} {number_text(first[1])}, then {second[0]} {number_text(second[1])}"
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None

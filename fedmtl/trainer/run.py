@@ -32,7 +32,6 @@ from .callbacks import Callback, ProgressBar
 from .engine import Engine, Measured, Source
 from .evaluation import constant_loss, evaluated_clients, numbers_of, try_metrics
 from .folder import Checkpoint, RunFolder
-from .inputs import named_baselines
 from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
 from .personalize import finetuned, held_out, not_covered, terms_of
@@ -79,10 +78,9 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)
     comparison = {}
-    for name, algorithm in named_baselines(settings.baselines, settings.algorithm).items():
+    for name, algorithm in settings.comparisons.items():
         place = None if folder is None else folder.baseline(name)
-        started = ranks.share(lambda place=place: place is not None and place.started)  # type: ignore[misc]
-        baseline = single_run(_as_baseline(settings, algorithm), place, started, ranks)
+        baseline = single_run(_as_baseline(settings, algorithm), place, place is not None, ranks)
         if baseline.lost:
             logger.warning("the baseline is left out: %s", baseline.lost)
         else:
@@ -90,12 +88,8 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
     result = replace(result, baselines=comparison)
     if folder is not None:
         data, _ = held_out(settings.data, settings.finetune)  # with the numbers of records that were trained on
-
-        def write() -> None:
-            folder.write_result(result, table_settings(settings, result.module), data)
-            folder.write_lists()
-
-        ranks.share(write)
+        ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), data))
+        ranks.share(folder.write_lists)
     return result
 
 
@@ -138,7 +132,7 @@ def single_run(
     Args:
         settings: of the run.
         folder: where it is saved; None for nowhere.
-        resume: continue the run there.
+        resume: continue the run there, if there is one.
         ranks: the processes that compute it.
         engine: where its clients compute; None for this process and its ranks.
     """
@@ -168,15 +162,12 @@ def single_run(
             validation = validation.take_clients(clients)
         if resolved.finetune is not None:
             resolved.finetune.check(problem)  # before anything is charged
-        for name, baseline in named_baselines(settings.baselines, settings.algorithm).items():
-            if isinstance(baseline, LocalFit | LocalAverage) or algorithm.one_at_a_time:
-                continue
+        for name, baseline in settings.comparisons.items():
             try:
                 baseline.plan(problem, settings.bound)  # one that cannot train this model is refused before the run
             except ConfigError as error:
                 raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
-        if settings.further_metrics:
-            try_metrics(problem, settings.further_metrics)
+        try_metrics(problem, settings.asked_metrics)
         about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
         about["cut_targets"] = (problem.data.train.y.abs() >= problem.data.limit).double().mean().item()
         about["unscaled"] = bool(unscaled(problem.data))
@@ -190,7 +181,7 @@ def single_run(
                 resolved.finetune,
                 name=algorithm.name,
                 validation=validation,
-                metrics=settings.further_metrics,
+                metrics=settings.asked_metrics,
             )
             numbers = numbers_of(evaluated, measured)  # those before keep their names behind trained_
             before = {f"trained_{name}": result.final[name] for name in numbers if name in result.final}
@@ -392,13 +383,13 @@ class Run:
         """Count, and warn of, the local trainings that diverged since the last evaluation, and the clients whose models
         have no finite loss; empty without any."""
         tally, counts = self.tally(), {}
-        if tally is None or measured.personal is None:
+        if tally is None or not measured.scores:
             return {}
         self._warn(step, tally)
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         if lost := tally.diverged - sum(before.values()):
             counts["diverged_trainings"] = lost
-        losses = measured.personal.loss[self.evaluated.data.test.counts > 0]
+        losses = measured.scores["personal"].loss[self.evaluated.data.test.counts > 0]
         if diverged := int((~torch.isfinite(losses)).sum()):
             counts["diverged_clients"] = diverged
             if self.ranks.first:
@@ -444,9 +435,7 @@ class Run:
             interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
             report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
         metric = main_metric(problem.data.spec).name
-        scores = {} if measured.shared is None else {"shared": measured.shared.by_client(evaluated)}
-        nothing: dict[str, dict[str, float]] = {"loss": {}, metric: {}}
-        scores["personal"] = nothing if measured.personal is None else measured.personal.by_client(evaluated)
+        scores = {name: metrics.by_client(evaluated) for name, metrics in measured.scores.items()}
         return Result(
             algorithm=self.algorithm.name,
             privacy=replace(report, **self.engine.facts),
@@ -455,7 +444,7 @@ class Run:
             parts=parts,
             shared=self.algorithm.shared(state),
             ids=problem.data.ids,
-            scores=scores,
+            scores=scores or {"personal": {"loss": {}, metric: {}}},
             final=self.history[-1],
             stopped=stopped,
             metric=metric,

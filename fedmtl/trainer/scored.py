@@ -149,12 +149,6 @@ class Scored:
         return (REGISTRY[self.metric], *(metric for metric in self.asked if metric.name != self.metric))
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
-        columns = {name: list(scores.values()) for name, scores in self.by_client.items()}
-        return {name: sum(values) / len(values) if values else float("nan") for name, values in columns.items()}
-
-    @property
     def personal_accuracy(self) -> Mapping[str, float]:
         """The main metric of each client's own model, by id."""
         return self.by_client[self.metric]
@@ -238,12 +232,9 @@ def place_of(client: str | int, ids: Sequence[str]) -> int:
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
-    """Return mean, median, worst tenth and standard deviation over the clients of ``scores``, and their number; NaN
-    and 0 without any."""
-    if not scores:
-        return dict.fromkeys(("mean", "median", "worst_tenth", "spread"), float("nan")) | {"clients": 0}
+    """Return the :func:`~fedmtl.trainer.metrics.distribution` over the clients of ``scores``."""
     values = torch.tensor(list(scores.values()), dtype=torch.float64)
-    return distribution(values, higher_is_better=metric.higher_is_better) | {"clients": len(values)}
+    return distribution(values, higher_is_better=metric.higher_is_better)
 
 
 def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tuple[float, float, float] | None:

@@ -12,18 +12,17 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .._check import Count, check_fields, positive_int
+from .._check import Count, Integer, check_fields, positive_int
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Personalization
+from ..algorithms.finetune import Finetune, Personalization
 from ..algorithms.local import Local
-from ..algorithms.proximal_point import ProximalPoint
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
-from ..models import ModelFactory
-from ..privacy import BoundSampler, NoiseSource, Privacy, RecordPrivacy
+from ..models import BoundedOutputs, ModelFactory
+from ..privacy import BoundSampler, FullParticipation, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
@@ -31,19 +30,19 @@ from .automatic import automatic, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, Source, bind_schedule, open_run
 from .inputs import (
+    AUTO,
+    a_kind,
     as_data,
-    as_folder,
     as_model,
     check_declared,
     check_kinds,
-    check_privacy,
     check_replicates,
-    check_schedule,
+    is_auto,
     named_baselines,
 )
 from .interval import Interval, check_interval, plant
-from .metrics import Metric, MetricFunction, further_metrics, resolve_metrics
-from .personalize import usual_finetuning
+from .metrics import Metric, MetricFunction, resolve_metrics
+from .personalize import Released, usual_finetuning
 from .problem import build_problem, coded_for, resolve_device
 from .result import Result
 from .run import fitted
@@ -144,7 +143,7 @@ class Trainer:
     rounds: Count = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
-    seed: int = 0
+    seed: Integer = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
     finetune: Personalization | None = "auto"  # type: ignore[assignment]
@@ -163,59 +162,56 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        self._choose()
         check_kinds(self)
-        values: dict[str, Any] = {"data": coded_for(as_data(self.data), self.loss, self.algorithm.loss)}
-        values |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
-        values |= {"callbacks": tuple(self.callbacks), "seed": int(self.seed)}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
+        if not is_auto(self.model):
+            self._set(model=as_model(self.model))
+        self._choose([name for name in AUTO if is_auto(getattr(self, name))])
+        self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
         check_fields(self)
         check_interval(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
-        named_baselines(self.baselines, self.algorithm)
+        _ = self.comparisons
         check_replicates(self)
         if self.epsilons is not None:
-            object.__setattr__(self, "epsilons", tuple(map(float, self.epsilons)))
+            self._set(epsilons=tuple(map(float, self.epsilons)))
         check_declared(self)
         _ = self.asked_metrics  # refuses metrics that these data cannot have
 
-    def _choose(self) -> None:
-        """Fill in the automatic settings."""
-        names = ("algorithm", "model", "schedule", "rounds", "finetune")
-        left = [name for name in names if isinstance(value := getattr(self, name), str) and value == "auto"]
-        if "algorithm" in left:
-            check_privacy(self.privacy)
-            object.__setattr__(self, "data", as_data(self.data))
-            set_here = {name: getattr(self, name) for name in ("model", "rounds", "schedule") if name not in left}
-            if "model" in set_here:
-                set_here["model"] = as_model(self.model)
-            positive_int(self, **{name: value for name, value in set_here.items() if name == "rounds"})
-            if "schedule" in set_here:
-                check_schedule(ProximalPoint(), self.schedule, self.privacy)
-            chosen = automatic(self.data, self.privacy, **set_here)
-            logger.info("%s", chosen.text())
-            if self.progress:
-                print(chosen.text(), file=sys.stderr)
-            warnings = [unscaled(self.data), chosen.outlook() if chosen.noise > 4 and not chosen.network else ""]
-            for text in filter(None, warnings):
-                logger.warning("%s", text)
-            for name in (*left, "privacy"):
-                object.__setattr__(self, name, getattr(chosen, name))
-            if not isinstance(self.baselines, str):
-                exact = tuple(LocalAverage() if item == "local" else item for item in self.baselines)
-                object.__setattr__(self, "baselines", exact)
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _choose(self, left: list[str]) -> None:
+        """Fill in the automatic settings, ``left``."""
+        if "algorithm" not in left:
+            missing = [name for name in left if name != "finetune"]
+            if missing:
+                raise ConfigError(f"{', '.join(missing)} must be given beside an algorithm; only 'auto' chooses them.")
+            self._set(**dict.fromkeys(left))
             return
-        missing = [name for name in left if name != "finetune"]
-        if missing:
-            raise ConfigError(f"{', '.join(missing)} must be given beside an algorithm; only 'auto' chooses them.")
-        if left:
-            object.__setattr__(self, "finetune", None)
+        set_here = {name: getattr(self, name) for name in ("model", "rounds", "schedule") if name not in left}
+        positive_int(self, **{name: value for name, value in set_here.items() if name == "rounds"})
+        chosen = automatic(self.data, self.privacy, **set_here)
+        logger.info("%s", chosen.text())
+        if self.progress:
+            print(chosen.text(), file=sys.stderr)
+        warnings = [unscaled(self.data), chosen.outlook() if chosen.noise > 4 and not chosen.network else ""]
+        for text in filter(None, warnings):
+            logger.warning("%s", text)
+        self._set(**{name: getattr(chosen, name) for name in (*left, "privacy")})
+        if not isinstance(self.baselines, str):
+            self._set(baselines=tuple(LocalAverage() if item == "local" else item for item in self.baselines))
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
         return bind_schedule(self.schedule, self.data, 0 if isinstance(self.privacy, RecordPrivacy) else self.canaries)
+
+    @cached_property
+    def comparisons(self) -> dict[str, Algorithm]:
+        """The baselines by name."""
+        return named_baselines(self.baselines, self.algorithm)
 
     @property
     def canaries(self) -> int:
@@ -226,11 +222,6 @@ class Trainer:
     def asked_metrics(self) -> tuple[Metric, ...]:
         """The metrics by name and function."""
         return resolve_metrics(self.metrics, self.data.spec, self.data.name)
-
-    @cached_property
-    def further_metrics(self) -> tuple[Metric, ...]:
-        """Those of them that are not measured in any case."""
-        return further_metrics(self.asked_metrics, self.data.spec)
 
     @property
     def runs(self) -> int:
@@ -364,3 +355,75 @@ class Trainer:
                 nothing about the data.
         """
         return fitted(self, resume, Ranks.of_launch() if ranks is None else ranks, Engine())
+
+
+def personalize(
+    model: nn.Module,
+    data: FederatedDataset | str | Mapping[str, Any],
+    *,
+    finetune: Personalization | None = None,
+    trainable: Sequence[str] | None = None,
+    loss: str | Loss = "auto",
+    metrics: Sequence[str | MetricFunction] = (),
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    execution: Execution | None = None,
+    folder: str | Path | None = None,
+) -> Result:
+    """Return personal models of new clients, by finetuning a released model on each one's own training records: the
+    result of a run of one round in which nobody trains, with the given model as ``shared``.
+
+    Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them, and those of the
+    clients of the run are covered by the epsilon of the released model. Beside a :class:`~fedmtl.Result` use
+    :meth:`~fedmtl.Result.adapt`, which has the settings of the run.
+
+    Args:
+        model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
+        data: the new clients' data, as of :class:`~fedmtl.Trainer`.
+        finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
+        trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model that came from
+            a result remembers its own, with None.
+        loss, metrics, seed, device, dtype, execution, folder: as of :class:`~fedmtl.Trainer`.
+
+    Raises:
+        ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
+        ModelError: see :func:`fedmtl.local.prepare_module`.
+
+    Example:
+        >>> from fedmtl import Finetune, LocalSGD, load_data, models, personalize
+        >>> data = load_data("digits", clients=10)
+        >>> released = models.softmax_regression()(data.spec)
+        >>> new = personalize(released, data, finetune=Finetune(kind="mean", local=LocalSGD(lr=0.1)))
+        >>> new.personal.shape
+        torch.Size([10, 650])
+    """
+    data = as_data(data)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
+    if not isinstance(finetune, Personalization | None):
+        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...), Average(...) or None.")
+    finetune = Finetune() if finetune is None else finetune
+    if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
+        limit: float = model.limit
+        model, data = model.model, replace(data, limit=min(data.limit, limit), verify=False)
+    if finetune.start == "personal" or finetune.validation:
+        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
+    return Trainer(
+        algorithm=Released(),
+        data=data,
+        model=model,
+        schedule=FullParticipation(),
+        privacy=None,
+        rounds=1,
+        trainable=trainable,
+        loss=loss,
+        seed=seed,
+        finetune=finetune,
+        device=device,
+        dtype=dtype,  # type: ignore[arg-type]
+        execution=Execution() if execution is None else execution,
+        folder=folder,
+        metrics=metrics,
+        progress=False,
+    ).fit(ranks=Ranks())

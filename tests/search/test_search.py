@@ -584,10 +584,11 @@ def test_what_costs_nothing_may_differ():
 
 
 def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "fedmtl.search.search.single_run",
-        lambda *place, **engine: replace(single_run(*place, **engine), epsilon=math.inf),
-    )
+    def run(*place, **engine):
+        result = single_run(*place, **engine)
+        return replace(result, privacy=replace(result.privacy, epsilon=math.inf))
+
+    monkeypatch.setattr("fedmtl.search.search.single_run", run)
     with pytest.raises(PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"):
         searching(folder=tmp_path / "run").fit()
     assert not (tmp_path / "run/public").exists()

@@ -375,7 +375,7 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     words.append("data.bounds={age: [0, 1], cost: [0, 2]}")
     assert main([*words, "privacy.epsilon=3", "hydra.run.dir=run"]) == 0
     assert main(["adapt", "run", *words, "--out", "new"]) == 0
-    assert "9 new clients" in capsys.readouterr().out
+    assert ": 9 clients, 1 round" in capsys.readouterr().out
 
 
 def test_most_targets_cut_off_are_named_by_the_warning() -> None:

@@ -132,7 +132,7 @@ def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
     assert len(points) == 2  # local training is not finetuned
 
 
-def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
+def test_baselines_are_finetuned() -> None:
     result = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, baselines=["pmtl", "local"]).fit()
     text = result.summary()
     assert "pmtl + finetuning" in text
@@ -141,9 +141,6 @@ def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
     for name, run in result.baselines.items():
         stages += run.stages(name)
     assert len({stage.label for stage in stages}) == 5
-    best = max(sum(stage.by_client["accuracy"].values()) / len(DATA) for stage in stages)
-    line = next(line for line in text.splitlines() if "best mean" in line)
-    assert f" {best:.3f}, then" in line
     alone = result.baselines["local"].personal_accuracy
     gaps = [result.personal_accuracy[name] - alone[name] for name in DATA.ids]
     counts = [sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps), sum(gap < 0 for gap in gaps)]
@@ -312,9 +309,9 @@ def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplo
     assert kept["finetuning_diverged"] == 3
     assert Result.load(tmp_path / "run").finetuned == found
     joined = result.adapt(data)
-    assert joined.diverged == data.ids[:3]
+    assert joined.finetuned.diverged == data.ids[:3]
     assert joined.numbers()["finetuning_diverged"] == 3
-    assert "models of clients, 3 of finetuned" in joined.summary()
+    assert "models of clients, 3 of released + finetuning" in joined.summary()
 
 
 def test_what_cannot_be_finetuned_is_refused() -> None:

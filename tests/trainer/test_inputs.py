@@ -388,7 +388,7 @@ def test_a_model_by_name_is_the_factory_of_that_name():
         ({"baselines": [3]}, "baselines has 3; accepted: apfl, ditto, fedavg"),
         ({"execution": 3}, "execution is 3; give Execution"),
         ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
-        ({"seed": "a"}, "seed is 'a'; it must be a whole number"),
+        ({"seed": "a"}, "Trainer.seed is 'a'; it must be a whole number"),
     ],
 )  # fmt: skip
 def test_what_stands_for_nothing_is_refused_by_name(settings, said):

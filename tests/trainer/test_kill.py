@@ -44,8 +44,9 @@ def contents(folder: Path) -> dict[str, object]:
         name = str(path.relative_to(folder))
         if path.name == "checkpoint.safetensors":
             with safe_open(path, framework="pt") as file:
-                history = json.loads(file.metadata()["history"])
-            found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in history]
+                notes = json.loads(file.metadata()["checkpoint"])
+            found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in notes["history"]]
+            found[name + " done"] = notes["step"], notes["tally"]
             found |= {f"{name} {key}": bits(value) for key, value in load_file(path).items()}
         elif path.name == "metrics.csv":
             with open(path, newline="") as table:
@@ -94,7 +95,7 @@ def checkpointed(folder: Path) -> int:
 def model_rows(folder: Path) -> tuple[int, int]:
     """How many rows of clients' models the checkpoint names, and how many bytes their files have."""
     with safe_open(folder / "private/checkpoint.safetensors", framework="pt") as file:
-        named = json.loads(file.metadata()["clients"])
+        named = json.loads(file.metadata()["checkpoint"])["clients"]
     sizes = [path.stat().st_size for path in (folder / "private/clients").iterdir()]
     return sum(named.values()), sum(sizes)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import numpy as np
 import pytest
@@ -269,9 +270,13 @@ def test_the_distribution_and_the_shares_of_clients():
             "median": 0.5,
             "worst_tenth": (0.05 + 0.1) / 2,  # 2 of 11 clients
             "spread": np.std(scores.numpy()),
+            "clients": 11,
         }
     )
     assert distribution(scores, higher_is_better=False)["worst_tenth"] == pytest.approx((0.95 + 0.9) / 2)
+    nobody = distribution(scores[:0], higher_is_better=True)
+    assert nobody.pop("clients") == 0
+    assert all(math.isnan(value) for value in nobody.values())
     others = scores.clone()
     others[:3] += torch.tensor([0.1, -0.2, 1e-12])
     others[10] = torch.nan  # a model that diverged is worse than every other

@@ -42,7 +42,7 @@ def test_a_result_adapts_by_the_settings_of_its_run() -> None:
         assert found.personal_accuracy[client] == pytest.approx(float(right))
         assert found.shared_accuracy[client] == pytest.approx(float(before))
     said = found.summary()
-    assert "cost no epsilon" in said
+    assert "nothing is released: epsilon = 0" in said
     assert [line for line in said.split("\n\n")[1].splitlines() if len(line) > 80] == []
     assert len(repr(found)) < 200
 
@@ -53,9 +53,9 @@ def result() -> Result:
 
 
 def test_without_finetuning_the_run_lends_its_solver(result: Result) -> None:
-    assert result.adapt(NEW).finetune == Finetune(local=SOLVER)
+    assert result.adapt(NEW).finetuned.settings == Finetune(local=SOLVER)
     other = Finetune(kind="vanilla", local=LocalSGD(lr=0.1))
-    assert result.adapt(NEW, finetune=other).finetune == other
+    assert result.adapt(NEW, finetune=other).finetuned.settings == other
 
 
 def test_what_cannot_be_adapted_is_refused(result: Result) -> None:
@@ -76,15 +76,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_command_writes_private_files_alone(finished, tmp_path, capsys) -> None:
+def test_the_command_publishes_no_more_than_the_released_model(finished, tmp_path, capsys) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     words = ["adapt", str(finished), "data.clients=7", "data.seed=5", "--out", str(tmp_path / "new")]
     assert cli.main(words) == 0
-    assert "7 new clients of digits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "released on digits: 7 clients" in said
+    assert "these models cost no epsilon" in said
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
-    names = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
-    assert names == {f"private/{name}" for name in ("clients.csv", "summary.txt", "adapted.json", "models.safetensors")}
-    told = json.loads((tmp_path / "new/private/adapted.json").read_text())
+    public = {path.name for path in (tmp_path / "new/public").iterdir()}
+    assert public == {"manifest.json", "model.safetensors", "privacy.json"}
+    released, again = (load_file(folder / "public/model.safetensors") for folder in (finished, tmp_path / "new"))
+    assert all(torch.equal(released[name], again[name]) for name in released)
+    told = json.loads((tmp_path / "new/private/result.json").read_text())
+    assert told["epsilon"] == 0.0
     with open(tmp_path / "new/private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert told["accuracy"] == pytest.approx(sum(float(row["accuracy"]) for row in rows) / 7)

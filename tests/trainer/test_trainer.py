@@ -45,8 +45,10 @@ def contents(path):
         return path.read_bytes()
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        metadata = {name: value for name, value in (file.metadata() or {}).items() if name != "ledger"}
-        return metadata, {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
+        metadata = file.metadata() or {}
+        notes = json.loads(metadata.pop("checkpoint", "{}"))
+        notes.pop("ledger", None)
+        return metadata, notes, {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
 
 
 # History and epsilon
@@ -358,8 +360,8 @@ def test_settings_that_cannot_be(settings, message):
 @pytest.mark.parametrize("below", ["", "run"])
 def test_a_file_is_no_folder_for_a_run(tmp_path, below):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"notes\.txt is a file; choose another folder"):
-        trainer(folder=tmp_path / "notes.txt" / below)
+    with pytest.raises(ConfigError, match=r"where no file can be written .*; choose another folder"):
+        trainer(folder=tmp_path / "notes.txt" / below).fit()
 
 
 def test_a_folder_that_takes_no_files_is_refused_before_training():
