@@ -244,9 +244,9 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
             if item == algorithm.name:
                 continue
             if item == "local" and exact is not None:
-                built[item] = exact
-                continue
-            item = BASELINES[item](**({} if solver is None else {"local": solver}))
+                item = exact
+            else:
+                item = BASELINES[item](**({} if solver is None else {"local": solver}))
         if not isinstance(item, Algorithm):
             raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
         if item.name in built:

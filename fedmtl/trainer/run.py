@@ -183,12 +183,9 @@ def single_run(
                 validation=validation,
                 metrics=settings.asked_metrics,
             )
-            numbers = numbers_of(evaluated, measured)  # those before keep their names behind trained_
-            before = {f"trained_{name}": result.final[name] for name in numbers if name in result.final}
+            final = result.final | numbers_of(evaluated, measured)
             outside = (*result.privacy.outside, *not_covered(settings.privacy))
-            result = replace(
-                result, final=result.final | numbers | before, privacy=replace(result.privacy, outside=outside)
-            )
+            result = replace(result, final=final, privacy=replace(result.privacy, outside=outside))
     if folder is not None:
         ranks.share(lambda: folder.write_run(result, problem, settings.model))
     return result

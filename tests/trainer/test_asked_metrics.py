@@ -78,7 +78,7 @@ def test_one_number_in_every_place(finished) -> None:
     assert [line["algorithm"] for line in lines] == ["fedavg + finetuning", "local", "pmtl + finetuning"]
     history = list(csv.DictReader((folder / "private/metrics.csv").read_text().splitlines()))
     assert {"auc", "custom_margin", "global_auc", "global_custom_margin"} <= history[-1].keys()
-    assert float(history[-1]["auc"]) == result.final["trained_auc"]
+    assert float(history[-1]["auc"]) == result.history[-1]["auc"]
 
 
 def test_the_frame_has_every_score_of_every_client(finished) -> None:

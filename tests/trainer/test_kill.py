@@ -10,8 +10,9 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from safetensors import safe_open
 from safetensors.torch import load_file
+
+from fedmtl.trainer.folder import Checkpoint
 
 from .killed import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, run
 from .ledgers import charges, participations, read_lines
@@ -43,10 +44,9 @@ def contents(folder: Path) -> dict[str, object]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
         if path.name == "checkpoint.safetensors":
-            with safe_open(path, framework="pt") as file:
-                notes = json.loads(file.metadata()["checkpoint"])
-            found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in notes["history"]]
-            found[name + " done"] = notes["step"], notes["tally"]
+            saved = Checkpoint.read(path)
+            found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in saved.history]
+            found[name + " done"] = saved.step, saved.tally
             found |= {f"{name} {key}": bits(value) for key, value in load_file(path).items()}
         elif path.name == "metrics.csv":
             with open(path, newline="") as table:
@@ -89,13 +89,12 @@ def ledger(folder: Path) -> Path:
 def checkpointed(folder: Path) -> int:
     """Rounds in the checkpoint; it must be readable after every kill."""
     path = folder / "private/checkpoint.safetensors"
-    return int(load_file(path)["step"]) if path.exists() else 0
+    return Checkpoint.read(path).step if path.exists() else 0
 
 
 def model_rows(folder: Path) -> tuple[int, int]:
     """How many rows of clients' models the checkpoint names, and how many bytes their files have."""
-    with safe_open(folder / "private/checkpoint.safetensors", framework="pt") as file:
-        named = json.loads(file.metadata()["checkpoint"])["clients"]
+    named = Checkpoint.read(folder / "private/checkpoint.safetensors").clients
     sizes = [path.stat().st_size for path in (folder / "private/clients").iterdir()]
     return sum(named.values()), sum(sizes)
 

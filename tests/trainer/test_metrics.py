@@ -326,7 +326,7 @@ def columns_of_a_run(folder):
 
 def test_a_function_has_a_column_that_nothing_else_has(tmp_path):
     names = columns_of_a_run(tmp_path / "run")
-    assert {"spread", "weighted_accuracy", "trained_loss", "global_worst_tenth", "names", "ledger"} <= names
+    assert {"spread", "weighted_accuracy", "global_worst_tenth", "names", "ledger"} <= names
     assert not any(name.startswith("custom_") for name in [*names, *REGISTRY])
 
     def spread(outputs, targets):
