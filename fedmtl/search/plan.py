@@ -26,7 +26,6 @@ from ..privacy import (
     PrivacyReport,
     ReleasePlan,
     calibrate_selection,
-    open_channel,
     selection_epsilon,
 )
 from ..privacy.accounting.selection import most_repetitions
@@ -202,7 +201,7 @@ def plan_search(
                 trainer, privacy=inner, folder=None, baselines=(), callbacks=(), progress=False
             )
             with _named(name):
-                marks[name], reports[name] = _opened(name, trainers[name], problems[name], plans[name])
+                marks[name], reports[name] = _opened(name, trainers[name], problems[name])
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     return SearchPlan(
         trainers=trainers,
@@ -248,16 +247,13 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
     return budget
 
 
-def _opened(name: str, trainer: Trainer, problem: Problem, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport]:
+def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, PrivacyReport]:
     """Return the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
     line a repetition would tell how many there are. Refuses what the run would refuse."""
-    sampler = trainer.bound
-    assert isinstance(sampler, BoundSampler)
-    with operation_threads(sampler.denominator * problem.dimension):
+    assert isinstance(trainer.bound, BoundSampler)
+    with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
-    channel = open_channel(
-        trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
-    )
+    channel, _ = trainer.open(problem, mark)
     with closing(channel):
         if (signal := channel.snr()) is not None:
             text = f"candidate {name!r}: {signal.warning or signal.text()}"
