@@ -6,14 +6,15 @@ again from the file.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import Any, Literal
 
+import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import t as student
 from sweep import markdown
@@ -22,6 +23,7 @@ from fedmtl.report.canvas import drawing, legend_above
 
 AS_PUBLISHED = "as published"
 """How the titles of settings end that reproduce the figures of a paper, for its own methods."""
+NUMBERS = {"epsilon", "score", "better", "equal", "worse", "worst_tenth", "half"}
 Role = Literal["local", "fedavg", "public", "baseline", "published", "new"]
 
 
@@ -91,13 +93,8 @@ def by_client(own: Mapping[str, float], local: Mapping[str, float], *, larger: b
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
     """Write one line a score, with seven significant digits."""
-    names = [field.name for field in fields(Score)]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        for score in scores:
-            row = asdict(score)
-            writer.writerow([_text(row[name]) for name in names])
+    rows = pd.DataFrame(list(scores)).astype({"larger": int})
+    rows.to_csv(path, index=False, float_format="%.7g", lineterminator="\n")
 
 
 def renew_scores(path: Path, scores: Sequence[Score]) -> list[Score]:
@@ -108,27 +105,11 @@ def renew_scores(path: Path, scores: Sequence[Score]) -> list[Score]:
     return [*kept, *scores]
 
 
-def _text(value: Any) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.7g}"
-    return value
-
-
 def read_scores(path: Path) -> list[Score]:
     """Read what :func:`write_scores` wrote."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [_score(row) for row in csv.DictReader(file)]
-
-
-def _score(row: dict[str, str]) -> Score:
-    names = ("epsilon", "score", "better", "equal", "worse", "worst_tenth", "half")
-    numbers = {name: float(row.get(name) or "nan") for name in names}
-    return Score(
-        setting=row["setting"], metric=row["metric"], larger=row["larger"] == "1", role=row["role"],  # type: ignore[arg-type]
-        method=row["method"], seed=int(row["seed"]), chosen=row["chosen"], **numbers,
-    )  # fmt: skip
+    rows = pd.read_csv(path, keep_default_na=False, na_values=dict.fromkeys(NUMBERS, ""))
+    rows = rows.astype({"larger": bool} | dict.fromkeys(NUMBERS & {*rows}, float))
+    return [Score(**row) for row in rows.to_dict("records")]  # type: ignore[misc]
 
 
 def difference(own: Iterable[Score], other: Iterable[Score]) -> tuple[float, float]:
@@ -272,38 +253,32 @@ def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: fl
         axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
 
 
-def plot(
-    path: Path,
-    scores: Sequence[Score],
-    styles: Mapping[str, Mapping[str, Any]],
-    *,
-    note: str = "",
-    unit: str = "a client",
-    bottom: float | None = None,
-    top: float | None = None,
-) -> None:
-    """Draw the means of methods by epsilon with 95% intervals, a panel a setting.
+def plot(path: Path, scores: Sequence[Score], styles: Mapping[str, Mapping[str, Any]], note: str) -> None:
+    """Draw the means of methods by epsilon with 95% intervals, a panel a setting, on one axis if all have one metric.
+    Errors that are more than 25% above those of training alone are outside.
 
     Args:
         path: of the figure.
-        scores: of one metric.
+        scores: of one metric in each setting.
         styles: of the line of each method.
-        note: below the figure.
-        unit: what epsilon protects.
-        bottom, top: of the scores' axis.
+        note: below the figure; it says what epsilon protects.
     """
     settings = list(dict.fromkeys(score.setting for score in scores))
+    shared = len({score.metric for score in scores}) == 1
     with drawing(path, max(6.0, 4.0 * len(settings)), 4.6, note) as figure:
-        for axes, setting in zip(
-            figure.subplots(1, len(settings), sharey=True, squeeze=False)[0], settings, strict=True
-        ):
+        panels = figure.subplots(1, len(settings), sharey=shared, squeeze=False)[0]
+        for axes, setting in zip(panels, settings, strict=True):
             own = [score for score in scores if score.setting == setting]
-            for method, style in styles.items():
-                plot_line(axes, [s for s in own if s.method == method], label=method, **style)
+            for place, (method, style) in enumerate(styles.items()):
+                shift = 1.02 ** (place - len(styles) / 2)
+                plot_line(axes, [s for s in own if s.method == method], shift=shift, label=method, **style)
             epsilon_axis(axes, epsilons_of(own))
-            axes.set(xlabel=f"epsilon of {unit}", title=setting.removesuffix(f", {AS_PUBLISHED}"))
-            axes.set_ylim(bottom, top)
-        figure.axes[0].set_ylabel(scores[0].metric)
+            axes.set(xlabel="epsilon", title=fill(setting.removesuffix(f", {AS_PUBLISHED}"), 40))
+            axes.set_ylabel("" if shared and axes is not panels[0] else own[0].metric)
+        for axes, setting in zip(panels, settings, strict=True):  # when all lines are there
+            local = [s.score for s in scores if s.role == "local" and not s.larger and (shared or s.setting == setting)]
+            if local:
+                axes.set_ylim(top=min(axes.get_ylim()[1], 1.25 * max(local)))
         legend_above(figure)
 
 

@@ -51,8 +51,12 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
     if scores:
         replace_section(readme, "claims", claims_table(scores))
         nmse = [score for own in scores.values() for score in own if score.metric == "nMSE"]
-        plot(here / "tradeoff.png", nmse, STYLES, note="Means over deals; STL shares nothing, MTL has no privacy.",
-             unit="a task", top=1.15)  # fmt: skip
+        plot(
+            here / "tradeoff.png",
+            nmse,
+            STYLES,
+            "Means over deals; STL shares nothing, MTL has no privacy. Epsilon protects a task.",
+        )
     for name, own in scores.items():
         main = [score for score in own if score.metric != POOLED]
         replace_section(readme, name, table(main, main[0].setting, noiseless=True))

@@ -84,8 +84,8 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         settings = dict.fromkeys(score.setting for score in scores)
         for section, setting in zip(("table1", "sound", "outside"), settings, strict=True):
             replace_section(readme, section, table(scores, setting, digits=4, noiseless=True))
-        note = "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent."
-        plot(here / "films.png", scores, STYLES, note=note, unit="each user", bottom=0.92, top=1.2)
+        note = "MovieLens-100K, 80/20 by user. Refined: a last step on the user's own ratings that is not sent. "
+        plot(here / "films.png", scores, STYLES, f"{note}Epsilon is each user's.")
     if "centring" in parts:
         replace_section(readme, "centring", centring_table(parts["centring"]))
     for name in ("tuning", "curves", "noise", "allocation", "centring"):

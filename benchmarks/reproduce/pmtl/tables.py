@@ -111,10 +111,9 @@ def draw(cells: Rows, curves: Rows, compared: Sequence[Score], studies: list[Stu
             own = [score for score in compared if score.setting == study.title]
             for axes, (title, methods) in zip(row[[0, 2, 3]], figures, strict=True):
                 for method in ("Local", *methods):
-                    color, line, marker = STYLES[method]
                     label = "Local (no release)" if method == "Local" else method
                     found = [score for score in own if score.method == method]
-                    plot_line(axes, found, color=color, linestyle=line, marker=marker, label=label)
+                    plot_line(axes, found, label=label, **STYLES[method])
                 if title == "Figure 1":
                     naive = [entry for entry in cells if entry["method"] == "concatenated"]
                     points = [

@@ -53,8 +53,10 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         tables = {s.setting: table(scores, s.setting, digits=4, noiseless=True) for s in scores}
         replace_section(readme, "sound", "\n".join(f"{title}:\n\n{text}" for title, text in tables.items()))
         replace_section(readme, "chosen", listing([s for s in scores if s.method in SHOWN_CHOICES], digits=4))
-        note = "Means of 10 runs on each of 5 problems; settings chosen on other problems."
-        plot(here / "sound.png", scores, STYLES, note=note, unit="a task over the run", bottom=0)
+        note = (
+            "Means of 10 runs on each of 5 problems; settings chosen on other problems. Epsilon of a task over the run."
+        )
+        plot(here / "sound.png", scores, STYLES, note)
     if "waiting" in parts:
         for r in parts["waiting"]:
             rows.append({**r, "part": "waiting", **{key: median(r[key]) for key in r if key.startswith("to ")}})
