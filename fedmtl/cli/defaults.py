@@ -63,11 +63,10 @@ def register() -> None:
 def load(group: str, option: str) -> DictConfig:
     """Return the settings of one option of a group as its file has them, with the defaults."""
     for folder in (EXTRA.get(), config_folder()):
-        if folder is not None and (file := folder / group / f"{option}.yaml").is_file():
-            config: Any = OmegaConf.load(file)
-            own: DictConfig = config.get(group) or config
-            add_defaults(own, group)
-            return own
+        if folder is not None and (folder / group / f"{option}.yaml").is_file():
+            source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
+            config: Any = source.load_config(f"{group}/{option}.yaml").config
+            return config.get(group) or config  # type: ignore[no-any-return]
     return OmegaConf.create()
 
 
@@ -87,7 +86,7 @@ def add_defaults(node: DictConfig, place: str) -> None:
     target = node.get("_target_")
     if target is None:
         return
-    made = named(target, place) if place else _trainer()
+    made = named(target, place)
     parameters = inspect.signature(made).parameters
     chosen = _chosen(node)
     if place:
@@ -108,13 +107,16 @@ def _chosen(node: DictConfig) -> list[str]:
 
 
 def named(target: str, place: str) -> Any:
-    """Return the class or function that a configuration names at ``place``.
+    """Return the class or function that a configuration names at ``place``; the trainer at its root.
 
     Raises:
         ConfigError: one that a file may not name, or that cannot be imported.
     """
     with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
+        from ..trainer import Trainer
         from ..trainer.targets import resolved_target
+    if not place:
+        return Trainer
     try:
         return resolved_target(target, TRUST.get(), logger=place == "logger")
     except ConfigError as error:
@@ -139,12 +141,6 @@ def check_arguments(made: Any, names: Sequence[str], place: str) -> None:
         if name not in parameters and name != "_target_":
             keys = [f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters)))]
             raise no_setting(keys[0], parameters, keys[1:], getattr(made, "__name__", ""))
-
-
-def _trainer() -> Any:
-    with uncollected(frozen="torch" not in sys.modules):
-        from ..trainer import Trainer
-    return Trainer
 
 
 def _default(made: Any, parameter: inspect.Parameter) -> Any:

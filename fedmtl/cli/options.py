@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
 _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
-_PATHS = ("root", "path", "images", "cache", "counts", "clusters")  # settings of readers, graphs and algorithms
+_PATHS = (
+    *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
+    *("graph.root", "graph.path", "algorithm.clusters", "latency.source"),
+)
 
 
 @dataclass
@@ -110,11 +113,11 @@ def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
     write_text(folder / "private" / "config.yaml", f"# {shlex.join(['fedmtl', *words])}\n{text}")
 
 
-def with_absolute_paths(node: Any, key: str = "") -> Any:
-    """Return a resolved configuration in which the paths of data, clusters and graphs are absolute."""
+def with_absolute_paths(node: Any, place: str = "") -> Any:
+    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies are absolute."""
     if isinstance(node, dict):
-        return {name: with_absolute_paths(value, name) for name, value in node.items()}
-    return os.path.abspath(node) if key in _PATHS and isinstance(node, str) else node
+        return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
+    return os.path.abspath(node) if place.endswith(_PATHS) and isinstance(node, str) else node
 
 
 @contextmanager

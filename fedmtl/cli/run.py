@@ -47,8 +47,6 @@ from .search import resume_search
 if TYPE_CHECKING:
     from ..trainer import Result
 
-STORED = "multirun.yaml"
-
 
 @dataclass(frozen=True)
 class Job:
@@ -238,8 +236,9 @@ def resume(words: list[str], process: Process) -> int:
     )
     options = parser.parse_intermixed_args(words)
     folder, overrides = options.folder, options.overrides
-    if (folder / STORED).is_file() and not (folder / "private" / "config.yaml").is_file():
-        return _resume_sweep(folder, overrides, process)
+    jobs = sorted(file.parents[1] for file in folder.glob("*/private/config.yaml"))
+    if jobs and not (folder / "private" / "config.yaml").is_file():
+        return _resume_sweep(sorted(jobs, key=lambda job: len(job.name)), overrides, process)
     with process.agree():
         config = stored_config(folder)
     if "search" in config:
@@ -255,20 +254,14 @@ def resume(words: list[str], process: Process) -> int:
     return 0
 
 
-def _resume_sweep(sweep: Path, overrides: Sequence[str], process: Process) -> int:
-    """Finish the jobs of a sweep, with ``overrides`` of their loggers: those that finished stay, others continue or
-    start, also those that failed."""
-    from omegaconf import OmegaConf
-
-    with process.agree():
-        stored: Any = OmegaConf.load(sweep / STORED)
-        typed = [str(text) for text in stored.hydra.overrides.task]
-        folders = sorted(file.parents[1] for file in sweep.glob("*/private/config.yaml"))
-        if not folders:
-            raise ConfigError(f"{sweep} holds no run of this command; start the sweep again.")
-    for number, folder in enumerate(sorted(folders, key=lambda folder: len(folder.name))):
-        words = shlex.split(command_of(folder) or "")[1:]
-        job = Job(number, len(folders), differing(words, typed), sweep)
+def _resume_sweep(folders: Sequence[Path], overrides: Sequence[str], process: Process) -> int:
+    """Finish the jobs of a sweep, in these folders, with ``overrides`` of their loggers: those that finished stay,
+    others continue or start, also those that failed."""
+    commands = [shlex.split(command_of(folder) or "")[1:] for folder in folders]
+    common = set(commands[0]).intersection(*commands)
+    for number, (folder, words) in enumerate(zip(folders, commands, strict=True)):
+        differ = " ".join(word for word in words if word not in common)
+        job = Job(number, len(folders), differ, sweep=folder.parent)
         if (folder / "private" / "result.json").is_file():
             if process.writes:
                 print(f"{job}: finished before, {short(folder)}", flush=True)
