@@ -291,7 +291,7 @@ def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Ten
     counts[clients] = torch.tensor([len(own) for own in rows])
     index = torch.cat([rows[place] for place in clients.argsort()]).to(problem.data.train.x.device)
     part = Examples(select(problem.data.train.x, index), select(problem.data.train.y, index), offsets_of(counts))
-    data = replace(problem.data, train=part, idle=True, verify=False)
+    data = replace(problem.data, train=part, verify=False)
     c = Cohort(replace(problem, data=data, protects_records=False, tally=None), clients, round=_AVERAGE_ROUND)
     models = []
     for local, steps in _PATHS:

@@ -32,7 +32,7 @@ class FederatedDataset:
     disk and reads rows as they are gathered.
 
     Args:
-        train: the training side, over n clients.
+        train: the training side, over n clients; only peer-to-peer learning has a use for one without examples.
         test: the test side, over the same clients in the same order. A client without test examples trains, and is
             left out of test scores; one client at least has some.
         ids: the clients' ids, distinct texts.
@@ -53,7 +53,6 @@ class FederatedDataset:
             scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
             are in these units.
-        idle: accept clients without training examples, such as peers that only pass on what they hear.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
     Raises:
@@ -80,7 +79,6 @@ class FederatedDataset:
     notes: tuple[str, ...] = ()
     public: Examples | None = None
     domain: Domain | None = None
-    idle: bool = False
     inferred: tuple[str, ...] = ()
     limit: float = math.inf
     target_range: tuple[float, float] | None = None
@@ -113,9 +111,6 @@ class FederatedDataset:
         where = f"{self.name} ({side})"
         if len(part.offsets) != len(self) + 1:
             raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids.")
-        if side == "train" and not self.idle and (part.counts == 0).any():
-            client = self.ids[int((part.counts == 0).nonzero()[0])]
-            raise DataError(f"{self.name}: client {client!r} has no training examples; every client needs at least 1.")
         if side == "test" and not len(part):
             raise DataError(f"{self.name}: no client has test examples; at least one client needs some.")
         if self.classes is None and not part.y.is_floating_point():

@@ -52,12 +52,8 @@ class Affine(Checked):
     shift: Finite = 0.0
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        out = x.to(dtype)
-        if self.scale != 1.0:
-            out = out.mul(self.scale) if out is x else out.mul_(self.scale)
-        if self.shift != 0.0:
-            out = out.add(self.shift) if out is x else out.add_(self.shift)
-        return out
+        scaled = x.to(dtype) if self.scale == 1.0 else x.to(dtype) * self.scale
+        return scaled if self.shift == 0.0 else scaled + self.shift
 
 
 @dataclass(frozen=True)

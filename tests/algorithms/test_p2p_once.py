@@ -79,7 +79,7 @@ def without_records(problem, agent: int):
     low, high = train.offsets[agent : agent + 2].tolist()
     offsets = torch.cat([train.offsets[: agent + 1], train.offsets[agent + 1 :] - (high - low)])
     x, y = (torch.cat([part[:low], part[high:]]) for part in (train.x, train.y))
-    return replace(problem, data=replace(problem.data, train=Examples(x, y, offsets), idle=True))
+    return replace(problem, data=replace(problem.data, train=Examples(x, y, offsets)))
 
 
 @pytest.mark.parametrize("empty", [None, 2])

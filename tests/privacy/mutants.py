@@ -219,7 +219,7 @@ def _without(client: int) -> FederatedDataset:
     kept = torch.repeat_interleave(torch.arange(AGENTS), counts) != client
     counts[client] = 0
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return replace(_DATA, train=Examples(train.x[kept], train.y[kept], offsets), idle=True)
+    return replace(_DATA, train=Examples(train.x[kept], train.y[kept], offsets))
 
 
 _EMPTY = _without(1)

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, seeded, simulate
@@ -17,7 +18,7 @@ from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
-from fedmtl.data import FederatedDataset, SyntheticAgents, make_synthetic_agents
+from fedmtl.data import FederatedDataset, SyntheticAgents, TargetAngles, make_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LaplaceNoise
 
@@ -37,11 +38,10 @@ def agents(p: int, seed: int) -> SyntheticAgents:
     return make_synthetic_agents(features=p, seed=seed)
 
 
-def peers(p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: object) -> PeerToPeer:
+def peers(p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: Any) -> PeerToPeer:
     given = agents(p, seed)
-    return kind(
-        graph=given.graph(), mu=mu, loss="logistic", row_norm=given.data.domain.l2, smoothness=SMOOTHNESS, **settings
-    )  # type: ignore[arg-type]
+    graph, bound = TargetAngles(seed).build(given.data), given.data.domain.l2
+    return kind(graph=graph, mu=mu, loss="logistic", row_norm=bound, smoothness=SMOOTHNESS, **settings)
 
 
 def exact(p: int, seed: int, mu: float) -> tuple[PeerProblem, Array, float]:

@@ -33,7 +33,7 @@ from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import fit_own, minimize  # noqa: E402
-from fedmtl.data import FederatedDataset, movielens_users  # noqa: E402
+from fedmtl.data import FederatedDataset, TargetAngles, movielens_users  # noqa: E402
 from fedmtl.privacy import Price  # noqa: E402
 
 SEEDS = tuple(range(8))
@@ -104,7 +104,7 @@ def stepped(p: int, seed: int, starts: Array, pull: float) -> Array:
 
 def around(p: int, seed: int, models: Array) -> Array:
     """Means of the neighbours' models, of models (k, n, p)."""
-    weights = agents(p, seed).graph().weights.toarray()
+    weights = TargetAngles(seed).build(agents(p, seed).data).weights.toarray()
     means: Array = (weights / weights.sum(1, keepdims=True)) @ models
     return means
 

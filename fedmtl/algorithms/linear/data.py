@@ -62,16 +62,10 @@ class LinearLoss(Checked):
         torch's."""
         margins = theta.dot(x.T)
         if self.name == "squared":
-            margins -= y
-            margins += margins
-            return margins
+            return 2.0 * (margins - y)
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)
-        against = -y
-        margins *= against
-        torch.sigmoid_(torch.from_numpy(margins))  # in place
-        margins *= against
-        return margins
+        return -y * torch.sigmoid(torch.from_numpy(margins * -y)).numpy()
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""

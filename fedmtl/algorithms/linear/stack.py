@@ -69,9 +69,8 @@ class TaskStack:
     def gradient(self, w: Tensor) -> Tensor:
         """Return gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
         if self.moments is not None:
-            product = w.numpy() @ self.moments[0].numpy()  # of small matrices numpy's products are faster than torch's
-            product -= self.moments[1][:, None, :].numpy()
-            return torch.from_numpy(product)
+            gram, cross = (part.numpy() for part in self.moments[:2])
+            return torch.from_numpy(w.numpy() @ gram - cross[:, None, :])  # of small matrices faster than torch's
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
             out[i] = self.linear.scale(w[i], x, y) @ x / (self.halves * len(x))

@@ -120,23 +120,20 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
     Raises:
         ConfigError: some client's classes have fewer images in the pool than it needs.
     """
-    blocks = zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True)
-    return torch.cat([_deal(labels, pool, some, own, count, seed) for some, own in blocks])
-
-
-def _deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int) -> Tensor:
-    """:func:`deal` to a block of clients: every client has a score for every image."""
-    allowed = torch.zeros(len(keys), CLASSES, dtype=torch.bool).scatter_(1, chosen, True)[:, labels[pool]]
-    available = int(allowed.sum(1).min())
-    if available < count:
-        raise ConfigError(
-            f"load_digits_clients: a client needs {count} images of its {chosen.shape[1]} classes and a "
-            f"pool has only {available}; ask for fewer images, more classes, or another test_fraction."
-        )
-    client, image = allowed.nonzero(as_tuple=True)
-    score = torch.full(allowed.shape, -1, dtype=torch.int64)
-    score[allowed] = keyed_bits(derive_key(seed, "digits/images"), keys[client], 0, pool[image])
-    return pool[score.topk(count, 1).indices]
+    dealt = []
+    for some, own in zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True):  # a score of each for every image
+        allowed = torch.zeros(len(own), CLASSES, dtype=torch.bool).scatter_(1, some, True)[:, labels[pool]]
+        available = int(allowed.sum(1).min())
+        if available < count:
+            raise ConfigError(
+                f"load_digits_clients: a client needs {count} images of its {chosen.shape[1]} classes and a "
+                f"pool has only {available}; ask for fewer images, more classes, or another test_fraction."
+            )
+        client, image = allowed.nonzero(as_tuple=True)
+        score = torch.full(allowed.shape, -1, dtype=torch.int64)
+        score[allowed] = keyed_bits(derive_key(seed, "digits/images"), own[client], 0, pool[image])
+        dealt.append(pool[score.topk(count, 1).indices])
+    return torch.cat(dealt)
 
 
 def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:

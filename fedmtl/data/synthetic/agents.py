@@ -43,10 +43,6 @@ class SyntheticAgents:
     angles: Tensor
     models: Tensor
 
-    def graph(self, gamma: float = 0.1, *, cut: float = 1e-3) -> Graph:
-        """Return the graph with W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see :func:`~fedmtl.graphs.exp_angle`."""
-        return exp_angle(self.models.numpy(), gamma, cut=cut, ids=self.data.ids)
-
 
 @check_arguments
 def make_synthetic_agents(
@@ -145,7 +141,8 @@ class TargetAngles(Checked):
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Return the graph of the clients of ``data``.
+        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see
+        :func:`~fedmtl.graphs.exp_angle`.
 
         Raises:
             ConfigError: data of another origin, whose clients have no such angles.
