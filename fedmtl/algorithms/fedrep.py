@@ -14,14 +14,14 @@ else. Where single records are protected, every training is charged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..local import LocalSolver
+from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Problem, Released
 from .cohort import Cohort, Own, personal_fields
@@ -68,13 +68,9 @@ class FedRep(SharedModel):
     keeps = True
 
     def __post_init__(self) -> None:
-        if self.head != "auto" and (isinstance(self.head, str) or not isinstance(self.head, Iterable)):
-            raise ConfigError(
-                f"{type(self).__name__}.head is {self.head!r}; give 'auto', or a sequence of names, such as ['fc']."
-            )
-        if not isinstance(self.head, str):
-            object.__setattr__(self, "head", tuple(self.head))
         super().__post_init__()
+        if self.head != "auto":
+            check_names(self, "head", self.head)
         if self.head_local is not None:
             LocalSolver.check_given(self, self.head_local, name="head_local")
 
@@ -84,7 +80,9 @@ class FedRep(SharedModel):
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
         """
-        names = (problem.layout.last,) if isinstance(self.head, str) else self.head
+        names = [problem.layout.last] if self.head == "auto" else self.head
+        if not names:
+            return torch.ones(problem.dimension, dtype=torch.bool)
         shared = ~problem.layout.places(names, f"{type(self).__name__}.head")
         if not bool(shared.any()):
             raise ConfigError(

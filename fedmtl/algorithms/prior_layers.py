@@ -30,7 +30,7 @@ freezes them. Low-rank adapters are layers like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -39,8 +39,8 @@ from torch import Tensor
 
 from .._check import Positive
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
-from ..local.precision import Precision, PrecisionBlock
+from ..local import LocalSGD, LocalSolver, check_names
+from ..local.precision import Part, Precision, PrecisionBlock
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from .base import Algorithm, Problem, Released, State
@@ -54,38 +54,6 @@ Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23
 _LEAST_LENGTH = 1e-140
 _ROUNDING = 16
-
-
-@dataclass(frozen=True)
-class Part:
-    """A tensor of parameters among the chosen layers, as a matrix: outputs by inputs, a vector as one column.
-
-    Attributes:
-        name: of the parameter.
-        first: where it begins in a flat row of all parameters.
-        shape: (rows, columns).
-        columns: whether the covariance is of the columns (inputs), not of the rows (outputs).
-    """
-
-    name: str
-    first: int
-    shape: tuple[int, int]
-    columns: bool
-
-    @property
-    def places(self) -> slice:
-        """Return where it stands in a flat row."""
-        return slice(self.first, self.first + self.shape[0] * self.shape[1])
-
-    @property
-    def width(self) -> int:
-        """Return p, the number of rows and columns of the covariance."""
-        return self.shape[1] if self.columns else self.shape[0]
-
-    def matrix(self, rows: Tensor) -> Tensor:
-        """Return the matrices of flat rows, the side of the covariance last: (..., D) -> (..., q, p)."""
-        matrices = rows[..., self.places].reshape(*rows.shape[:-1], *self.shape)
-        return matrices if self.columns else matrices.mT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +92,7 @@ class PriorLayers(Algorithm):
         torch.Size([10, 650])
     """
 
-    layers: tuple[str, ...] | None = None
+    layers: Sequence[str] | None = None
     ridge: Positive = 0.1
     side: Side = "input"
     scale: Positive | Literal["auto"] = "auto"
@@ -133,11 +101,9 @@ class PriorLayers(Algorithm):
     name, title, colour = "prior_layers", "Private prior of layers", "#e91e90"
 
     def __post_init__(self) -> None:
-        if self.layers is not None:
-            if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
-                raise ConfigError(f"PriorLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
-            object.__setattr__(self, "layers", tuple(self.layers))
         super().__post_init__()
+        if self.layers is not None:
+            check_names(self, "layers", self.layers)
         LocalSolver.check_given(self, self.local, self.ridge / FLOOR)
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PriorLayers:
@@ -311,9 +277,7 @@ class PriorLayers(Algorithm):
             variances = 1 + torch.where(determined > 0, part.width * levels / determined.clamp_min(_LEAST_LENGTH), 0.0)
             strengths = (self.ridge / variances.clamp(FLOOR, part.width / FLOOR)).to(like)
             directions = public[f"directions/{part.name}"][:, along].to(like)
-            blocks.append(
-                PrecisionBlock(part.first, part.shape, part.columns, directions, strengths[:, :-1], strengths[:, -1])
-            )
+            blocks.append(PrecisionBlock(part, directions, strengths[:, :-1], strengths[:, -1]))
         return Precision(self.ridge, tuple(blocks))
 
     def personal(self, c: Cohort) -> Tensor:

@@ -7,6 +7,7 @@ from .losses import resolve_loss
 from .module import (
     Layout,
     StackedModule,
+    check_names,
     check_stackable,
     named_by,
     prepare_module,
@@ -27,6 +28,7 @@ __all__ = [
     "LocalTraining",
     "Mixture",
     "StackedModule",
+    "check_names",
     "check_stackable",
     "example_gradients",
     "named_by",

@@ -113,11 +113,9 @@ class Layout:
             owner: the setting that they come from, for the message.
 
         Raises:
-            ConfigError: a pattern without a parameter.
+            ConfigError: no sequence, an empty one, or a pattern without a parameter.
         """
-        if not patterns:
-            return torch.zeros(self.dimension, dtype=torch.bool)
-        chosen = torch.tensor(named_by([str(pattern) for pattern in patterns], self.all_names, owner))
+        chosen = torch.tensor(named_by(patterns, self.all_names, owner))
         return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
 
     def frozen(self, module: nn.Module) -> dict[str, Tensor]:
@@ -158,6 +156,16 @@ def belongs(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
+def check_names(owner: object, field: str, names: Any) -> None:
+    """Refuse what an algorithm has as its ``field`` for names of layers and is no list of them.
+
+    Raises:
+        ConfigError: naming the class of ``owner``.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"{type(owner).__name__}.{field} is {names!r}; give a list of names, such as ['fc'].")
+
+
 def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter") -> list[bool]:
     """Return which parameters, or layers, a pattern names, or a module that they lie within.
 
@@ -176,7 +184,7 @@ def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: st
         hint = [patterns] if isinstance(patterns, str) else [next(iter(accepted), "head.*")]
         raise ConfigError(f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}.")
     if not patterns:
-        raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
+        raise ConfigError(f"{owner} is empty, so that it names none; {listed}.")
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")

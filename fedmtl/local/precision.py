@@ -16,38 +16,62 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Part:
+    """A tensor of parameters as a matrix: outputs by inputs, a vector as one column.
+
+    Attributes:
+        name: of the parameter.
+        first: where it begins in a flat row of all parameters.
+        shape: (rows, columns).
+        columns: whether the side of interest is that of the columns (inputs), not of the rows (outputs).
+    """
+
+    name: str
+    first: int
+    shape: tuple[int, int]
+    columns: bool
+
+    @property
+    def places(self) -> slice:
+        """Return where it stands in a flat row."""
+        return slice(self.first, self.first + self.shape[0] * self.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Return p, the length of the side of interest."""
+        return self.shape[1] if self.columns else self.shape[0]
+
+    def matrix(self, rows: Tensor) -> Tensor:
+        """Return the matrices of flat rows, the side of interest last: (..., D) -> (..., q, p)."""
+        matrices = rows[..., self.places].reshape(*rows.shape[:-1], *self.shape)
+        return matrices if self.columns else matrices.mT
+
+    def flat(self, matrices: Tensor) -> Tensor:
+        """Return matrices (..., q, p) as they stand in flat rows, the inverse of :meth:`matrix`."""
+        return (matrices if self.columns else matrices.mT).reshape(*matrices.shape[:-2], -1)
+
+
+@dataclass(frozen=True)
 class PrecisionBlock:
     """P in one matrix of parameters of K clients.
 
     Attributes:
-        first: where the matrix begins in a flat row.
-        shape: (rows, columns) of the matrix.
-        columns: whether P acts on its columns, as above, or on its rows.
-        directions: V, (p, r), where p is the number of columns (or rows).
+        part: the matrix, and on which side of it P acts.
+        directions: V, (p, r).
         along: a, (K, r).
         across: c, (K,).
     """
 
-    first: int
-    shape: tuple[int, int]
-    columns: bool
+    part: Part
     directions: Tensor
     along: Tensor
     across: Tensor
 
-    @property
-    def places(self) -> slice:
-        """Return where the matrix stands in a flat row."""
-        return slice(self.first, self.first + self.shape[0] * self.shape[1])
-
     def scaled(self, rows: Tensor, along: Tensor, across: Tensor) -> Tensor:
         """Return the product of a matrix of this form with the block of flat ``rows``: (K, D) -> (K, size)."""
-        matrix = rows[:, self.places].reshape(len(rows), *self.shape)
-        matrix = matrix if self.columns else matrix.mT
-        v = self.directions.expand(len(rows), -1, -1)
+        matrix, v = self.part.matrix(rows), self.directions.expand(len(rows), -1, -1)
         product = across[:, None, None] * matrix
-        product = product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT)
-        return (product if self.columns else product.mT).reshape(len(rows), -1)
+        return self.part.flat(product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT))
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,7 @@ class Precision:
         """Return P w for every row w: (K, D) -> (K, D)."""
         product = self.strength * rows
         for block in self.blocks:
-            product[:, block.places] = block.scaled(rows, block.along, block.across)
+            product[:, block.part.places] = block.scaled(rows, block.along, block.across)
         return product
 
     def resolvent(self, rows: Tensor, step: float) -> Tensor:
@@ -69,7 +93,7 @@ class Precision:
         product = rows / (1.0 + step * self.strength)
         for block in self.blocks:
             along, across = (1.0 / (1.0 + step * value) for value in (block.along, block.across))
-            product[:, block.places] = block.scaled(rows, along, across)
+            product[:, block.part.places] = block.scaled(rows, along, across)
         return product
 
     def of(self, clients: Any) -> Precision:

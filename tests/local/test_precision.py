@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
-from fedmtl.local.precision import Precision, PrecisionBlock
+from fedmtl.local.precision import Part, Precision, PrecisionBlock
 from fedmtl.local.solver import rows_of
 from tests.local.test_optimizers import along
 
@@ -23,7 +23,7 @@ def precision(columns: bool, strength: float = 0.7, directions: int = 2) -> Prec
     basis = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64)).Q[:, :directions]
     along = torch.rand(K, directions, generator=generator, dtype=torch.float64)
     across = 2 + torch.rand(K, generator=generator, dtype=torch.float64)
-    return Precision(strength, (PrecisionBlock(FIRST, SHAPE, columns, basis, along, across),))
+    return Precision(strength, (PrecisionBlock(Part("w", FIRST, SHAPE, columns), basis, along, across),))
 
 
 def dense(found: Precision, client: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def dense(found: Precision, client: int) -> np.ndarray:
     side = across * np.eye(len(v))
     for direction, strength in zip(v.T, along, strict=True):
         side += (strength - across) * np.outer(direction, direction)
-    both = np.kron(np.eye(SHAPE[0]), side) if block.columns else np.kron(side, np.eye(SHAPE[1]))
+    both = np.kron(np.eye(SHAPE[0]), side) if block.part.columns else np.kron(side, np.eye(SHAPE[1]))
     size = SHAPE[0] * SHAPE[1]
     matrix[FIRST : FIRST + size, FIRST : FIRST + size] = both
     return matrix

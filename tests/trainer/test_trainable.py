@@ -132,7 +132,7 @@ def test_a_tied_weight_can_be_named_by_each_of_its_names() -> None:
         (("head.*",), r"^trainable has 'head\.\*', which no parameter is named by; "),
         (("3.*", 3), r"^trainable has 3, which is not text \(write '3'\); "),
         ((None,), r"^trainable has None, which is not text"),
-        ((), r"^trainable is empty, so that nothing would be trained; "),
+        ((), r"^trainable is empty, so that it names none; "),
         ("3.*", r"^trainable is '3\.\*'; give a list of names, such as \['3\.\*'\]; "),
         (3, r"^trainable is 3; give a list of names, such as \['1\.weight'\]; "),
         ({"3": True}, r"^trainable is \{'3': True\}; give a list"),

@@ -16,7 +16,7 @@ directions keep these, and what only one of them does is shrunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..._check import Finite, NonNegative
 from ...errors import ConfigError
-from ...local import LocalSGD, LocalSolver
+from ...local import LocalSGD, LocalSolver, check_names
 from ...privacy import BoundSampler, ReleasePlan
 from ..base import Algorithm, Problem, Released, State
 from ..cohort import Cohort, Own, personal_fields
@@ -68,7 +68,7 @@ class MPMTLayers(Algorithm):
         torch.Size([10, 610])
     """
 
-    layers: tuple[str, ...]
+    layers: Sequence[str]
     threshold: NonNegative = 0.1
     penalty: SharedPenalty = "nuclear"
     rho: NonNegative | None = None
@@ -78,10 +78,8 @@ class MPMTLayers(Algorithm):
     name, title, colour = "mp_mtl_layers", "MP-MTL of layers", "#e05a5f"
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
-            raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
-        object.__setattr__(self, "layers", tuple(self.layers))
         super().__post_init__()
+        check_names(self, "layers", self.layers)
         LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
