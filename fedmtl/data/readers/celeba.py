@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ..._check import check_arguments
-from ...errors import ConfigError, DataError, first_line
+from ...errors import ConfigError, DataError
 from ..assemble import choose
 from ..dataset import FederatedDataset
 from ..loaders import reader
 from ..rows import by_number
-from .columns import Table
+from .columns import AS_WRITTEN, Table, loaded
 from .images import image_clients
 from .leaf import Pair, numbers, read_sides
 
@@ -146,10 +146,7 @@ def _table(file: Path, columns: Sequence[str] | None = None) -> Table:
     import pandas as pd
 
     options: dict[str, Any] = {"skiprows": 1} if columns is None else {"names": columns}
-    try:
-        frame = pd.read_csv(file, sep=r"\s+", dtype=str, keep_default_na=False, na_values=[""], **options)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read ({first_line(error)}); accepted: CelebA's own text file.") from error
+    frame = loaded(pd.read_csv, file, "a text file of CelebA", sep=r"\s+", dtype=str, **options, **AS_WRITTEN)
     table = Table(frame.reset_index(names="image") if columns is None else frame, file)
     table.refuse(table.frame.isna().any(axis=1).to_numpy(), str(table.frame.columns[-1]), "a value in every column")
     return table

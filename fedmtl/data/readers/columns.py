@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numbers
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, first_line
 from ..partition import Partition, Parts
 from ..rows import by_number
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+
+
+AS_WRITTEN: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+"""Of ``pandas.read_csv``: only an empty text is a missing value."""
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
@@ -36,6 +40,20 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
         if (path / name).is_file():
             return path / name
     raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
+
+
+def loaded(read: Callable[..., pd.DataFrame], file: Path, what: str = "a table", **options: Any) -> pd.DataFrame:
+    """Return what a function of pandas reads from a file.
+
+    Raises:
+        DataError: the file cannot be read as ``what``.
+    """
+    try:
+        return read(file, **options)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, truncated or no text."
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,20 +102,11 @@ class Table:
             raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
         if not file.name.endswith(_SUFFIXES):
             raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
-        try:
-            if file.suffix == ".parquet":
-                frame = pd.read_parquet(file)
-            else:
-                frame = pd.read_csv(
-                    file,
-                    sep="\t" if ".tsv" in file.suffixes else ",",
-                    dtype=dict.fromkeys(text, str),
-                    keep_default_na=False,
-                    na_values=[""],
-                    low_memory=False,
-                )
-        except (ValueError, OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{file} cannot be read as a table ({error}); it may be truncated.") from error
+        if file.suffix == ".parquet":
+            frame = loaded(pd.read_parquet, file)
+        else:
+            sep = "\t" if ".tsv" in file.suffixes else ","
+            frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
         if frame.empty:
             raise DataError(f"{file} has no rows; at least 2 a client are needed.")
         return cls(frame, file)

@@ -7,7 +7,6 @@ R^20 that are known to all. A row of the dataset is (x, y) = (phi_j, centred rat
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,7 +17,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_arguments
-from ...errors import ConfigError, DataError, first_line
+from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits, keyed_generator
 from ..assemble import stack
@@ -27,7 +26,7 @@ from ..examples import Domain, Examples, client_keys
 from ..loaders import data_of, reader
 from ..rows import by_number
 from ..transforms import SHRINK
-from .columns import Table, find_file
+from .columns import AS_WRITTEN, Table, find_file, loaded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -274,21 +273,9 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
 
     path, accepted = find_file(root, FILES), "a whole number of at least 0"
     kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    try:
-        frame = pd.read_csv(
-            path,
-            sep={".csv": ",", ".dat": "::"}.get(kind, "\t"),
-            engine="python" if kind == ".dat" else "c",
-            header=0 if kind == ".csv" else None,
-            names=None if kind == ".csv" else _FIELDS,
-            encoding="utf-8-sig",
-            keep_default_na=False,
-            na_values=[""],
-        )
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(
-            f"{path} cannot be read as ratings ({first_line(error)}); it may be missing, empty, truncated or no text."
-        ) from None
+    sep, engine = {".csv": (",", "c"), ".dat": ("::", "python")}.get(kind, ("\t", "c"))
+    fields = {"header": 0} if kind == ".csv" else {"header": None, "names": _FIELDS}
+    frame = loaded(pd.read_csv, path, "ratings", sep=sep, engine=engine, encoding="utf-8-sig", **fields, **AS_WRITTEN)
     if kind == ".csv":
         if tuple(frame.columns) != HEADER:
             raise DataError(f"{path}: the header is {','.join(frame.columns)!r}; accepted: {','.join(HEADER)}.")
