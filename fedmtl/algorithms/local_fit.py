@@ -14,7 +14,7 @@ from ..privacy import Rounds
 from ..schedules import Block
 from .base import Problem, State
 from .linear.data import LinearAlgorithm
-from .linear.evidence import own_ridges
+from .linear.evidence import ridges_of
 from .linear.solve import minimize
 from .linear.stack import TaskStack
 
@@ -56,11 +56,10 @@ class LocalFit(LinearAlgorithm):
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         records = self.data(problem)
         tasks = TaskStack.of(problem, records, self.loss)
-        ridge = own_ridges(tasks, self.ridge) if self.own_ridge else float(self.ridge)
-        fits = tasks.fit(ridge)
+        ridges = ridges_of(tasks, self.ridge, self.own_ridge)
+        fits = tasks.fit(ridges)
         for client in (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0].tolist():
-            own = ridge if isinstance(ridge, float) else float(ridge[client])
-            x, y = (part[client].numpy() for part in (records.x, records.y))
+            x, y, own = records.x[client].numpy(), records.y[client].numpy(), float(ridges[client])
             fits[client] = torch.from_numpy(minimize(tasks.linear, x, y, tasks.halves * own, box=self.theta_max).theta)
         store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)

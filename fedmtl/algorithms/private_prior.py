@@ -43,9 +43,9 @@ from ..privacy.noise.symmetric import smat, svec
 from ..privacy.samplers import BoundFull
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own
-from .linear.evidence import own_ridges
+from .linear.evidence import ridges_of
 from .linear.solve import solve_regularized
-from .linear.stack import TaskAlgorithm, TaskLoss, TaskStack
+from .linear.stack import TaskAlgorithm, TaskLoss
 from .local_fit import LocalFit
 
 RELEASE = "prior"
@@ -152,16 +152,10 @@ class PrivatePrior(TaskAlgorithm):
         excess = torch.zeros(replicates, d, dtype=torch.float64)
         fields = {"model": ((replicates, tasks.data.dimension), torch.float64), "ridge": ((1,), torch.float64)}
         store, everyone = problem.client_store(fields), torch.arange(problem.clients)
-        ridges = self._ridges(tasks)
+        ridges = ridges_of(tasks, self.ridge, self.own_ridge)
         store.scatter("ridge", everyone, ridges[:, None])
         store.scatter("model", everyone, tasks.fit(ridges)[:, None].expand(-1, replicates, -1))
         return State({"directions": directions, "excess": excess}, store)
-
-    def _ridges(self, tasks: TaskStack, scale: Tensor | None = None) -> Tensor:
-        """Return the ridge of every task, (n,)."""
-        if self.own_ridge:
-            return own_ridges(tasks, self.ridge, scale)
-        return torch.full((len(tasks.data.y),), self.ridge, dtype=torch.float64)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         d, fits = self.features(c.problem), c.own["model"][:, 0]
@@ -235,7 +229,7 @@ class PrivatePrior(TaskAlgorithm):
                 variances = 1 + d * excess / determined[:, None].clamp_min(_LEAST_NORM)
                 scale = torch.eye(tasks.data.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
                 scale[:, :d, :d] = directions * variances.clamp(FLOOR, d / FLOOR).sqrt()[:, None, :]
-                models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
+                models[:, r] = tasks.fit(ridges_of(tasks, self.ridge, self.own_ridge, scale), scale)
         return {**c.own, "model": models}
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ConfigError
 from .dataset import FederatedDataset
@@ -37,19 +37,13 @@ def reader(name: str) -> Callable[[Reader], Reader]:
     return register
 
 
-class HasData(Protocol):
-    """Anything with a dataset."""
-
-    @property
-    def data(self) -> FederatedDataset: ...
-
-
-def data_of(function: Callable[P, HasData]) -> Callable[P, FederatedDataset]:
+def data_of(function: Callable[P, Any]) -> Callable[P, FederatedDataset]:
     """Return the reader of the ``data`` of what ``function`` returns, with the same arguments."""
 
     @functools.wraps(function)
     def read(*args: P.args, **options: P.kwargs) -> FederatedDataset:
-        return function(*args, **options).data
+        data: FederatedDataset = function(*args, **options).data
+        return data
 
     return read
 

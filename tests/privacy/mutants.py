@@ -34,11 +34,12 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel, private_prior
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel
 from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
+from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -2095,5 +2096,5 @@ MUTANTS = [
         CLOCK,
         ("moments",),
     ),
-    Mutant("ridges by all tasks", _set(private_prior, "own_ridges", _ridges_of_all), INDEPENDENCE, ("prior",)),
+    Mutant("ridges by all tasks", _set(evidence, "own_ridges", _ridges_of_all), INDEPENDENCE, ("prior",)),
 ]

@@ -19,6 +19,13 @@ Array = NDArray[np.float64]
 FACTORS: Array = np.exp2(np.arange(-6.0, 7.0))
 
 
+def ridges_of(tasks: TaskStack, ridge: float, own: bool, scale: Tensor | None = None) -> Tensor:
+    """Return the ridge of every task, (n,) float64: ``ridge``, or where each has its ``own`` :func:`own_ridges`."""
+    if own:
+        return own_ridges(tasks, ridge, scale)
+    return torch.full((len(tasks.data.y),), ridge, dtype=torch.float64)
+
+
 def own_ridges(tasks: TaskStack, ridge: float, scale: Tensor | None = None) -> Tensor:
     """Return the ridge of every task, (n,) float64: ``ridge`` times the most plausible power of two from 1/64 to 64,
     under a normal prior of standard deviation 1 on the logarithm of the factor.

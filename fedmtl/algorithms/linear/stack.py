@@ -98,20 +98,19 @@ class TaskStack:
         Returns:
             (n, D) float64.
         """
+        ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(len(self.data.y))
         if self.moments is not None:
             gram, cross, _ = self.moments
             if scale is not None:
                 within = scale.numpy()  # one product a task
                 gram = torch.from_numpy(within.swapaxes(1, 2) @ gram.numpy() @ within)
                 cross = torch.from_numpy((cross.numpy()[:, None, :] @ within)[:, 0])
-            each = ridge if isinstance(ridge, float) else ridge[:, None, None]
-            fits = solve_regularized(gram + each * torch.eye(self.data.dimension, dtype=gram.dtype), cross)
+            fits = solve_regularized(gram + ridges[:, None, None] * torch.eye(self.data.dimension), cross)
         else:
-            ridges = [ridge] * len(self.data.x) if isinstance(ridge, float) else ridge.tolist()
             thetas = []
             for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
                 rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
-                thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
+                thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * float(ridges[i])).theta)
             fits = torch.from_numpy(np.stack(thetas))
         return fits if scale is None else torch.from_numpy((scale.numpy() @ fits.numpy()[:, :, None])[:, :, 0])
 
