@@ -106,17 +106,17 @@ class Checkpoint:
         Raises:
             ResumeError: unreadable.
         """
+        parts: dict[str, Any] = {part: {} for part in cls._TENSORS}
         try:
             tensors, metadata = read_tensors(path)
+            for key, value in tensors.items():
+                part, _, name = key.partition(".")
+                parts[part][name] = value
             notes = json.loads(metadata["checkpoint"])
-        except (OSError, SafetensorError, KeyError) as error:
+            notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
+            return cls(**notes, **parts)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
-        notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
-        parts: dict[str, Any] = {part: {} for part in cls._TENSORS}
-        for key, value in tensors.items():
-            part, _, name = key.partition(".")
-            parts[part][name] = value
-        return cls(**notes, **parts)
 
     def check(self, path: Path, fingerprint: str) -> None:
         """Refuse to continue another run from the checkpoint at ``path``.
@@ -275,12 +275,13 @@ class RunFolder:
             DataError: a file that cannot be read.
         """
         is_baseline = self.root.parent.name == "baselines"
-        for path, hint in (
-            (self.private / "result.json", f"a run that has not finished continues with fedmtl resume {self.root}"),
-            (self.private / OUTCOME, f"of a run of an earlier version fedmtl resume {self.root} writes it"),
-        ):
-            if not path.is_file() and not (is_baseline and path.name == "result.json"):
-                raise ConfigError(f"{self.root} holds no finished run that can be loaded: {path} is missing; {hint}.")
+        for path in (self.private / name for name in ("result.json", OUTCOME)[is_baseline:]):
+            if not path.is_file():
+                raise ConfigError(
+                    f"{self.root} holds no finished run that can be loaded: {path} is missing; fedmtl resume "
+                    f"{self.root} continues a run that has not finished, and writes the files of one of an earlier "
+                    "version."
+                )
         try:
             values = self._fields(kind, read_json(self.private / OUTCOME), model, trust)
         except FedmtlError:

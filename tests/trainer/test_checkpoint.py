@@ -76,9 +76,10 @@ def test_truncated_file_is_named(tmp_path):
 
 
 def test_safetensors_that_are_no_checkpoint_are_refused(tmp_path):
-    save_file({"weights": torch.zeros(2)}, tmp_path / "c.safetensors")
-    with pytest.raises(ResumeError, match=r"c\.safetensors"):
-        Checkpoint.read(tmp_path / "c.safetensors")
+    for metadata in ({}, {"checkpoint": "{"}, {"checkpoint": "{}"}):
+        save_file({"public.weights": torch.zeros(2)}, tmp_path / "c.safetensors", metadata)
+        with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read as a checkpoint"):
+            Checkpoint.read(tmp_path / "c.safetensors")
 
 
 def test_tensors_with_shared_memory_and_strides_are_written_whole(tmp_path):
