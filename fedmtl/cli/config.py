@@ -69,7 +69,7 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each run of a sweep, in Hydra's order.
 
     Raises:
-        ConfigError: an override that cannot be read, or that lists no values.
+        ConfigError: an override that cannot be read, or an interval, which has no list of values.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -91,12 +91,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         ConfigError: one that it cannot read.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
 
-    try:
+    with refusals(overrides):
         return OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(f"cannot read {error.override!r}: {first_line(error)}.") from error
 
 
 def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "config") -> DictConfig:
@@ -154,11 +151,14 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return the error of an option or a key that does not exist, or what Hydra says of anything else."""
-    from hydra.errors import MissingConfigException
+    """Return the error of a word that cannot be read, of an option or a key that does not exist, or what Hydra says of
+    anything else."""
+    from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read {error.override!r}: {first_line(error)}.")
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         return no_option(group, option, error.options)

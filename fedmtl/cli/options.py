@@ -165,7 +165,7 @@ def print_saved(folder: Path, privacy: PrivacyReport, private: str) -> None:
     """
     public = ", ".join(sorted(file.name for file in (folder / "public").iterdir()))
     print(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
-    print(f"  private/  {private}\n            covered by no epsilon")
+    print(f"  private/  covered by no epsilon: {private}")
     if privacy.source == "secure":
         from ..trainer.folder import RunFolder
 
