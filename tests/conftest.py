@@ -43,7 +43,7 @@ def quick_figures(patch: pytest.MonkeyPatch) -> None:
     def plot(*args: Any, **options: Any) -> None:
         next(a for a in args if isinstance(a, Path)).write_text("a figure")
 
-    for name in ("plot_epsilon", "plot_rounds", "plot_clients"):
+    for name in ("plot_rounds", "plot_clients"):
         patch.setattr(figures, name, plot)
 
 

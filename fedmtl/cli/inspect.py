@@ -113,7 +113,7 @@ def report(words: list[str]) -> int:
         from ..trainer.plots import plot_result
         from ..trainer.result import Result
 
-        files += plot_result(Result.load(run), target, target, **drawn)
+        files += plot_result(Result.load(run), target, **drawn)
     for folder, why in made.left_out.items():
         say(f"left out: {folder}: {why}")
     print("\n".join(map(str, files)))

@@ -63,7 +63,8 @@ def _unit_rows(vectors: Any, ids: Sequence[str]) -> Any:
     Raises:
         ConfigError: other than one row an agent, or an agent whose vector is zero or not finite; it has no direction.
     """
-    rows: Any = csr_array(vectors, dtype=np.float64, copy=True) if issparse(vectors) else np.asarray(vectors, float)
+    sparse: bool = issparse(vectors)
+    rows: Any = csr_array(vectors, dtype=np.float64, copy=True) if sparse else np.asarray(vectors, dtype=np.float64)
     if rows.ndim != 2 or len(ids) != rows.shape[0]:
         raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
     norms = np.sqrt(np.asarray((rows * rows).sum(axis=1), dtype=np.float64))
@@ -72,7 +73,7 @@ def _unit_rows(vectors: Any, ids: Sequence[str]) -> Any:
         raise ConfigError(
             f"the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
         )
-    if issparse(rows):
+    if sparse:
         rows.data /= np.repeat(norms, np.diff(rows.indptr))
         return rows
     return rows / norms[:, None]

@@ -1,8 +1,8 @@
-"""The figures of runs: epsilon by round, scores by round, by client and by epsilon.
+"""The figures of runs: scores by round beside the epsilon spent, scores by client and scores by epsilon.
 
-``plot_epsilon`` uses the plan of a run, which is public. All others are computed from private test data: they belong in
-``private/`` folders and say so under the plot. Every function takes the ``path`` of the figure, whose suffix is its
-format (png, pdf or svg), and the width of a figure for a ``paper``, in inches; it returns the path.
+They are computed from private test data: they belong in ``private/`` folders and say so under the plot. Every function
+takes the ``path`` of the figure, whose suffix is its format (png, pdf or svg), and the width of a figure for a
+``paper``, in inches; it returns the path.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 BANDS = "Bands: 25th to 75th and 5th to 95th percentile. An epsilon covers one run, not the runs behind a band."
-PUBLIC = "Computed from the training plan only: no client data enters this figure."
-MEASURED = "The lower bound is of canaries, the rest of the training plan only: no client data enters this figure."
 _STEPS = 1000  # of a line by client: more clients than that are drawn by as many quantiles
 
 History = Sequence[Mapping[str, Any]]
@@ -140,25 +138,6 @@ def plot_clients(
             axes.plot(edges, np.append(values, values[-1]), color=styles[name][0], label=label, **steps)
         for bars in others:
             _share_bars(bars, shares or {}, title_of(first))
-    return path
-
-
-def plot_epsilon(
-    history: History, path: Path, *, step: str = "round", measured: float | None = None, paper: float | None = None
-) -> Path:
-    """Draw the epsilon spent by round; from public quantities only.
-
-    Args:
-        history: one mapping with ``round`` and ``epsilon`` (inf where nothing is protected) per evaluated round.
-        path: of the figure.
-        step: what a round is called.
-        measured: the lower bound on epsilon of a run with canaries; None for a run without.
-        paper: its width in inches.
-    """
-    with drawing(path, 6.8, 3.6, PUBLIC if measured is None else MEASURED, paper=paper) as figure:
-        axes = figure.subplots()
-        axes.set_xlabel(step)
-        _epsilon_line(axes, history, measured)
     return path
 
 

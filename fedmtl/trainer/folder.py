@@ -245,7 +245,7 @@ class RunFolder:
         with uncollected():
             from .plots import plot_result
 
-        plot_result(result, self.private, self.public)
+        plot_result(result, self.private)
         write_bytes(self.private / "clients.csv", clients_bytes(result, data))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()

@@ -15,54 +15,45 @@ if TYPE_CHECKING:
     from .result import Result
 
 
-def plot_result(
-    result: Result, private: Path, public: Path, *, format: str = "png", width: float | None = None
-) -> list[Path]:
-    """Draw the scores of a run by round and by client, or the bands of its replicates, and the epsilon that it spent.
+def plot_result(result: Result, folder: Path, *, format: str = "png", width: float | None = None) -> list[Path]:
+    """Draw the scores of a run by round and by client, with the epsilon that it spent, or the bands of its replicates.
 
     Args:
         result: of the run.
-        private: the folder of ``accuracy`` and ``clients``, or of ``bands``.
-        public: the folder of ``epsilon``, which is drawn where something is spent.
+        folder: of ``accuracy`` and ``clients``, or of ``bands``; private.
         format: png, pdf or svg.
         width: in inches, of figures for a paper.
 
     Returns:
         The files.
     """
-    metric, name, files = result.metric, result.algorithm, []
+    metric, name = result.metric, result.algorithm
     about: dict[str, Any] = {"metric": metric, "step": result.step, "paper": width}
     if result.replicates is not None:
         lines: dict[str, list[dict[str, Any]]] = {}
         for row in result.history:
             budget = "no budget" if row["budget"] is None else f"epsilon {rounded_up(row['budget'], 6)}"
             lines.setdefault(f"{title_of(name)}, {budget}", []).append(row)
-        return [figures.plot_rounds(lines, private / f"bands.{format}", **about)]
-    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
-    if 0 < result.epsilon < math.inf:
-        path = public / f"epsilon.{format}"
-        files += [figures.plot_epsilon(result.history, path, step=result.step, measured=measured, paper=width)]
+        return [figures.plot_rounds(lines, folder / f"bands.{format}", **about)]
     if not any(math.isfinite(row[metric]) for row in result.history):
-        return files
+        return []
     runs = {name: result, **result.baselines}
     lines = {label: run.history for label, run in runs.items()}
     finetuned = {run.stages(label)[-1].label: run.final[metric] for label, run in runs.items() if run.finetuned}
-    path = private / f"accuracy.{format}"
-    files += [figures.plot_rounds(lines, path, finetuned=finetuned, measured=measured, **about)]
+    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
     stages = [*result.stages(name)[::-1]]  # the final models first
     stages += [stage for label, run in result.baselines.items() for stage in run.stages(label)]
     main, dtype, ids = result.shown[0], result.personal.dtype, list(result.personal_accuracy)
     scores = {stage.label: [stage.by_client[metric][client] for client in ids] for stage in stages}
     shares = {stage.label: beside(stages[0], stage, main, dtype) for stage in stages[1:]}
-    path = private / f"clients.{format}"
-    files += [
+    return [
+        figures.plot_rounds(lines, folder / f"accuracy.{format}", finetuned=finetuned, measured=measured, **about),
         figures.plot_clients(
             scores,
-            path,
+            folder / f"clients.{format}",
             metric=metric,
             higher_is_better=main.higher_is_better,
             shares={label: three for label, three in shares.items() if three is not None},
             paper=width,
-        )
+        ),
     ]
-    return files

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.figures
 
 
 PERCENTILES = [f"_p{mark}" for mark in (5, 25, 50, 75, 95)]
-EPSILONS = [{"round": 1, "epsilon": 0.5}, {"round": 5, "epsilon": 1.5}, {"round": 10, "epsilon": 2.25}]
+EPSILONS = [{"round": r, "epsilon": spent, "accuracy": 0.5} for r, spent in ((1, 0.5), (5, 1.5), (10, 2.25))]
 
 
 def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
@@ -95,12 +95,10 @@ def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_private_figures_say_so_and_the_public_one_does_not(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_private_figures_say_so(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_rounds({"pmtl": history()}, tmp_path / "a.png")
     figures.plot_clients({"pmtl": [0.5, 1.0]}, tmp_path / "b.png")
-    figures.plot_epsilon(EPSILONS, tmp_path / "c.png")
-    notes = [figure.get_supxlabel() for figure in drawn]
-    assert notes == [figures.NOT_PRIVATE, figures.NOT_PRIVATE, figures.PUBLIC]
+    assert [figure.get_supxlabel() for figure in drawn] == 2 * [figures.NOT_PRIVATE]
 
 
 def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -143,8 +141,8 @@ def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[
 
 
 def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
-    axes = drawn[0].axes[0]
+    figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
+    axes = drawn[0].axes[1]
     assert list(axes.lines[0].get_xdata()) == [0, 1, 5, 10]
     assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.5, 2.25]
     assert axes.lines[0].get_drawstyle() == "steps-pre"  # never less than was spent, also between evaluations
@@ -152,7 +150,7 @@ def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> None:
-    path = figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
+    path = figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
     before = path.read_bytes()
 
     class Broken(Figure):
@@ -177,14 +175,14 @@ def test_the_same_data_gives_the_same_bytes(format: str, start: bytes, tmp_path:
 )
 def test_impossible_figures_are_refused(name: str, paper: float | None, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        figures.plot_epsilon(EPSILONS, tmp_path / name, paper=paper)
+        figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / name, paper=paper)
     assert not list(tmp_path.iterdir())
 
 
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figures.plot_epsilon(EPSILONS, tmp_path / "e.png")
+    figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
     assert plt.get_fignums() == []
 
 
@@ -268,14 +266,11 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
 
 
 def test_what_canaries_measured_is_drawn_below_what_was_spent(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_epsilon(EPSILONS, tmp_path / "a.png", measured=0.1299)
     figures.plot_rounds({"pmtl": history()}, tmp_path / "b.png", measured=0.1299)
-    for figure in drawn:
-        axes = figure.axes[-1]
-        ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
-        assert bar[:, 1].tolist() == pytest.approx([0.1299, axes.lines[0].get_ydata()[-1]])
-        assert "at least\n0.129" in [text.get_text() for text in axes.texts]
-    assert drawn[0].get_supxlabel() == figures.MEASURED
+    axes = drawn[0].axes[-1]
+    ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
+    assert bar[:, 1].tolist() == pytest.approx([0.1299, axes.lines[0].get_ydata()[-1]])
+    assert "at least\n0.129" in [text.get_text() for text in axes.texts]
 
 
 def repeated(objective: float, rounds: int = 5) -> list[dict[str, float]]:

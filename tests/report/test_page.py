@@ -213,7 +213,7 @@ def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.
 
 def test_the_command_draws_the_figures_of_a_run_for_a_paper(run: Path, tmp_path: Path) -> None:
     assert cli.main(["report", str(run), "--out", str(tmp_path), "--format", "pdf", "--width", "3.3"]) == 0
-    assert {path.stem for path in tmp_path.glob("*.pdf")} == {"privacy_utility", "accuracy", "clients", "epsilon"}
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == {"privacy_utility", "accuracy", "clients"}
     assert r"\toprule" in (tmp_path / "table.tex").read_text()
 
 

@@ -275,7 +275,7 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
 def test_nothing_else_is_public(finished):
     folder, found = finished
     assert sorted(file.name for file in (folder / "public").iterdir()) == [
-        "epsilon.png", "manifest.json", "model.safetensors", "privacy.json", "search.json",
+        "manifest.json", "model.safetensors", "privacy.json", "search.json",
     ]  # fmt: skip
     assert json.loads((folder / "public/search.json").read_text()) == {"chosen": found.chosen, "score": found.score}
     public = (folder / "public/privacy.json").read_text() + (folder / "public/search.json").read_text()

@@ -20,7 +20,7 @@ from tests.conftest import quick_figures
 
 from .settings import DATA, SOLVER, trainer
 
-PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png", "manifest.json"}
+PUBLIC = {"model.safetensors", "privacy.json", "manifest.json"}
 PRIVATE = {
     "checkpoint.safetensors",
     "ledger.jsonl",
@@ -54,7 +54,6 @@ def test_layout(finished):
     folder, _ = finished
     expected = {f"public/{name}" for name in PUBLIC} | {f"private/{name}" for name in PRIVATE}
     drawn = {
-        "public/epsilon.png",
         "public/manifest.json",
         "private/manifest.json",
         *(f"private/{n}" for n in ("result.json", "clients.csv", "accuracy.png", "clients.png")),
