@@ -49,9 +49,9 @@ def test_runs_are_the_slow_loop(loss: str, lam: float | str) -> None:
 @pytest.mark.parametrize("replicates", [1, 4])
 def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
     problem = agents(counts=(3, 4, 2, 6) * 5)
-    for seed, density in enumerate((0.05, 0.15, 0.3, 1.0)):
+    for seed, density in enumerate((0.05, 0.3, 1.0)):
         algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(20, seed, density), mu=0.5)
-        clients = schedule(replicates, 120, seed, count=20)
+        clients = schedule(replicates, 80, seed, count=20)
         whole, _ = run(algorithm, problem, clients, NOISED)
         for pieces in (1, 7):
             cut, _ = run(algorithm, problem, clients, NOISED, pieces=pieces)

@@ -164,20 +164,6 @@ def dense_precision(models, jitter):
     return np.linalg.inv(n * root / np.trace(root) + jitter * np.eye(n))
 
 
-@pytest.mark.parametrize("shape", [(2, 7, 3), (2, 3, 7)])
-def test_relations_of_tasks_are_those_of_dense_matrices(shape):
-    models = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    settings = DPMTRL(lam1=0.1, lam2=0.1, radius=1.0, jitter=0.2)
-    diagonal, applied = settings.precision(models)
-    for r in range(2):
-        p = dense_precision(models[r].numpy(), 0.2)
-        np.testing.assert_allclose(diagonal[r], np.diag(p), rtol=1e-6)  # a square root of rounding
-        np.testing.assert_allclose(applied[r], p @ models[r].numpy(), rtol=1e-6, atol=1e-7)
-    diagonal, applied = settings.precision(torch.zeros(shape, dtype=torch.float64))
-    assert diagonal.numpy() == pytest.approx(1 / 1.2)
-    assert (applied == 0).all()
-
-
 def test_without_noise_relationship_learning_ends_at_a_stationary_point():
     data = tasks(counts=(9, 5, 14, 6, 11))
     settings = DPMTRL(lam1=0.1, lam2=0.02, radius=50.0, iterations=400, target=50.0)

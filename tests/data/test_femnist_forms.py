@@ -15,7 +15,6 @@ from PIL import Image
 
 from fedmtl.data import FederatedDataset, read_femnist
 from fedmtl.errors import DataError
-from tests.test_cli import command
 
 from .rows import rows_of
 
@@ -217,12 +216,3 @@ def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'):
         read_femnist(file)
-
-
-def test_the_command_reads_each_form(tmp_path):
-    rows = writers(dict.fromkeys("abcdefgh", 4))
-    for file in (write_parquet(tmp_path / "x.parquet", rows), write_h5(tmp_path / "x.h5", rows)):
-        words = ("experiment=pmtl_femnist", f"data.root={file.name}", "rounds=1", "schedule.cohort=4", "baselines=[]")
-        done = command(*words, f"hydra.run.dir=run-{file.suffix[1:]}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "pmtl on femnist: 8 clients, 1 round" in done.stdout

@@ -6,7 +6,6 @@ import scipy.stats
 import torch
 
 from fedmtl.data import load_data, load_synthetic_tasks, make_synthetic_tasks
-from fedmtl.data.synthetic.tasks import keyed_normal, true_weights
 from fedmtl.errors import ConfigError
 
 ALPHA = 1e-6
@@ -102,15 +101,6 @@ def test_clusters_of_tasks():
     assert scipy.stats.kstest(centres.ravel(), "norm").pvalue > ALPHA
 
 
-def test_the_shared_directions_are_uniform():
-    """A fixed coordinate of the first direction, over seeds: also a coordinate of a uniform point of the sphere."""
-    found = []
-    for seed in range(400):
-        weights = true_weights(torch.tensor([1]), 4, "low_rank", 1, seed)
-        found.append(float(weights[0, 0] / weights.norm()))
-    assert scipy.stats.kstest((1 + np.array(found)) / 2, scipy.stats.beta(1.5, 1.5).cdf).pvalue > ALPHA
-
-
 def test_a_task_does_not_depend_on_how_many_there_are():
     few = make_synthetic_tasks(3, train_examples=4, test_examples=2, seed=9, deviation=0.3)
     many = make_synthetic_tasks(30, train_examples=9, test_examples=5, seed=9, deviation=0.3)
@@ -131,14 +121,6 @@ def test_tasks_by_name():
     assert data.fingerprint() == make_synthetic_tasks(4, seed=2).data.fingerprint()
     assert data.ids == ("task-0", "task-1", "task-2", "task-3")
     assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == ((28,), 2, (), torch.float32)
-
-
-def test_normal_numbers_by_inversion():
-    keys = torch.tensor([3, -8])
-    values = keyed_normal(1, "p", keys, 0, 20000).numpy()
-    for row in values:
-        assert scipy.stats.kstest(row, "norm").pvalue > ALPHA
-    assert abs(np.corrcoef(values)[0, 1]) < 5 / 20000**0.5
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
     np.testing.assert_allclose(state.public["h"].numpy(), own.mean(0), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("privacy", ["client", "record", "none"])
+@pytest.mark.parametrize("privacy", ["record", "none"])
 def test_the_command_runs_it(privacy: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=[]", "progress=false", "hydra.run.dir=run"]
     given = ["--config-dir", "mine", "--trust", "my_feddyn", "algorithm=my_feddyn", f"privacy={privacy}", *words]

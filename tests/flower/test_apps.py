@@ -174,7 +174,7 @@ def broken(kind: str, client: str, number: int, content: RecordDict) -> RecordDi
     return RecordDict({"rows": ArrayRecord({key: Array(np.ascontiguousarray(one)) for key, one in wrong.items()})})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KEEPING)
 def test_replies_that_are_lost_or_broken_count_as_zeros_and_leave_no_trace(name: str, tmp_path: Path) -> None:
     """Some messages never arrive, some replies are lost when the client has trained, some are no rows."""
 
