@@ -466,6 +466,35 @@ def test_a_sweeper_of_a_plugin_has_the_scores(tmp_path: Path) -> None:
     assert len(scores) == 2
 
 
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "algorithm.mu=choice(0.5,2)"]),
+        (
+            "hydra_optuna_sweeper",
+            [
+                "hydra/sweeper=optuna",
+                "hydra.sweeper.n_trials=2",
+                "hydra.sweeper.n_jobs=1",
+                "algorithm.mu=interval(1,2)",
+            ],
+        ),
+    ],
+)
+def test_launchers_and_sweepers_of_hydra_where_they_are_installed(
+    plugin: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(pytest.importorskip(f"hydra_plugins.{plugin}").__file__).parents[2]
+    single = ["-m", *TINY, "finetune=none", "baselines=[]", "algorithm=fedprox", "hydra.sweep.dir=sweep"]
+    done = process(*single, *words, cwd=tmp_path, path=path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("sweep/*/private/result.json"))) == 2
+    (tmp_path / "sweep/1/private/result.json").unlink()
+    assert cli.main(["resume", str(tmp_path / "sweep")]) == 0
+    assert "[2/2] algorithm.mu=" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("sweep/*/private/result.json"))) == 2
+
+
 # --- runs
 
 
