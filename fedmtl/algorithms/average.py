@@ -112,8 +112,8 @@ class Average(Personalization):
         ...     finetune=Average(),
         ...     progress=False,
         ... )
-        >>> sorted(trainer.fit().finetuned.by_client)
-        ['finetuned', 'personal', 'shared']
+        >>> list(trainer.fit().scores)
+        ['shared', 'personal', 'finetuned']
     """
 
     alone: Rate | None = None
