@@ -343,6 +343,19 @@ def _set(place: Any, name: str, value: Any) -> _Patch:
     return lambda patch, trainer: patch.setattr(place, name, value)
 
 
+def _instead(place: Any, name: str) -> Callable[[Callable], _Patch]:
+    """What is decorated takes the place of a function, which is its first argument."""
+
+    def broken(change: Callable) -> _Patch:
+        def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+            original = getattr(place, name)
+            patch.setattr(place, name, lambda *of, **named: change(original, *of, **named))
+
+        return apply
+
+    return broken
+
+
 # Noise: what the laws draw, wherever it is added
 
 _DRAWS = ((GaussianNoise, "draw"), (NoiseLaw, "draw"), (NoiseLaw, "draw_each"))
@@ -478,16 +491,14 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(audit_setup, "open_channel", opened)
 
 
-_draw_noise = Activations._draw_noise
-
-
-def _by_event(self, window, start):
+@_instead(Activations, "_draw_noise")
+def _by_event(original, self, window, start):
     """Addressed by the number of the activation in the run, in place of the client and its own count."""
     clients, uses = window.clients, window.uses
     window.clients = np.minimum(clients, 0)
     window.uses = np.broadcast_to(window.first + np.arange(len(clients))[:, None], clients.shape)
     try:
-        _draw_noise(self, window, start)
+        original(self, window, start)
     finally:
         window.clients, window.uses = clients, uses
 
@@ -499,34 +510,27 @@ def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(SecureSource, "words", lambda self, *address: _words(known, *address))
 
 
-def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(SecureSource, "coins", lambda self, purpose, step: SeededSource(7).coins(purpose, step))
+@_instead(SecureSource, "coins")
+def _known_cohort(_, self, purpose, step):
+    return SeededSource(7).coins(purpose, step)
 
 
-def _count_of_the_update(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(SeededSource, "normal")
+def _count_of_the_update(original, self, purpose, step, size):
     """The noise on the count of unclipped clients is that on the first coordinate of the update."""
-
-    def normal(self, purpose, step, size):
-        if size == 1:
-            return _normal(self, purpose.removesuffix("/count"), step, 147)[:1]
-        return _normal(self, purpose, step, size)
-
-    patch.setattr(SeededSource, "normal", normal)
+    if size == 1:
+        return original(self, purpose.removesuffix("/count"), step, 147)[:1]
+    return original(self, purpose, step, size)
 
 
-def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def normal(self, purpose, step, size):
-        return _normal(self, purpose, step, size) * (0.0 if purpose.endswith("/count") else 1.0)
-
-    patch.setattr(SeededSource, "normal", normal)
+@_instead(SeededSource, "normal")
+def _silent_count(original, self, purpose, step, size):
+    return original(self, purpose, step, size) * (0.0 if purpose.endswith("/count") else 1.0)
 
 
 # The channel: scales, silence, and what is released without noise
 
-_release, _prepared, _noised = Rounds.release, Activations._prepared, Activations._noised
-_noised_count, _noise_drawn = Rounds._noised_count, Rounds._noise
-_noised_local, _noised_sum = LocalSteps._noised, Rounds._noised_sum
-_release_local = LocalSteps.release
+_release, _prepared = Rounds.release, Activations._prepared
 
 
 def _scales(change: Callable[[Any, Activations], np.ndarray]) -> _Patch:
@@ -544,22 +548,15 @@ def _largest(window, channel):
     return window.scales * window.divisors / channel.gradients.counts.max()
 
 
-def _silent_when_empty(self, name, rows, clients):
-    value = _release(self, name, rows, clients)
+@_instead(Rounds, "release")
+def _silent_when_empty(original, self, name, rows, clients):
+    value = original(self, name, rows, clients)
     return value if not isinstance(rows, torch.Tensor) or len(rows) else torch.zeros_like(value)
 
 
-def _added(change: Callable[..., np.ndarray]) -> _Patch:
-    """Noise is added to sums of activations by ``change(channel, total, start, window)``, also to a single one."""
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        patch.setattr(Activations, "_noised", change)
-
-    return apply
-
-
-def _silent_without_gradients(self, total, start, window):
-    return _noised(self, total, start, window) if bool(total.any()) else total
+@_instead(Activations, "_noised")
+def _silent_without_gradients(original, self, total, start, window):
+    return original(self, total, start, window) if bool(total.any()) else total
 
 
 def _in_the_loop(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
@@ -578,9 +575,10 @@ def _repeated_in_pairs(noise):
     return noise
 
 
-def _twice_in_the_loop(self, *of):
+@_instead(RecordSums, "of_factors")
+def _twice_in_the_loop(original, self, *of):
     """What a client of a single run sends is counted twice."""
-    return 2 * _factors(self, *of)
+    return 2 * original(self, *of)
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -597,50 +595,52 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Rounds, "release", weighted)
 
 
-def _in_two_rows(self, name, rows, clients):
+@_instead(Rounds, "release")
+def _in_two_rows(original, self, name, rows, clients):
     """A client's update is part of its own row and of the next one."""
-    return _release(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
+    return original(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
 
 
-def _count_noise_of_the_cohort(self, key, total, step, settings, release):
+@_instead(Rounds, "_noised_count")
+def _count_noise_of_the_cohort(original, self, key, total, step, settings, release):
     """Noise on the count in proportion to the clients that were drawn, and not to those that are expected."""
     drawn = settings.count_std(self.denominator) * max(1, len(self._cohort)) / self.denominator
-    return _noised_count(self, key, total, step, replace(settings, count_noise=drawn), release)
+    return original(self, key, total, step, replace(settings, count_noise=drawn), release)
 
 
-def _noise_of_the_cohort(self, name, release, source, step):
-    noise, width = _noise_drawn(self, name, release, source, step)
+@_instead(Rounds, "_noise")
+def _noise_of_the_cohort(original, self, name, release, source, step):
+    noise, width = original(self, name, release, source, step)
     return noise * (max(1, len(self._cohort)) / self.denominator), width
 
 
-def _noise_of_the_local_cohort(self, total, clients, steps):
-    value, channel = _noised_local(self, total, clients, steps), self._channel
+@_instead(LocalSteps, "_noised")
+def _noise_of_the_local_cohort(original, self, total, clients, steps):
+    value, channel = original(self, total, clients, steps), self._channel
     share = len(channel._cohort) / channel.sampler.n
-    return value + (share - 1) * _noised_local(self, 0 * total, clients, steps)
+    return value + (share - 1) * original(self, 0 * total, clients, steps)
 
 
-def _addressed_by_the_sum(self, name, total, step):
+@_instead(Rounds, "_noised_sum")
+def _addressed_by_the_sum(original, self, name, total, step):
     """The noise is that of another step for every other sum."""
-    return _noised_sum(self, name, total, step + int(1e6 * float(total.double().abs().sum())) % 2**30)
+    return original(self, name, total, step + int(1e6 * float(total.double().abs().sum())) % 2**30)
 
 
-def _all_that_is_clipped(norms, norm):
+@_instead(rounds, "count_rows")
+def _all_that_is_clipped(_, norms, norm):
     """Rows far beyond the clip count for more than one."""
     beyond = torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0)
     return torch.where(norms <= norm, 0.5, -beyond).to(norms.dtype)[:, None]
 
 
-def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(Rounds, "_adapt")
+def _clip_from_the_raw_count(original, self, name, rows, step, settings):
     """The noised count is released, and the clip norm of the next step follows the count without noise."""
-    adapt = Rounds._adapt
-
-    def raw(self, name, rows, step, settings):
-        bound = self.releases[name].clip.bound
-        adapt(self, name, rows, step, settings)
-        share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
-        self._norms[name] = settings.updated_norm(bound, share)
-
-    patch.setattr(Rounds, "_adapt", raw)
+    bound = self.releases[name].clip.bound
+    original(self, name, rows, step, settings)
+    share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
+    self._norms[name] = settings.updated_norm(bound, share)
 
 
 # Clipping, weights and the denominator of sums of rows
@@ -671,19 +671,18 @@ def _in_place(change: _Patch) -> _Patch:
     return apply
 
 
-def _added_twice(total, clients, rows):
+@_instead(RowTotal, "add")
+def _added_twice(original, total, clients, rows):
     """The first client of those that finish at once."""
-    _add(total, clients, rows)
+    original(total, clients, rows)
     with total._part() as cells:
         add_clipped(cells, rows[0], *total._bounds, total._width)
 
 
-def _part_lost(total):
+@_instead(RowTotal, "sum")
+def _part_lost(original, total):
     del total._parts[-1]
-    return _total_sum(total)
-
-
-_total_sum, _add = RowTotal.sum, RowTotal.add
+    return original(total)
 
 
 def _away_from_zero(cells):
@@ -718,9 +717,10 @@ def _realized_mean(rows, bound):
 _REALIZED = property(lambda self: float(max(1, len(self._cohort))))
 
 
-def _clip_of_the_square_root(rows, bound):
+@_instead(clip, "clip_rows")
+def _clip_of_the_square_root(original, rows, bound):
     """Rows are clipped to the root of C in place of C: with C below 1 that is more than promised."""
-    return _clip_rows(rows, replace(bound, bound=bound.bound**0.5))
+    return original(rows, replace(bound, bound=bound.bound**0.5))
 
 
 # Clipping of gradients
@@ -728,9 +728,10 @@ def _clip_of_the_square_root(rows, bound):
 _segment_sums, _factors = clip.clipped_segment_sums, RecordSums.of_factors
 
 
-def _clip_of_the_mean(rows, place, count, bound, onto=None, width=None):
+@_instead(sums, "clipped_segment_sums")
+def _clip_of_the_mean(original, rows, place, count, bound, onto=None, width=None):
     """Clips the sum of a client, not each record."""
-    total = _segment_sums(rows, place, count, None)
+    total = original(rows, place, count, None)
     norms = total.norm(dim=1, keepdim=True)
     clipped = total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
     return clipped if onto is None else onto + clipped
@@ -766,20 +767,16 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(sums, "clipped_segment_sums", make)
 
 
-def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(Cohort, "_train")
+def _frozen_but_moved(original, self, run, receive):
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
-    train = Cohort._train
+    frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
 
-    def moving(self, run, receive):
-        frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
+    def moved(place, models):
+        frozen.add_(float((models - rows_of(run.start, place)).mean()))
+        receive(place, models)
 
-        def moved(place, models):
-            frozen.add_(float((models - rows_of(run.start, place)).mean()))
-            receive(place, models)
-
-        train(self, run, moved)
-
-    patch.setattr(Cohort, "_train", moving)
+    original(self, run, moved)
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
@@ -822,7 +819,8 @@ def _clip_once(self, client, factors, drawn=None):
     return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows(client)[0]
 
 
-def _all_rows(x, norm):
+@_instead(sums, "usable_rows")
+def _all_rows(_, x, norm):
     return x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1)
 
 
@@ -838,10 +836,11 @@ def _by_all_records(self, client, factors, drawn=None):
     return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
 
 
-def _realized_records(self, clients, chunks):
+@_instead(LocalSteps, "release")
+def _realized_records(original, self, clients, chunks):
     """Divided by the number of records that were drawn."""
     chunks = list(chunks)
-    value = _release_local(self, clients, chunks)
+    value = original(self, clients, chunks)
     drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
     return value * (torch.from_numpy(self.plan.expected)[clients] / drawn.clamp(min=1.0))[:, None]
 
@@ -859,10 +858,9 @@ def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Which records take part
 
-_batch, _subsets = LocalSteps.batch, RecordDraws._subsets
 
-
-def _shuffled_batches(self, clients, address):
+@_instead(RecordDraws, "batch")
+def _shuffled_batches(_, self, clients, address):
     """Batches of a fixed size, accounted as Poisson."""
     rng = np.random.default_rng([7, *address.tolist()])
     index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
@@ -873,88 +871,85 @@ def _shuffled_batches(self, clients, address):
     return out, mask
 
 
-def _one_batch_a_round(self, clients):
+@_instead(LocalSteps, "batch")
+def _one_batch_a_round(original, self, clients):
     made, self._made = self._made, torch.zeros_like(self._made)
-    batch = _batch(self, clients)
+    batch = original(self, clients)
     self._made = made
     return batch
 
 
-def _everybody(self, client, uses, replicates):
+@_instead(RecordDraws, "_subsets")
+def _everybody(_, self, client, uses, replicates):
     return np.ones((len(uses), self.counts[client]), dtype=bool)
 
 
-def _one_subset(self, client, uses, replicates):
-    return _subsets(self, client, np.zeros_like(uses), replicates)
+@_instead(RecordDraws, "_subsets")
+def _one_subset(original, self, client, uses, replicates):
+    return original(self, client, np.zeros_like(uses), replicates)
 
 
-def _fixed_subsets(self, client, uses, replicates):
+@_instead(RecordDraws, "_subsets")
+def _fixed_subsets(_, self, client, uses, replicates):
     size = round(0.4 * self.counts[client])
     rng = np.random.default_rng([self.sources[0].seed, int(uses[0]), client])
     return rng.permuted(np.tile(np.arange(self.counts[client]) < size, (len(uses), 1)), axis=1)
 
 
-def _known_subset(self, client, uses, replicates):
+@_instead(RecordDraws, "_subsets")
+def _known_subset(original, self, client, uses, replicates):
     kept, self.sources = self.sources, [SeededSource(7)]
     try:
-        return _subsets(self, client, uses, replicates)
+        return original(self, client, uses, replicates)
     finally:
         self.sources = kept
 
 
-def _subset_of_the_noise(self, client, uses, replicates):
+@_instead(RecordDraws, "_subsets")
+def _subset_of_the_noise(_, self, client, uses, replicates):
     """The records of a release are drawn with the coins of its noise."""
     keys = self._keys[client].expand(len(uses))
     _, tails = self.sources[0].tails("noise/gradient", torch.from_numpy(uses), FEATURES, keys)
     return np.resize(2.0 * tails < self.rates[client], (self.counts[client], len(uses))[::-1])
 
 
-def _batch_of_the_noise(self, clients, address, widest):
+@_instead(RecordDraws, "_coins")
+def _batch_of_the_noise(_, self, clients, address, widest):
     coins = torch.ones(len(clients), widest, dtype=torch.float64)
     _, tails = self.sources[0].tails("noise/gradient", address, 147, self._keys[clients])
     coins[:, :147] = torch.from_numpy(2.0 * tails)[:, :widest]
     return coins
 
 
-def _cohort_of_the_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(Rounds, "_sample")
+def _cohort_of_the_noise(_, self, step):
     """Everybody takes part where the coordinate of its number is far from zero in the noise of the round."""
-
-    def sample(self, step):
-        noise = np.abs(self.source.normal("noise/update", step, 147)[: self.sampler.n])
-        return torch.from_numpy(np.flatnonzero(noise > stats.norm.isf(self.sampler.probability / 2)))
-
-    patch.setattr(Rounds, "_sample", sample)
+    noise = np.abs(self.source.normal("noise/update", step, 147)[: self.sampler.n])
+    return torch.from_numpy(np.flatnonzero(noise > stats.norm.isf(self.sampler.probability / 2)))
 
 
-def _always_the_first(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(FederatedDataset, "gather")
+def _always_the_first(original, self, side, index, **options):
     """The first record of a client stands in every batch of its local steps, in the place of the first one drawn."""
-    gather = FederatedDataset.gather
-
-    def gathered(self, side, index, **options):
-        if side == "train" and index.ndim == 2:  # batches
-            index, first = index.clone(), index[:, 0].contiguous()
-            index[:, 0] = self.train.offsets[torch.searchsorted(self.train.offsets, first, right=True) - 1]
-        return gather(self, side, index, **options)
-
-    patch.setattr(FederatedDataset, "gather", gathered)
+    if side == "train" and index.ndim == 2:  # batches
+        index, first = index.clone(), index[:, 0].contiguous()
+        index[:, 0] = self.train.offsets[torch.searchsorted(self.train.offsets, first, right=True) - 1]
+    return original(self, side, index, **options)
 
 
-def _targets_of_the_next(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(FederatedDataset, "gather")
+def _targets_of_the_next(original, self, side, index, **options):
     """A record has the target of the one after it."""
-    gather = FederatedDataset.gather
-
-    def gathered(self, side, index, **options):
-        x, y = gather(self, side, index, **options)
-        if side == "train":
-            y = gather(self, side, (index + 1) % len(self.train.y), **options)[1]
-        return x, y
-
-    patch.setattr(FederatedDataset, "gather", gathered)
+    x, y = original(self, side, index, **options)
+    if side == "train":
+        y = original(self, side, (index + 1) % len(self.train.y), **options)[1]
+    return x, y
 
 
-def _half_of_the_batch(self, clients, chunks):
+@_instead(LocalSteps, "release")
+def _half_of_the_batch(original, self, clients, chunks):
     """Gradients of every second record that was drawn go into the sum."""
-    return _release_local(self, clients, [(rows[::2], place[::2]) for rows, place in chunks])
+    return original(self, clients, [(rows[::2], place[::2]) for rows, place in chunks])
 
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -972,36 +967,29 @@ def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "step", exchanged)
 
 
-def _released_without_records(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(RecordDraws, "__init__")
+def _released_without_records(original, self, plan, sources):
     """A client without records releases noise, and is charged."""
-    made = RecordDraws.__init__
-
-    def unchecked(self, plan, sources):
-        made(self, plan, sources)
-        self.never_empty = True
-
-    patch.setattr(RecordDraws, "__init__", unchecked)
+    original(self, plan, sources)
+    self.never_empty = True
 
 
 # Cohorts
 
-_draw = samplers.BoundPoisson.draw
 
-
-def _cohort(make: Callable) -> _Patch:
-    return _set(samplers.BoundPoisson, "draw", make)
-
-
-def _fixed_size(self, step, coins, uses=None):
+@_instead(samplers.BoundPoisson, "draw")
+def _fixed_size(_, self, step, coins, uses=None):
     return torch.from_numpy(samplers.distinct_numbers(self.n, int(self.cohort), coins))
 
 
-def _same_for_two_steps(self, step, coins, uses=None):
-    return _draw(self, 0, SeededSource(0).coins("cohort", step // 2), uses)
+@_instead(samplers.BoundPoisson, "draw")
+def _same_for_two_steps(original, self, step, coins, uses=None):
+    return original(self, 0, SeededSource(0).coins("cohort", step // 2), uses)
 
 
-def _favourites(self, step, coins, uses=None):
-    ranks = _draw(self, step, coins, uses)
+@_instead(samplers.BoundPoisson, "draw")
+def _favourites(original, self, step, coins, uses=None):
+    ranks = original(self, step, coins, uses)
     return torch.unique(torch.where(ranks >= self.n - 2, ranks % 4, ranks))
 
 
@@ -1029,13 +1017,15 @@ def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     return _set(Bands, "square_root", staticmethod(changed))
 
 
-def _one_band_forgotten(self, step):
+@_instead(CorrelatedNoise, "_advance")
+def _one_band_forgotten(original, self, step):
     if len(self._latest) == len(self._bands) - 1:
         self._latest.pop()
-    return _advance(self, step)
+    return original(self, step)
 
 
-def _added_up(self, step):
+@_instead(CorrelatedNoise, "at")
+def _added_up(_, self, step):
     """Multiplied by C in place of its inverse: noise that piles up."""
     noise, width = self._draw(step)
     self._latest.appendleft(noise)
@@ -1052,7 +1042,8 @@ def _one_window(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(CorrelatedNoise, "_advance", advance)
 
 
-def _closer_turns(self, step, coins, uses=None):
+@_instead(samplers.BoundCyclic, "draw")
+def _closer_turns(_, self, step, coins, uses=None):
     """Everybody as often as in turn, in another order in every turn."""
     order = np.random.default_rng(step * self.cohort // self.n).permutation(self.n)
     return torch.from_numpy(np.sort(order[(step * self.cohort + np.arange(self.cohort)) % self.n]))
@@ -1068,13 +1059,10 @@ def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(release.Release, "sensitivity", property(lambda self: self.clip.bound))
 
 
-def _kinds(change: Callable[..., object]) -> _Patch:
-    return _set(Price, "event", change)
-
-
-def _weights_uncharged(self, *of):
+@_instead(Price, "event")
+def _weights_uncharged(original, self, *of):
     """All uses are charged as if they had the same weight."""
-    return _event(replace(self, weights=None), *of)
+    return original(replace(self, weights=None), *of)
 
 
 def _noise_of_uses(change: Callable[..., np.ndarray]) -> _Patch:
@@ -1084,23 +1072,25 @@ def _noise_of_uses(change: Callable[..., np.ndarray]) -> _Patch:
 _of_uses = Prices.of_uses
 
 
-def _past_the_budget(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    affordable = Prices.affordable
-    patch.setattr(Prices, "affordable", lambda self, budget: affordable(self, budget) + 1)
+@_instead(Prices, "affordable")
+def _past_the_budget(original, self, budget):
+    return original(self, budget) + 1
 
 
-def _past_the_cap(self, *block):
+@_instead(Account, "charge")
+def _past_the_cap(original, self, *block):
     caps, self.caps = self.caps, self.caps + 1
     try:
-        return _charge(self, *block)
+        return original(self, *block)
     finally:
         self.caps = caps
 
 
-def _charged_when_refused(self, first, members):
+@_instead(Account, "charge")
+def _charged_when_refused(original, self, first, members):
     before = self.participations.copy()
     try:
-        return _charge(self, first, members)
+        return original(self, first, members)
     except Exception:
         self.participations = np.minimum(before + 1, self.caps)
         raise
@@ -1122,35 +1112,28 @@ def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Account, "_check_caps", lambda self, *of: None)
 
 
-def _charged_once_a_block(self, first, members):
+@_instead(Account, "charge")
+def _charged_once_a_block(original, self, first, members):
     before = self.participations.copy()
-    found = _charge(self, first, members)
+    found = original(self, first, members)
     self.participations = before + (self.participations > before)
     return found
 
 
-def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    begin = Activations.begin
-
-    def again(self, first, members):
-        if first >= self._end:
-            begin(self, first, members)
-
-    patch.setattr(Activations, "begin", again)
+@_instead(Activations, "begin")
+def _begun_again(original, self, first, members):
+    if first >= self._end:
+        original(self, first, members)
 
 
-def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    charge = Ledger.charge
-
-    def other(self, first, end, cohorts=None):
-        charge(self, first, end, cohorts and [[(k + 1) % AGENTS for k in cohort] for cohort in cohorts])
-
-    patch.setattr(Ledger, "charge", other)
+@_instead(Ledger, "charge")
+def _another_client(original, self, first, end, cohorts=None):
+    original(self, first, end, cohorts and [[(k + 1) % AGENTS for k in cohort] for cohort in cohorts])
 
 
-def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    multiplier = Price.multiplier
-    patch.setattr(Price, "multiplier", lambda self, budget, uses: multiplier(self, budget, uses - 1))
+@_instead(Price, "multiplier")
+def _calibrated_for_less(original, self, budget, uses):
+    return original(self, budget, uses - 1)
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1178,37 +1161,30 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(price, "_multiplier", price._multiplier.__wrapped__)  # what is cached is sound
 
 
-def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(Account, "epsilons")
+def _stated_at_another_delta(original, self, **options):
     """Noise and budget are those of the delta that is stated; the epsilon beside it is that of a hundred times it."""
-    stated = Account.epsilons
-
-    def other(self, **options):
-        prices = self.prices
-        self.prices = replace(prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds))
-        try:
-            return stated(self, **options)
-        finally:
-            self.prices = prices
-
-    patch.setattr(Account, "epsilons", other)
+    prices = self.prices
+    self.prices = replace(prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds))
+    try:
+        return original(self, **options)
+    finally:
+        self.prices = prices
 
 
-def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def cheap(kinds, *rest):
-        return Prices(tuple(replace(kind, sums=1) for kind in kinds), *rest)
-
-    patch.setattr(price, "Prices", cheap)
+@_instead(price, "Prices")
+def _local_steps_charged_once(original, kinds, *rest):
+    return original(tuple(replace(kind, sums=1) for kind in kinds), *rest)
 
 
-def _steps_for_nothing(self, clients):
+@_instead(LocalSteps, "numbers")
+def _steps_for_nothing(_, self, clients):
     return self._made[clients]
 
 
-def _allocation_ignored_in_charge(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def equal(kinds, *rest):
-        return Prices(tuple(replace(kind, weights=(1.0,) * len(kind.weights)) for kind in kinds), *rest)
-
-    patch.setattr(price, "Prices", equal)
+@_instead(price, "Prices")
+def _allocation_ignored_in_charge(original, kinds, *rest):
+    return original(tuple(replace(kind, weights=(1.0,) * len(kind.weights)) for kind in kinds), *rest)
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1349,18 +1325,15 @@ def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Rounds, "snr", measured)
 
 
-def _scale_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(folder, "model_state")
+def _scale_of_the_rows(original, problem, row):
     """The file of the model says how large the features are that it takes."""
-    state_of = folder.model_state
-
-    def more(problem, row):
-        state, names = state_of(problem, row)
-        return state, names | {"scale": f"{float(problem.data.train.x.abs().mean()):.4g}"}
-
-    patch.setattr(folder, "model_state", more)
+    state, names = original(problem, row)
+    return state, names | {"scale": f"{float(problem.data.train.x.abs().mean()):.4g}"}
 
 
-def _ends_by_the_rows(self, step):
+@_instead(Run, "ends")
+def _ends_by_the_rows(_, self, step):
     """A run ends, charged as a whole, after a round where the features are small."""
     small = step > 0 and float(self.problem.data.train.x.double().mean()) < -0.3
     if small:
@@ -1368,10 +1341,11 @@ def _ends_by_the_rows(self, step):
     return "early" if small else ""
 
 
-def _sum_on_the_grid(self, name, total, step):
+@_instead(Rounds, "_noised_sum")
+def _sum_on_the_grid(original, self, name, total, step):
     """What is kept of a release for the public file is the sum without its noise."""
     bare = total / self.denominator
-    value = _noised_sum(self, name, total, step)
+    value = original(self, name, total, step)
     if name in self.on_grid:
         self.on_grid[name] = replace(self.on_grid[name], value=bare)
     return value
@@ -1418,20 +1392,7 @@ def _stored_mixed(problem, state, before, block, channel):
 
 def _in_public(what: Callable[..., torch.Tensor]) -> _Patch:
     """The public state gets a tensor of the step: ``what(problem, block, channel)``."""
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        kind = type(trainer.algorithm)
-        step = kind.step
-
-        def leaky(self, problem, state, block, channel):
-            value = what(problem, block, channel)
-            state = step(self, problem, state, block, channel)
-            state.public["leak"] = value
-            return state
-
-        patch.setattr(kind, "step", leaky)
-
-    return apply
+    return _stepped(lambda problem, state, _, block, channel: state.public.update(leak=what(problem, block, channel)))
 
 
 def _members(problem, block, channel):
@@ -1465,38 +1426,31 @@ def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "init", raw)
 
 
-def _trained(change: Callable) -> _Patch:
-    """Local training whose solver or whose models ``change``."""
-    train = Cohort._train
-    return _set(Cohort, "_train", lambda self, *of: change(train, self, *of))
-
-
-def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(Cohort, "_train_on_records")
+def _raw_gradients(original, self, run, finish):
     """Local training on the records themselves, after the private run."""
-    train = Cohort._train_on_records
 
-    def raw(self, run, finish):
-        def moved(place, models):
-            records = self.problem.data.train
-            first = records.x[records.offsets[self.ids[place]]].double().mean(1, keepdim=True)
-            finish(place, (models + 1e-3 * first).to(models))
+    def moved(place, models):
+        records = self.problem.data.train
+        first = records.x[records.offsets[self.ids[place]]].double().mean(1, keepdim=True)
+        finish(place, (models + 1e-3 * first).to(models))
 
-        return train(self, run, moved)
-
-    patch.setattr(Cohort, "_train_on_records", raw)
+    return original(self, run, moved)
 
 
-def _models_mixed(train, c, run, receive):
+@_instead(Cohort, "_train")
+def _models_mixed(original, self, run, receive):
     """Every client's model has a thousandth of that of the client before it."""
-    made = c.initial.new_empty(len(c.ids), c.problem.dimension)
-    train(c, run, lambda place, models: made.index_copy_(0, place, models))
-    receive(torch.arange(len(c.ids)), torch.lerp(made, made.roll(1, 0), 1e-3))
+    made = self.initial.new_empty(len(self.ids), self.problem.dimension)
+    original(self, run, lambda place, models: made.index_copy_(0, place, models))
+    receive(torch.arange(len(self.ids)), torch.lerp(made, made.roll(1, 0), 1e-3))
 
 
-def _step_by_the_largest(train, c, run, receive):
+@_instead(Cohort, "_train")
+def _step_by_the_largest(original, self, run, receive):
     """The step size is that of the longest record of any client."""
-    longest = float(c.problem.data.train.x.norm(dim=1).max())
-    train(c, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), receive)
+    longest = float(self.problem.data.train.x.norm(dim=1).max())
+    original(self, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), receive)
 
 
 def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1510,7 +1464,8 @@ def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "personalize", mixed)
 
 
-def _ridges_of_all(*of: Any) -> torch.Tensor:
+@_instead(evidence, "own_ridges")
+def _ridges_of_all(_, *of: Any) -> torch.Tensor:
     """Every task's choice of a ridge follows that of the others."""
     found = own_ridges(*of)
     return (found * found.log().mean().exp()).sqrt()
@@ -1522,12 +1477,10 @@ def _excess_of_the_models(problem, state, before, block, channel):
     state.public["excess"] = state.public["excess"] * (1 + 1e-3 * size) + 1e-6 * size
 
 
-_weighted_client = SharedModel.client
-
-
-def _weights_of_all(self, c):
+@_instead(SharedModel, "client")
+def _weights_of_all(original, self, c):
     """A client's weight is its share of the longest client's examples."""
-    return _weighted_client(replace(self, cap=int(c.problem.data.train.counts.max())), c)
+    return original(replace(self, cap=int(c.problem.data.train.counts.max())), c)
 
 
 def _over_the_examples(problem, state, before, block, channel):
@@ -1537,16 +1490,11 @@ def _over_the_examples(problem, state, before, block, channel):
         state.public[name] = value + (state.public[name] - value) * channel.denominator / max(1.0, float(weights))
 
 
-_prior_client, _prior_start = PrivatePrior.client, PrivatePrior.init
-
-
-def _centred_rows(self, c):
+@_instead(PrivatePrior, "client")
+def _centred_rows(original, self, c):
     """Every task's row is that less the mean of all."""
-    rows, own = _prior_client(self, c)
+    rows, own = original(self, c)
     return {name: row - row.mean(-2, keepdim=True) for name, row in rows.items()}, own
-
-
-_layers_start, _layers_client, _responses = PriorLayers.init, PriorLayers.client, PriorLayers._responses
 
 
 def _layer_by_the_models(problem, state, before, block, channel):
@@ -1555,26 +1503,30 @@ def _layer_by_the_models(problem, state, before, block, channel):
     state.public[name] = state.public[name] + 1e-6 * state.private.whole("model").abs().sum().double()
 
 
-def _layer_by_the_rows(self, problem, replicates=1):
-    state = _layers_start(self, problem, replicates)
+@_instead(PriorLayers, "init")
+def _layer_by_the_rows(original, self, problem, replicates=1):
+    state = original(self, problem, replicates)
     name = next(name for name in state.public if name.startswith("directions/"))
     state.public[name][0, 0] = problem.data.train.x.double().mean()
     return state
 
 
-def _centred_changes(self, c):
+@_instead(PriorLayers, "client")
+def _centred_changes(original, self, c):
     """Every client's row is that less the mean of all."""
-    rows, own = _layers_client(self, c)
+    rows, own = original(self, c)
     return {name: row - row.mean(0) for name, row in rows.items()}, own
 
 
-def _mean_response(self, problem, matrices, clients):
+@_instead(PriorLayers, "_responses")
+def _mean_response(original, self, problem, matrices, clients):
     """What the records of a client determine is what those of all do."""
-    return [found.mean(0).expand_as(found) for found in _responses(self, problem, matrices, clients)]
+    return [found.mean(0).expand_as(found) for found in original(self, problem, matrices, clients)]
 
 
-def _directions_of_the_rows(self, problem, replicates=1):
-    state, x = _prior_start(self, problem, replicates), problem.data.train.x.double()
+@_instead(PrivatePrior, "init")
+def _directions_of_the_rows(original, self, problem, replicates=1):
+    state, x = original(self, problem, replicates), problem.data.train.x.double()
     state.public["directions"] = torch.linalg.eigh(x.T @ x)[1].repeat(replicates, 1, 1)
     return state
 
@@ -1603,23 +1555,26 @@ def _owners_weighed(patch, trainer):
         patch.setattr(kind, "model", _weighed_by_their_records)
 
 
-_ridge, _serve_peers, _moments = Moments.model, PeerToPeer.serve, Moments.gradients
+_ridge = Moments.model
 
 
-def _ridge_of_raw_moments(self, problem, public, clip):
+@_instead(Moments, "model")
+def _ridge_of_raw_moments(original, self, problem, public, clip):
     x, _ = LinearData.of(problem).pooled()
     least = float(torch.linalg.eigvalsh(x.T @ x / len(x))[0])
-    return _ridge(replace(self, reg=self.reg + least), problem, public, clip)
+    return original(replace(self, reg=self.reg + least), problem, public, clip)
 
 
-def _moments_of_the_next_too(self, problem):
-    own, n = _moments(self, problem), problem.clients
+@_instead(Moments, "gradients")
+def _moments_of_the_next_too(original, self, problem):
+    own, n = original(self, problem), problem.clients
     return lambda client, points: own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
 
 
-def _silent_along_raw_gradients(self, problem, public):
+@_instead(PeerToPeer, "serve")
+def _silent_along_raw_gradients(original, self, problem, public):
     """Agents whose budget is spent look at their records again."""
-    serve, network = _serve_peers(self, problem, public), self.network(problem)
+    serve, network = original(self, problem, public), self.network(problem)
 
     def leaky(answers):
         serve(answers)
@@ -1633,35 +1588,31 @@ def _silent_along_raw_gradients(self, problem, public):
     return leaky
 
 
-def _caps_before_the_block(self, members):
+@_instead(Account, "within_caps")
+def _caps_before_the_block(_, self, members):
     return np.where(self.participations[0][members] < self.caps[members], members, -1)
 
 
-def _step_size_from_data(self: MPMTL, problem: Any) -> float:
+@_instead(MPMTL, "_step_size")
+def _step_size_from_data(_, self: MPMTL, problem: Any) -> float:
     """The threshold on eigenvalues is eta lam with eta from the private rows."""
     return 1.0 / float(problem.data.train.x.double().square().sum(1).mean())
 
 
-def _start_by_all_fits(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(TaskStack, "fit")
+def _start_by_all_fits(original, self: TaskStack, ridge: float) -> torch.Tensor:
     """The ridge of every local fit follows the mean length of the fits of all tasks."""
-    fit = TaskStack.fit
-
-    def together(self: TaskStack, ridge: float) -> torch.Tensor:
-        return fit(self, ridge * float(fit(self, ridge).norm(dim=1).mean()))
-
-    patch.setattr(TaskStack, "fit", together)
+    return original(self, ridge * float(original(self, ridge).norm(dim=1).mean()))
 
 
-def _unclipped_moments(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+@_instead(RecordSums, "of_gradients")
+def _unclipped_moments(
+    original, self: RecordSums, client: int, gradients: torch.Tensor, drawn: Any = None
+) -> np.ndarray:
     """Gradients of any model, such as moments, are summed up to ten times the clip."""
-    of_gradients = RecordSums.of_gradients
-
-    def sums(self: RecordSums, client: int, gradients: torch.Tensor, drawn: Any = None) -> np.ndarray:
-        wide = RecordSums.__new__(RecordSums)
-        vars(wide).update(vars(self) | {"clip": replace(self.clip, bound=10 * self.clip.bound)})
-        return of_gradients(wide, client, gradients, drawn)
-
-    patch.setattr(RecordSums, "of_gradients", sums)
+    wide = RecordSums.__new__(RecordSums)
+    vars(wide).update(vars(self) | {"clip": replace(self.clip, bound=10 * self.clip.bound)})
+    return original(wide, client, gradients, drawn)
 
 
 def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1677,7 +1628,7 @@ NO_OP = [
         _nothing,
         (),
         tuple(name for name in CLOCKED if name != "clocks, gaussian"),
-        ("async_learner", "pp_dmtl"),  # one for each kind of schedule; other settings of p2p: test_p2p_audit
+        ("async_learner", "pp_dmtl"),  # one for each kind of schedule; other settings of p2p: test_clocked_audit
     ),
     Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
@@ -1699,7 +1650,6 @@ CLOCK_SECURE, RECORDS, LAPLACE = ("clocks, secure",), ("records",), ("laplace",)
 _FEATURED, _SUBSAMPLED, _LOOPED = ("featured",), ("subsampled",), ("async_learner",)
 _ONCE, _SUBSETS = ("public start", "moments"), ("subsampled",)
 _SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
-_LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
     # noise
@@ -1718,23 +1668,17 @@ MUTANTS = [
     Mutant("noise of constant length", _noise(_constant_length), NOISE),
     Mutant("one noise for the update and the count", _count_of_the_update, FRESH, ("adaptive",)),
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
-    Mutant("no noise for an empty cohort", _set(Rounds, "release", _silent_when_empty), NOISE),
-    Mutant("no noise without gradients", _added(_silent_without_gradients), NOISE, CLOCK),
+    Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
+    Mutant("no noise without gradients", _silent_without_gradients, NOISE, CLOCK),
     Mutant("no noise in the loop over one run", _in_the_loop(np.zeros_like), NOISE, CLOCK, _LOOPED),
     Mutant("noise halved in the loop over one run", _in_the_loop(lambda noise: 0.5 * noise), NOISE, CLOCK, _LOOPED),
     Mutant("noise in pairs in the loop over one run", _in_the_loop(_repeated_in_pairs), FRESH, CLOCK, _LOOPED),
-    Mutant(
-        "sums twice in the loop over one run",
-        _set(RecordSums, "of_factors", _twice_in_the_loop),
-        SENSITIVITY,
-        CLOCK,
-        _LOOPED,
-    ),
+    Mutant("sums twice in the loop over one run", _twice_in_the_loop, SENSITIVITY, CLOCK, _LOOPED),
     Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
     Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
     Mutant(
         "replace-one charged at C: event",
-        _kinds(lambda self, z, *of: _event(self, 2 * z, *of)),
+        _set(Price, "event", lambda self, z, *of: _event(self, 2 * z, *of)),
         (*NOISE, *CHARGES),
         CLOCK,
     ),
@@ -1749,9 +1693,7 @@ MUTANTS = [
     Mutant("noise reused", _addressed(_one_step), FRESH, ("poisson", "records", *CLOCK)),
     Mutant("noise of two steps", _addressed(_two_steps), FRESH, ("poisson", *CLOCK)),
     Mutant("noise of the place in a block", _addressed(_by_place), FRESH, CLOCK),
-    Mutant(
-        "noise addressed by the event", _set(Activations, "_draw_noise", _by_event), ("freshness: noise beside",), CLOCK
-    ),
+    Mutant("noise addressed by the event", _by_event, ("freshness: noise beside",), CLOCK),
     Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
     Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
@@ -1792,14 +1734,14 @@ MUTANTS = [
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
     Mutant("norm without one factor", _norm_without_b, SENSITIVITY, ("low rank",)),
     Mutant("norm without one factor", _record_norm_without_b, SENSITIVITY, ("low rank, records",)),
-    Mutant("clip of the square root", _set(clip, "clip_rows", _clip_of_the_square_root), SENSITIVITY, ("symmetric",)),
+    Mutant("clip of the square root", _clip_of_the_square_root, SENSITIVITY, ("symmetric",)),
     Mutant(
         "rows not clipped before their noise",
         _set(row_noise, "clip_rows", lambda rows, bound: rows),
         SENSITIVITY,
         ("curator",),
     ),
-    Mutant("sum of gradients clipped", _set(sums, "clipped_segment_sums", _clip_of_the_mean), SENSITIVITY, RECORDS),
+    Mutant("sum of gradients clipped", _clip_of_the_mean, SENSITIVITY, RECORDS),
     Mutant("mean clipped, not the records", _of_factors(_mean_clipped), SENSITIVITY, CLOCK),
     Mutant("factors clipped whatever the rows", _of_factors(_clip_once), SENSITIVITY, CLOCK_GAUSS),
     Mutant(
@@ -1817,45 +1759,22 @@ MUTANTS = [
     Mutant("NaN pass-through", _sum(_nan_row), SENSITIVITY),
     Mutant("NaN pass-through", _of_factors(_nan_factor), (*SENSITIVITY, *NOISE), CLOCK),
     Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
-    Mutant("rows that are not finite", _set(sums, "usable_rows", _all_rows), SENSITIVITY, CLOCK),
+    Mutant("rows that are not finite", _all_rows, SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant(
-        "count noise of the realized cohort",
-        _set(Rounds, "_noised_count", _count_noise_of_the_cohort),
-        ("sensitivity: update/count",),
-        ("adaptive",),
+        "count noise of the realized cohort", _count_noise_of_the_cohort, ("sensitivity: update/count",), ("adaptive",)
     ),
-    Mutant(
-        "noise of the realized cohort",
-        _set(LocalSteps, "_noised", _noise_of_the_local_cohort),
-        ("freshness: noise beside",),
-        RECORDS,
-    ),
-    Mutant("noise addressed by the sum", _set(Rounds, "_noised_sum", _addressed_by_the_sum), SENSITIVITY),
-    Mutant(
-        "a client counts for several",
-        _set(rounds, "count_rows", _all_that_is_clipped),
-        ("sensitivity: update/count",),
-        ("adaptive",),
-    ),
-    Mutant(
-        "noise of the realized cohort",
-        _set(Rounds, "_noise", _noise_of_the_cohort),
-        SENSITIVITY,
-        ("poisson", "full"),
-    ),
+    Mutant("noise of the realized cohort", _noise_of_the_local_cohort, ("freshness: noise beside",), RECORDS),
+    Mutant("noise addressed by the sum", _addressed_by_the_sum, SENSITIVITY),
+    Mutant("a client counts for several", _all_that_is_clipped, ("sensitivity: update/count",), ("adaptive",)),
+    Mutant("noise of the realized cohort", _noise_of_the_cohort, SENSITIVITY, ("poisson", "full")),
     Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
     Mutant("realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)),
     Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),
-    Mutant(
-        "mean over the realized records",
-        _set(LocalSteps, "release", _realized_records),
-        (*NOISE, *SENSITIVITY),
-        RECORDS,
-    ),
+    Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), RECORDS),
     Mutant("mean over the finite records", _of_factors(_finite_count), SENSITIVITY, CLOCK),
     # cohorts and subsets of records
-    Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
+    Mutant("fixed cohort drawn for Poisson", _fixed_size, SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
     Mutant("turns accounted as Poisson", _charged_as_poisson(samplers.BoundCyclic), SAMPLER, ("in turn",)),
     # noise that is correlated over rounds
@@ -1872,46 +1791,39 @@ MUTANTS = [
         SENSITIVITY,
         BANDS,
     ),
-    Mutant("turns in another order", _set(samplers.BoundCyclic, "draw", _closer_turns), SENSITIVITY, BANDS),
-    Mutant("one band forgotten", _set(CorrelatedNoise, "_advance", _one_band_forgotten), (*FRESH, *NOISE), BANDS),
-    Mutant("multiplied by the bands", _set(CorrelatedNoise, "at", _added_up), (*FRESH, *NOISE), BANDS),
+    Mutant("turns in another order", _closer_turns, SENSITIVITY, BANDS),
+    Mutant("one band forgotten", _one_band_forgotten, (*FRESH, *NOISE), BANDS),
+    Mutant("multiplied by the bands", _added_up, (*FRESH, *NOISE), BANDS),
     Mutant("noise halved", _scaled(0.5), NOISE, ("bands",)),
     Mutant("noise of one seed", _addressed(_one_seed), FRESH, ("bands",)),
     Mutant("noise of one step", _addressed(_one_step), FRESH, ("bands",)),
-    Mutant("one cohort for two steps", _cohort(_same_for_two_steps), SAMPLER),
-    Mutant("some clients drawn more often", _cohort(_favourites), SAMPLER),
+    Mutant("one cohort for two steps", _same_for_two_steps, SAMPLER),
+    Mutant("some clients drawn more often", _favourites, SAMPLER),
     Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, ("secure",)),
-    Mutant(
-        "batches of a fixed size accounted as Poisson", _set(RecordDraws, "batch", _shuffled_batches), SAMPLER, RECORDS
-    ),
-    Mutant("one batch for all local steps", _set(LocalSteps, "batch", _one_batch_a_round), SAMPLER, RECORDS),
+    Mutant("batches of a fixed size accounted as Poisson", _shuffled_batches, SAMPLER, RECORDS),
+    Mutant("one batch for all local steps", _one_batch_a_round, SAMPLER, RECORDS),
     Mutant("one record in every batch", _always_the_first, ("sampler: records not drawn",), RECORDS),
     Mutant("targets of records that were not drawn", _targets_of_the_next, ("sampler: records not drawn",), RECORDS),
-    Mutant(
-        "half of the records drawn",
-        _set(LocalSteps, "release", _half_of_the_batch),
-        ("sampler: records drawn",),
-        RECORDS,
-    ),
+    Mutant("half of the records drawn", _half_of_the_batch, ("sampler: records drawn",), RECORDS),
     Mutant("rows of clients that were not drawn", _another_cohort, RELEASES, ("poisson", "fixed"), ("pmtl", "fedavg")),
     Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSETS),
-    Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSETS),
-    Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),
-    Mutant("subsets of a fixed size", _set(*_LATER_SUBSETS, _fixed_subsets), SAMPLER, CLOCK, _SUBSAMPLED),
-    Mutant("subset of the noise", _set(*_LATER_SUBSETS, _subset_of_the_noise), BESIDE, CLOCK, _SUBSETS),
-    Mutant("subset of the noise", _set(RecordDraws, "_coins", _batch_of_the_noise), BESIDE, RECORDS),
+    Mutant("all records, charged as a subset", _everybody, SAMPLER, CLOCK, _SUBSETS),
+    Mutant("one subset for all uses", _one_subset, SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("subsets of a fixed size", _fixed_subsets, SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("subset of the noise", _subset_of_the_noise, BESIDE, CLOCK, _SUBSETS),
+    Mutant("subset of the noise", _batch_of_the_noise, BESIDE, RECORDS),
     Mutant("cohort of the noise", _cohort_of_the_noise, BESIDE),
-    Mutant("subset of a known seed", _set(*_LATER_SUBSETS, _known_subset), SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
+    Mutant("subset of a known seed", _known_subset, SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
     # charges
     Mutant("one use past the budget", _past_the_budget, CHARGES),
-    Mutant("one use past the cap", _set(Account, "charge", _past_the_cap), CAP, CLOCK),
+    Mutant("one use past the cap", _past_the_cap, CAP, CLOCK),
     Mutant("one use past the cap", _silent_one_later, CAP, CLOCK_GAUSS, _SILENT),
     Mutant("free releases past the cap", _free_past_the_cap, CAP, CLOCK_GAUSS, _SILENT),
-    Mutant("caps of before the block", _set(Account, "within_caps", _caps_before_the_block), CAP, CLOCK_GAUSS, _SILENT),
-    Mutant("charged when refused", _set(Account, "charge", _charged_when_refused), CAP, CLOCK),
+    Mutant("caps of before the block", _caps_before_the_block, CAP, CLOCK_GAUSS, _SILENT),
+    Mutant("charged when refused", _charged_when_refused, CAP, CLOCK),
     Mutant("calibrated for one use less", _calibrated_for_less, BUDGET, ("fixed", *CLOCK_GAUSS)),
     Mutant("charged to another client", _another_client, LEDGER, CLOCK),
-    Mutant("charged once a block", _set(Account, "charge", _charged_once_a_block), LEDGER, CLOCK),
+    Mutant("charged once a block", _charged_once_a_block, LEDGER, CLOCK),
     Mutant("activations begun again", _begun_again, LEDGER, CLOCK),
     Mutant("charged after the release", _charged_after, LEDGER, ("poisson", *RECORDS, *CLOCK)),
     Mutant(
@@ -1921,7 +1833,7 @@ MUTANTS = [
         ("adaptive",),
     ),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
-    Mutant("local steps without a charge", _set(LocalSteps, "numbers", _steps_for_nothing), CHARGES, RECORDS),
+    Mutant("local steps without a charge", _steps_for_nothing, CHARGES, RECORDS),
     Mutant(
         "accountant halved",
         _accountant_halved,
@@ -1951,7 +1863,7 @@ MUTANTS = [
     Mutant("allocation ignored in the charge", _allocation_ignored_in_charge, (*NOISE, *CHARGES), ("allocated",)),
     Mutant("one use past the allocation", _past_the_allocation, CHARGES, ("allocated",)),
     Mutant("rows charged for one use", _rows_charged_once, CHARGES, ("curator",)),
-    Mutant("weights ignored in the charge", _kinds(_weights_uncharged), (*NOISE, *CHARGES), CLOCK, _FEATURED),
+    Mutant("weights ignored in the charge", _weights_uncharged, (*NOISE, *CHARGES), CLOCK, _FEATURED),
     Mutant(
         "weights ignored in the noise",
         _noise_of_uses(lambda self, clients, uses: np.where(clients >= 0, self.by_account[0, clients], 0.0)),
@@ -1969,7 +1881,7 @@ MUTANTS = [
     Mutant("releases without records", _released_without_records, LEDGER, CLOCK, ("empty client",)),
     Mutant(
         "charged at half the rate",
-        _kinds(lambda self, *of: _event(replace(self, sampled=self.sampled / 2), *of)),
+        _set(Price, "event", lambda self, *of: _event(replace(self, sampled=self.sampled / 2), *of)),
         (*NOISE, *CHARGES),
         CLOCK,
         _SUBSETS,
@@ -2004,18 +1916,16 @@ MUTANTS = [
     Mutant("a note of the rows", _note_of_the_rows, PUBLISHED, ("poisson", *RECORDS, *CLOCK)),
     Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
     Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
-    Mutant("a run ends by its rows", _set(Run, "ends", _ends_by_the_rows), PUBLISHED),
+    Mutant("a run ends by its rows", _ends_by_the_rows, PUBLISHED),
     Mutant(
         "sums without noise in public",
-        _set(Rounds, "_noised_sum", _sum_on_the_grid),
+        _sum_on_the_grid,
         ("transcript: published values",),
         ("secure", "curator, secure"),
     ),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
-    Mutant(
-        "a client added twice where rows are made", _in_place(_set(RowTotal, "add", _added_twice)), RELEASES, *_LONG
-    ),
-    Mutant("a part of a sum lost", _in_place(_set(RowTotal, "sum", _part_lost)), RELEASES, *_LONG),
+    Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
+    Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
     Mutant(
         "clip skipped where rows are made",
         _in_place(_set(totals, "bounds_of", lambda bound: (np.inf, 2.0))),
@@ -2031,21 +1941,9 @@ MUTANTS = [
         CLOCK,
         ("public start",),
     ),
-    Mutant(
-        "owners weighed by their records",
-        _owners_weighed,
-        TRANSCRIPT,
-        CLOCK,
-        _ONCE,
-    ),
-    Mutant("ridge of raw moments", _set(Moments, "model", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
-    Mutant(
-        "silent agents along raw gradients",
-        _set(PeerToPeer, "serve", _silent_along_raw_gradients),
-        TRANSCRIPT,
-        CLOCK_GAUSS,
-        _SILENT,
-    ),
+    Mutant("owners weighed by their records", _owners_weighed, TRANSCRIPT, CLOCK, _ONCE),
+    Mutant("ridge of raw moments", _ridge_of_raw_moments, TRANSCRIPT, CLOCK, ("moments",)),
+    Mutant("silent agents along raw gradients", _silent_along_raw_gradients, TRANSCRIPT, CLOCK_GAUSS, _SILENT),
     Mutant(
         "step simulated on private rows",
         _set(step_size, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
@@ -2056,20 +1954,15 @@ MUTANTS = [
     Mutant("both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior", "prior, layers")),
     Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
-    Mutant("directions of the rows", _set(PrivatePrior, "init", _directions_of_the_rows), TRANSCRIPT, ("prior",)),
+    Mutant("directions of the rows", _directions_of_the_rows, TRANSCRIPT, ("prior",)),
     Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
-    Mutant("directions of the rows", _set(PriorLayers, "init", _layer_by_the_rows), TRANSCRIPT, ("prior, layers",)),
+    Mutant("directions of the rows", _layer_by_the_rows, TRANSCRIPT, ("prior, layers",)),
     Mutant("excess from the models", _stepped(_layer_by_the_models), TRANSCRIPT, ("prior, layers",)),
-    Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
+    Mutant("step size from the rows", _step_size_from_data, TRANSCRIPT, ("symmetric",)),
     Mutant("divided by the cohort's examples", _stepped(_over_the_examples), TRANSCRIPT, algorithms=("weighted",)),
     # independence
-    Mutant(
-        "weights by the longest client",
-        _set(SharedModel, "client", _weights_of_all),
-        INDEPENDENCE,
-        algorithms=("weighted",),
-    ),
-    Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
+    Mutant("weights by the longest client", _weights_of_all, INDEPENDENCE, algorithms=("weighted",)),
+    Mutant("personal models of two clients mixed", _models_mixed, INDEPENDENCE),
     Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
     Mutant(
         "personal models of two clients mixed",
@@ -2077,24 +1970,14 @@ MUTANTS = [
         INDEPENDENCE,
         ("symmetric", "layers", "prior", "prior, layers"),
     ),
-    Mutant("a client's update in two rows", _set(Rounds, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")),
-    Mutant("step size of the longest record of any client", _trained(_step_by_the_largest), INDEPENDENCE),
+    Mutant("a client's update in two rows", _in_two_rows, INDEPENDENCE, ("poisson", "k-norm")),
+    Mutant("step size of the longest record of any client", _step_by_the_largest, INDEPENDENCE),
     Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
     Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
     Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
-    Mutant("rows less the mean of all", _set(PrivatePrior, "client", _centred_rows), INDEPENDENCE, ("prior",)),
-    Mutant(
-        "changes less the mean of all", _set(PriorLayers, "client", _centred_changes), INDEPENDENCE, ("prior, layers",)
-    ),
-    Mutant(
-        "response of all clients", _set(PriorLayers, "_responses", _mean_response), INDEPENDENCE, ("prior, layers",)
-    ),
-    Mutant(
-        "moments of the next owner too",
-        _set(Moments, "gradients", _moments_of_the_next_too),
-        INDEPENDENCE,
-        CLOCK,
-        ("moments",),
-    ),
-    Mutant("ridges by all tasks", _set(evidence, "own_ridges", _ridges_of_all), INDEPENDENCE, ("prior",)),
+    Mutant("rows less the mean of all", _centred_rows, INDEPENDENCE, ("prior",)),
+    Mutant("changes less the mean of all", _centred_changes, INDEPENDENCE, ("prior, layers",)),
+    Mutant("response of all clients", _mean_response, INDEPENDENCE, ("prior, layers",)),
+    Mutant("moments of the next owner too", _moments_of_the_next_too, INDEPENDENCE, CLOCK, ("moments",)),
+    Mutant("ridges by all tasks", _ridges_of_all, INDEPENDENCE, ("prior",)),
 ]
