@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from scipy import optimize, special
 
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import BoundSampler, Price
@@ -45,6 +46,15 @@ def price_of(sampler: BoundSampler, delta: float, *, releases: int = 1, mechanis
     """The price of steps with releases of one number each, under the sampler's own law."""
     sampled = sampler.probability if sampler.amplified else 1.0
     return Price(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of a mu-Gaussian mechanism: Balle and Wang, "Improving the Gaussian mechanism", 2018, Theorem 8."""
+
+    def excess(eps: float) -> float:
+        return float(special.ndtr(mu / 2 - eps / mu) - np.exp(eps) * special.ndtr(-mu / 2 - eps / mu) - delta)
+
+    return float(optimize.brentq(excess, 0.0, 200.0))
 
 
 def renyi_epsilon(event, uses: int, delta: float) -> float:

@@ -242,7 +242,7 @@ def test_the_other_laws_of_noise(kind: type[MPMTL], mechanism: Any, penalty: Any
         schedule=FullParticipation(), privacy=privacy, loss="half_mse", dtype="float64", progress=False,
     ).fit()  # fmt: skip
     assert torch.isfinite(result.personal).all()
-    if mechanism == "wishart":  # tests/privacy/test_wishart.py: a neighbour makes an output impossible
+    if mechanism == "wishart":  # tests/privacy/test_symmetric.py: a neighbour makes an output impossible
         assert result.epsilon == result.privacy.epsilon == math.inf
         assert all(row["epsilon"] == math.inf for row in result.history)
         assert 1.99 < result.privacy.claimed <= 2.0

@@ -1,18 +1,30 @@
 """Composition against the libraries' own figures, closed forms and exact integrals."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from scipy import optimize, stats
 
-from fedmtl.errors import PrivacyError
-from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, epsilon
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    ReleasePlan,
+    epsilon,
+    open_channel,
+)
+from fedmtl.privacy.accounting import composition
+from fedmtl.privacy.accounting.calibration import smallest_multiplier
 from fedmtl.privacy.accounting.composition import renyi_curve
-from tests.helpers import price_of
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from tests.helpers import gaussian_epsilon, price_of
 
 Add, Replace = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -66,16 +78,9 @@ def test_opacus_renyi_divergences_are_ours_at_equal_orders(q: float, z: float) -
     assert np.all(renyi_curve(event, broken) >= theirs[1] * (1 - 1e-9))
 
 
-def gaussian_delta(mu: float, eps: float) -> float:
-    """Balle and Wang 2018, Theorem 8."""
-    upper = stats.norm.cdf(mu / 2 - eps / mu)
-    return float(upper - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu))
-
-
 @pytest.mark.parametrize(("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)])
 def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: float) -> None:
-    mu = math.sqrt(uses) / z
-    exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 200)
+    exact = gaussian_epsilon(math.sqrt(uses) / z, delta)
     value = epsilon(Gaussian(z), uses, delta)
     assert exact <= value * (1 + 1e-9)
     assert value == pytest.approx(exact, rel=2e-3)
@@ -116,11 +121,7 @@ def test_pld_is_below_the_library_s_rdp_and_monotone() -> None:
         assert epsilon(event, uses, 1e-5) <= RdpAccountant().compose(event, uses).get_epsilon(1e-5)
 
 
-def test_unsupported_events_are_refused_by_name() -> None:
-    with pytest.raises(PrivacyError, match="SampledWithoutReplacement"):
-        epsilon(dp_accounting.SampledWithoutReplacementDpEvent(10, 2, Gaussian(1.0)), 3, 1e-5)
-    with pytest.raises(PrivacyError, match="Unsupported"):
-        epsilon(dp_accounting.UnsupportedDpEvent(), 3, 1e-5)
+def test_renyi_divergences_of_other_events_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match="does not support Unsupported"):
         renyi_curve(dp_accounting.UnsupportedDpEvent(), (2.0,))
 
@@ -189,3 +190,81 @@ def test_two_releases_in_a_step_share_the_coin() -> None:
     assert step.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
     assert delta == pytest.approx(composed_delta(SIGMA / math.sqrt(2), 1), rel=1e-2)
     assert delta > 1.2 * composed_delta(SIGMA, 2)  # independent composition would understate it
+
+
+# From epsilon to noise and back
+
+
+CASES = [
+    (PoissonSampling(100).bind(1000), 4.0, 1e-5, 100, 1),
+    (PoissonSampling(20).bind(200), 0.1, 1e-5, 1000, 1),
+    (PoissonSampling(1).bind(10**6), 8.0, 1e-7, 10, 1),
+    (PoissonSampling(10).bind(10), 3.0, 1e-5, 20, 1),
+    (PoissonSampling(100).bind(1000), 4.0, 1e-5, 100, 3),
+    (FullParticipation().bind(5), 2.0, 1e-5, 12, 1),
+    (FixedCohort(10).bind(100), 2.0, 1e-5, 3, 2),
+]
+
+
+@pytest.mark.parametrize(("sampler", "target", "delta", "uses", "releases"), CASES)
+def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, releases) -> None:
+    price = price_of(sampler, delta, releases=releases)
+    z = price.multiplier(target, uses)
+    assert price.epsilon(uses, z) <= target
+    assert price.epsilon(uses, z * (1 - 1e-4)) > target
+
+
+def test_an_unreachable_target_is_refused() -> None:
+    sampler = FullParticipation().bind(5)
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        price_of(sampler, 1e-12).multiplier(1e-7, 10**6)
+
+
+def test_calibration_takes_few_evaluations() -> None:
+    sampler = PoissonSampling(100).bind(1003)
+    price = price_of(sampler, 1e-5)
+    before = composition._epsilon.cache_info().misses
+    z = price.multiplier(4.0, 100)
+    assert composition._epsilon.cache_info().misses - before <= 30
+    before = composition._epsilon.cache_info().misses
+    assert replace(price).multiplier(4.0, 100) == z
+    assert composition._epsilon.cache_info().misses == before
+
+
+LAWS = {
+    "laplace": lambda z: dp_accounting.LaplaceDpEvent(z),
+    "k-norm": lambda z: KNormDpEvent(1 / z, 465),
+    "sampled k-norm": lambda z: dp_accounting.PoissonSampledDpEvent(0.2, KNormDpEvent(1 / z, 20)),
+    "gaussian and laplace": lambda z: dp_accounting.ComposedDpEvent(
+        [dp_accounting.GaussianDpEvent(z), dp_accounting.LaplaceDpEvent(2 * z)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(("target", "delta", "uses"), [(1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400)])
+def test_any_law_is_calibrated(name: str, target: float, delta: float, uses: int) -> None:
+    z = smallest_multiplier(
+        lambda value, coarsen: epsilon(LAWS[name](value), uses, delta, coarsen=coarsen),
+        target=target,
+        delta=delta,
+        what=f"{uses} steps",
+    )
+    assert epsilon(LAWS[name](z), uses, delta) <= target
+    assert epsilon(LAWS[name](z * (1 - 1e-4)), uses, delta) > target
+
+
+def test_a_target_that_needs_no_noise_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs no noise"):
+        smallest_multiplier(lambda z, coarsen: 0.0, target=1.0, delta=1e-5, what="3 steps")
+
+
+@pytest.mark.parametrize("multiplier", [1e-100, 1e100])
+def test_the_least_and_the_most_noise(multiplier: float) -> None:
+    plan = ReleasePlan(name="update", dimension=5, uses=2)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5)
+    channel = open_channel(privacy, [plan], FullParticipation().bind(3), seed=0, steps=2)
+    channel.begin(0, channel.draw(0))
+    value = channel.release("update", torch.zeros(3, 5), torch.arange(3))
+    assert bool(torch.isfinite(value).all())
+    assert channel.epsilon < 1e-18 if multiplier > 1 else channel.epsilon > 1e100

@@ -10,7 +10,6 @@ import pytest
 import torch
 from dp_accounting import dp_event, gaussian_mechanism
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -148,16 +147,6 @@ def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:
         channel.begin(3, channel.draw(3))
 
 
-def test_no_use_is_left_beyond_the_allocation() -> None:
-    weights = normalized([1.0, 3.0])
-    channel = opened(ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, delta=1e-5), plan(weights=weights, uses=2))
-    step(channel, 0), step(channel, 1)
-    with pytest.raises(BudgetExhausted):
-        channel.begin(2, channel.draw(2))
-    with pytest.raises(PrivacyError, match="allocated to 2"):
-        channel.epsilon_at(3)
-
-
 def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: Path) -> None:
     """What a crash left charged is spent: the noise continues with the use that is charged next, not with the step."""
     weights = normalized([8.0, 1.0, 1.0, 1.0, 2.0, 3.0])
@@ -204,17 +193,6 @@ def test_a_ledger_keeps_the_budget_of_the_noise_on_rows(tmp_path: Path) -> None:
         opened(private, noisy(1.0), ledger_path=path, resume=True)
 
 
-def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:
-    channel = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l")
-    step(channel, 0)
-    channel.close()
-    again = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l", resume=True)
-    again.close()
-    assert again.noise_multiplier == channel.noise_multiplier
-    with pytest.raises(ResumeError, match="kinds"):
-        opened(GAUSSIAN, plan(weights=None), ledger_path=tmp_path / "l", resume=True)
-
-
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8])
 def test_wrong_weights_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="allocation"):
@@ -228,15 +206,6 @@ def test_what_an_allocation_does_not_go_with() -> None:
         opened(ClientPrivacy(clip_norm=QuantileClip(1.0), epsilon=1.0), plan(form="vector"))
     with pytest.raises(ConfigError, match="positive"):
         normalized([1.0, -1.0])
-
-
-def test_a_sampled_run_may_have_an_allocation() -> None:
-    channel = opened(GAUSSIAN, plan(), PoissonSampling(5))
-    z = channel.noise_multiplier
-    library = PLDAccountant()
-    for w in WEIGHTS:
-        library.compose(dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(z / w)))
-    assert library.get_epsilon(1e-5) == pytest.approx(1.5, rel=5e-3)
 
 
 # Repetitions
@@ -266,37 +235,6 @@ def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
         stds = [float(channel.noise_std("c")) for channel in alone]
         np.testing.assert_allclose(together.noise_std("c").numpy(), stds, rtol=1e-12)
     np.testing.assert_allclose(together.epsilons, [channel.epsilon for channel in alone], rtol=1e-9)
-
-
-def test_repetition_zero_is_the_single_run_and_the_others_have_other_noise() -> None:
-    one = plan(form="vector", weights=None, uses=2, d=3)
-    single, many = opened(GAUSSIAN, one), opened(GAUSSIAN, one, replicates=500)
-    zeros = torch.zeros(500, 20, 3, dtype=torch.float64)
-    value = step(many, 0, zeros)
-    assert torch.equal(value[0], step(single, 0))
-    standard = (value / many.noise_std("c")[:, None]).flatten()
-    assert stats.kstest(standard.numpy(), "norm").pvalue > 1e-4
-    assert torch.unique(value).numel() == value.numel()
-    assert many.replicates == 500
-    with pytest.raises(PrivacyError, match=r"\(500, k, 3\)"):
-        step(many, 1, zeros[0])
-
-
-def test_repetitions_stop_at_the_planned_step_and_continue_in_memory() -> None:
-    one = plan(weights=None, uses=3)
-    first = opened(GAUSSIAN, one, replicates=2)
-    rows = torch.ones(2, 20, 3, dtype=torch.float64)
-    values = [step(first, t, rows) for t in range(3)]
-    with pytest.raises(BudgetExhausted):
-        step(first, 3, rows)
-    half = opened(GAUSSIAN, one, replicates=2)
-    step(half, 0, rows)
-    kept = half.state()
-    again = opened(GAUSSIAN, one, replicates=2)
-    again.restore(kept)
-    again.start(1)
-    assert all(torch.equal(step(again, t, rows), values[t]) for t in (1, 2))
-    assert np.array_equal(again.epsilons, first.epsilons)
 
 
 def test_what_repetitions_do_not_go_with(tmp_path: Path) -> None:

@@ -159,15 +159,6 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
     assert torch.equal(values[0][1], values[1][1])
 
 
-def test_a_checkpoint_keeps_scores():
-    canaries, channel = played(FullParticipation())
-    state = channel.state()
-    _, other = played(FullParticipation(), steps=1)
-    other.restore(state)
-    assert torch.equal(other.canaries.scores, canaries.scores)
-    assert set(state) == {"canaries.scores", "canaries.uses"}
-
-
 def test_an_adaptive_clip_is_restored_beside_the_scores():
     clip = QuantileClip(quantile=0.5, initial=0.3)
     canaries, channel = played(FullParticipation(), clip=clip, canaries=50)

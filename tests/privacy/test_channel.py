@@ -1,38 +1,48 @@
-"""The channel's manners: what it refuses, what it reports, and what comes out without privacy."""
+"""The channel of rounds: what it refuses and reports, what comes out without privacy, forms of releases and clips."""
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event, rdp
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
 
+from fedmtl.algorithms.mp_mtl.published import WishartNoise
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
     Clip,
     FixedCohort,
+    FullParticipation,
     GaussianNoise,
     PoissonSampling,
+    QuantileClip,
     Release,
     ReleasePlan,
+    SeededSource,
+    epsilon,
     open_channel,
 )
+from fedmtl.privacy.noise.symmetric import smat
+from fedmtl.privacy.quantile import count_rows, count_sensitivity, split_multiplier
 from fedmtl.privacy.report import SIMULATED
+from tests.algorithms.test_composed import optimum
+
+FEW = PoissonSampling(4)
 
 
 def door(
-    privacy: ClientPrivacy | None = None,
-    *,
-    steps: int = 10,
-    dimension: int = 5,
-    names=("update",),
-    sampler=None,
-    **options,
-):
-    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps) for name in names)
-    return open_channel(privacy, plans, sampler or PoissonSampling(4).bind(40), seed=3, steps=steps, **options)
+    privacy: ClientPrivacy | None = None, *, steps=10, dimension=5, names=("update",), form="vector",
+    sampler=FEW, clients=40, seed=3, **options,
+):  # fmt: skip
+    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps, form=form) for name in names)
+    return open_channel(privacy, plans, sampler.bind(clients), seed=seed, steps=steps, **options)
 
 
 def begin(channel, step: int = 0) -> torch.Tensor:
@@ -264,3 +274,271 @@ def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
     assert 1 < len(whole) <= 4
     assert int(uses.max()) == 2
     assert cohorts(1) == whole[1:]
+
+
+# Forms of releases: matrices, Laplace laws, a clip norm that adapts
+
+
+D, CLIENTS, STEPS = 24, 30, 5
+everybody = partial(door, sampler=FullParticipation(), clients=CLIENTS, dimension=D, steps=STEPS, seed=0)
+
+
+def zeros(channel, step: int = 0, name: str = "update") -> np.ndarray:
+    ranks = begin(channel, step)
+    return channel.release(name, torch.zeros(len(ranks), channel.releases[name].dimension), ranks).numpy()
+
+
+# Matrices
+
+
+def test_a_covariance_is_that_of_the_clipped_rows() -> None:
+    privacy = ClientPrivacy(clip_norm=2.0, epsilon=math.inf)
+    rows = torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(0))
+    rows[3, 2] = math.nan
+    clean = rows.double().nan_to_num()
+    clean[3] = 0
+    clipped = clean * (2.0 / clean.norm(dim=1).clamp(min=2.0))[:, None]
+    expected = clipped.T @ clipped / CLIENTS
+    for form, wanted in (("symmetric", expected), ("diagonal", expected.diagonal())):
+        channel = everybody(privacy, form=form)
+        value = channel.release("update", rows, begin(channel))
+        assert torch.allclose(value, wanted, rtol=4e-6)  # the clip's margin, squared
+    plain = everybody(None, form="symmetric")
+    assert torch.allclose(plain.release("update", rows, begin(plain)), clean.T @ clean / CLIENTS, rtol=1e-12)
+
+
+def test_forms_that_no_law_covers_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="LaplaceNoise on a symmetric matrix"):
+        everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"), form="symmetric")
+    with pytest.raises(ConfigError, match="form"):
+        ReleasePlan(name="x", dimension=3, uses=1, form="cube")
+
+
+def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
+    """That a neighbour makes some outputs impossible, with the probability that the report states: test_symmetric."""
+    settings = {"clip_norm": 0.8, "mechanism": "wishart", "delta": 1e-5}
+    privacy = ClientPrivacy(**settings, noise_multiplier=2.0)
+    with pytest.raises(PrivacyError, match="symmetric matrices only"):
+        everybody(privacy)
+    channel = everybody(privacy, form="symmetric", dimension=4)
+    for step in range(STEPS):
+        expected = smat(torch.from_numpy(WishartNoise(2.0).draw(SeededSource(0), "noise/update", step, 10)))
+        np.testing.assert_allclose(zeros(channel, step) * CLIENTS, 0.8**2 * expected, rtol=1e-12)
+    report, claimed = channel.report, 0.5  # one over the multiplier
+    assert report.epsilon == channel.epsilon == math.inf
+    assert optimum(claimed, STEPS, 1e-5) * (1 - 1e-9) <= report.claimed <= STEPS * claimed
+    assert "impossible with probability" in report.text()
+    assert report.headline == "not private: epsilon = inf, the published accounting does not hold"
+    calibrated = everybody(ClientPrivacy(**settings, epsilon=3.0), form="symmetric", steps=60)
+    for step in range(60):
+        begin(calibrated, step)
+    assert 2.9 < calibrated.report.claimed <= 3.0
+
+
+# Laplace laws
+
+
+def test_laplace_noise_comes_with_an_l1_clip() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    channel = everybody(privacy, dimension=4000)
+    noise = zeros(channel)
+    assert stats.kstest(noise * CLIENTS / (4.0 * 0.5), "laplace").pvalue > 1e-6
+    rows = torch.ones(CLIENTS, 4000)
+    clear = everybody(privacy, dimension=4000)
+    moved = clear.release("update", rows, begin(clear)).numpy() - noise
+    assert np.abs(moved).sum() == pytest.approx(0.5, rel=1e-5)  # the mean of thirty rows of L1 norm 0.5
+    for step in range(1, STEPS):
+        zeros(channel, step)
+    expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(4.0), STEPS).get_epsilon(1e-5)
+    assert channel.epsilon == pytest.approx(expected, rel=1e-3)
+    assert channel.report.mechanism == "laplace"
+
+
+def test_l2_laplace_noise_has_a_gamma_radius_and_composes_better_than_its_pure_epsilon() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, epsilon=0.5, mechanism="l2_laplace", delta=1e-5)
+    channel = everybody(privacy, dimension=2000)
+    z = channel.noise_multiplier
+    assert z is not None
+    radii = [float(np.linalg.norm(zeros(channel, step))) * CLIENTS / (z * 0.5) for step in range(STEPS)]
+    assert all(stats.gamma(2000).ppf(1e-7) < r < stats.gamma(2000).isf(1e-7) for r in radii)
+    assert 0.499 < channel.epsilon <= 0.5
+    assert STEPS / z > 10 * 0.5  # basic composition of the pure epsilons 1 / z
+
+
+def test_sampled_laplace_is_amplified() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    channel = everybody(privacy, sampler=PoissonSampling(6), steps=40)
+    for step in range(40):
+        begin(channel, step)
+    event = dp_event.PoissonSampledDpEvent(0.2, dp_event.LaplaceDpEvent(4.0))
+    assert channel.epsilon == pytest.approx(PLDAccountant().compose(event, 40).get_epsilon(1e-5), rel=2e-3)
+
+
+def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    two = everybody(privacy, names=("a", "b"))
+    for step in range(STEPS):
+        begin(two, step)
+    expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(4.0), 2 * STEPS).get_epsilon(1e-5)
+    assert two.epsilon == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(PrivacyError, match="share its coins"):
+        everybody(privacy, names=("a", "b"), sampler=PoissonSampling(6))
+
+
+# A clip norm that adapts
+
+
+def adaptive(**settings) -> ClientPrivacy:
+    clip = QuantileClip(**{"initial": 1.0, "quantile": 0.5, "lr": 0.3, "count_noise": 2.0} | settings)
+    return ClientPrivacy(clip_norm=clip, noise_multiplier=1.5, delta=1e-5)
+
+
+def test_a_round_speaks_of_the_clip_norm_of_its_release_until_the_next_one_begins() -> None:
+    channel = everybody(adaptive(lr=1.0))
+    norms = [1.0]
+    for step in range(STEPS):
+        ranks = begin(channel, step)
+        rows = torch.full((len(ranks), D), 1e-3)
+        channel.release("update", rows, ranks)
+        release = channel.releases["update"]
+        assert release.noise is not None
+        expected = release.noise.multiplier * norms[-1] / CLIENTS
+        assert float(channel.noise_std("update")) == pytest.approx(expected, rel=1e-12)
+        assert (channel.report.noise_std, channel.report.clip_norm) == pytest.approx((expected, norms[-1]), rel=1e-12)
+        long = torch.full((1, D), 100.0)
+        assert float(channel.clip("update", long).norm()) == pytest.approx(norms[-1], rel=1e-5)
+        norms.append(float(channel.state()["update"][-1]))
+    assert len(set(norms)) == len(norms)
+    again = everybody(adaptive(lr=1.0))
+    again.restore(channel.state())
+    assert again.report.clip_norm == norms[-2]
+    begin(again)
+    assert again.report.clip_norm == norms[-1]
+
+
+def test_update_and_count_together_cost_the_given_multiplier() -> None:
+    channel, fixed = everybody(adaptive()), everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, delta=1e-5))
+    for step in range(STEPS):
+        begin(channel, step)
+        begin(fixed, step)
+    assert channel.epsilon == fixed.epsilon
+    release = channel.releases["update"]
+    assert release.noise is not None
+    update, count = release.noise.multiplier, 2.0 / 0.5  # sigma_b over the sensitivity 1/2
+    assert update > 1.5
+    joint = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(z) for z in (update, count)])
+    assert epsilon(joint, STEPS, 1e-5) == pytest.approx(channel.epsilon, rel=1e-9)
+
+
+def test_each_step_clips_and_noises_at_its_own_norm() -> None:
+    settings = QuantileClip(initial=1.0, quantile=0.5, lr=0.5, count_noise=2.0)
+    channel, silent = (everybody(adaptive(lr=0.5), seed=4) for _ in range(2))
+    expected, update = 1.0, (1.5**-2 - 4.0**-2) ** -0.5  # z of both together 1.5, of the count 2 / .5
+    for step in range(STEPS):
+        ranks = begin(channel, step)
+        silent.begin(step, silent.draw(step))
+        silent.restore({"update": torch.tensor([expected, expected], dtype=torch.float64)})
+        channel.record = []
+        clear = channel.release("update", torch.full((len(ranks), D), 9.0), ranks)
+        blank = silent.release("update", torch.zeros(len(ranks), D), ranks)
+        assert float((clear - blank).norm()) == pytest.approx(expected, rel=1e-5)
+        noise = SeededSource(4).normal("noise/update", step, D) * update * expected / CLIENTS
+        np.testing.assert_allclose(blank, noise, rtol=1e-12)
+        count = (
+            -0.5 + 2.0 * SeededSource(4).normal("noise/update/count", step, 1) / CLIENTS
+        )  # of nobody within the norm
+        np.testing.assert_allclose(channel.record[1][2], count, rtol=1e-12)
+        fraction = float(channel.record[1][2]) + 0.5
+        expected = expected * math.exp(-settings.lr * (fraction - settings.quantile))
+        assert float(channel.state()["update"][-1]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_adaptive_clip_needs_gaussian_noise_and_room_for_the_count() -> None:
+    with pytest.raises(ConfigError, match="only with Gaussian noise"):
+        ClientPrivacy(clip_norm=QuantileClip(initial=1.0), noise_multiplier=1.0, mechanism="laplace")
+    with pytest.raises(PrivacyError, match="count"):
+        everybody(adaptive(count_noise=0.7))
+
+
+# The quantile that a clip norm follows
+
+
+COHORT = 100
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("initial", [0.1, 1e3])
+def test_the_norm_converges_to_the_quantile(quantile, initial):
+    generator = np.random.default_rng(0)
+    norms = torch.from_numpy(generator.lognormal(0.0, 0.7, 2000))
+    target = float(np.quantile(norms.numpy(), quantile))
+    settings = QuantileClip(initial=initial, quantile=quantile, lr=0.2)
+    norm, last = settings.initial, []
+    for step in range(800):
+        cohort = norms[torch.from_numpy(generator.random(2000) < COHORT / 2000)]
+        total = float(count_rows(cohort, norm).sum()) + settings.count_std(COHORT) * generator.standard_normal()
+        norm = settings.updated_norm(norm, total / COHORT + 0.5)
+        if step >= 500:
+            last.append(norm)
+    reached = math.exp(np.mean(np.log(last)))
+    fraction = float((norms <= reached).double().mean())
+    assert abs(fraction - quantile) < 0.04
+    assert abs(math.log(reached / target)) < 0.15
+
+
+def test_one_update():
+    settings = QuantileClip(initial=1.0, quantile=0.25, lr=0.4)
+    assert settings.updated_norm(2.0, 0.75) == pytest.approx(2.0 * math.exp(-0.2))
+    assert settings.updated_norm(2.0, -0.25) == pytest.approx(2.0 * math.exp(0.2))
+
+
+def test_count_rows():
+    rows = count_rows(torch.tensor([0.0, 1.0, 1.0001, math.inf, math.nan]), 1.0)
+    assert rows.tolist() == [[0.5], [0.5], [-0.5], [-0.5], [-0.5]]
+    assert float(rows.mean()) + 0.5 == pytest.approx(2 / 5)
+
+
+def test_sensitivity_of_the_count():
+    reachable = [float(count_rows(torch.tensor([value]), 1.0)) for value in (0.0, 1.0, 2.0, math.nan)]
+    assert count_sensitivity("add_remove") == max(map(abs, reachable))
+    assert count_sensitivity("replace") == max(a - b for a in reachable for b in reachable)
+
+
+@pytest.mark.parametrize("z", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+def test_both_releases_together_are_the_total(z, relation):
+    settings = QuantileClip(initial=1.0)
+    count = settings.count_multiplier(COHORT, relation)
+    assert count == (10.0 if relation == "add_remove" else 5.0)
+    update = split_multiplier(z, count)
+    assert update > z
+    assert (update**-2 + count**-2) ** -0.5 == pytest.approx(z, rel=1e-12)
+    if relation == "add_remove":
+        assert update == pytest.approx((z**-2 - (2 * COHORT / 20) ** -2) ** -0.5, rel=1e-12)
+    orders = [2.0, 8.0, 32.0]
+    together = rdp.RdpAccountant(orders)
+    together.compose(dp_event.GaussianDpEvent(update)).compose(dp_event.GaussianDpEvent(count))
+    alone = rdp.RdpAccountant(orders).compose(dp_event.GaussianDpEvent(z))
+    assert together.get_epsilon(1e-5) == pytest.approx(alone.get_epsilon(1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [0.5, 1.0])
+def test_an_impossible_split_is_refused(count):
+    with pytest.raises(PrivacyError, match=r"count_noise"):
+        split_multiplier(1.0, count)
+
+
+def test_a_split_that_is_nearly_impossible_is_accurate():
+    assert split_multiplier(1.0, 1.0 + 2.0**-40) == pytest.approx(2.0**19.5, rel=1e-9)
+
+
+def test_noise_on_the_count_by_default():
+    assert QuantileClip(1.0).count_std(60) == 3.0
+    assert QuantileClip(1.0, count_noise=7.0).count_std(60) == 7.0
+    assert QuantileClip(1.0, count_noise=7.0).count_multiplier(60) == 14.0
+
+
+def test_no_noise_on_the_count_takes_the_clip_norm_beyond_the_bounds_of_a_clip():
+    clip = QuantileClip(initial=1.0)
+    for fraction, bound in ((1e4, 1e-100), (-1e4, 1e100), (1e300, 1e-100), (-1e300, 1e100)):
+        assert Clip(clip.updated_norm(1.0, fraction)).bound == bound

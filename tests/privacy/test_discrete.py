@@ -217,14 +217,6 @@ def test_deviations_out_of_range(deviation):
         discrete_gaussian(words(), 3, deviation)
 
 
-def test_secure_noise_is_fresh():
-    law, source = GaussianNoise(1.0), SecureSource()
-    one, two = (law.whole(source, "noise", 0, (3, 50), 2.0**40) for _ in range(2))
-    assert one.shape == (3, 50)
-    assert np.array_equal(one, np.rint(one))
-    assert not np.array_equal(one, two)
-
-
 # What it costs
 
 
@@ -381,15 +373,6 @@ def test_every_kind_of_release_has_whole_noise(options, plans):
         value = channel.release(one.name, torch.zeros(9, one.dimension), torch.arange(9))
         assert channel.on_grid[one.name].off_grid == 0
         assert float(value.std() / channel.noise_std(one.name)) == pytest.approx(1, abs=0.6)
-
-
-def test_records_have_whole_noise():
-    law = GaussianNoise(1.0)
-    for scale in (1e-3, 1.0, 40.0):
-        width = grid_width(law, 0.5, 20, scale)
-        noise = law.whole(SecureSource(), "noise", 0, (400, 20), scale / width) * width
-        assert float(noise.std()) == pytest.approx(scale, rel=0.05)
-        assert np.array_equal(np.rint(noise / width) * width, noise)
 
 
 def test_every_law_has_noise_in_secure_mode():

@@ -1,16 +1,21 @@
 """The ledger through crashes: what was charged stays charged."""
 
+import builtins
+import hashlib
 import json
 import os
 import random
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedmtl.errors import BudgetExhausted, PrivacyError, ResumeError
+from fedmtl.errors import PrivacyError, ResumeError
 from fedmtl.privacy import ClientPrivacy, FixedCohort, Ledger, PoissonSampling, ReleasePlan, open_channel
+from fedmtl.privacy.chain import Head, head_file
 from fedmtl.privacy.noise import sources
 
 STEPS = 40
@@ -286,17 +291,6 @@ def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> N
         again.close()
 
 
-def begin_until_exhausted(channel, step: int) -> int:
-    """The first step that did not fit."""
-    while True:
-        ranks = channel.draw(step)
-        try:
-            channel.begin(step, ranks)
-        except BudgetExhausted:
-            return step
-        step += 1
-
-
 @pytest.mark.parametrize("source", ["secure", "seeded"])
 def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source: str, tmp_path: Path) -> None:
     """The steps that a crash has lost are charged beside all that are planned from the checkpoint on."""
@@ -320,34 +314,6 @@ def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source
     third.charge_remaining(20)
     assert third.account.spent.max() == charged
     crash(third)
-
-
-def test_budget_is_exhausted_before_any_data_is_read(tmp_path: Path) -> None:
-    channel = door(tmp_path / "ledger", epsilon=2.0, noise_multiplier=1.5, steps=STEPS * 100)
-    done = begin_until_exhausted(channel, 0)
-    assert channel.epsilon_at(done) <= 2.0 < channel.epsilon_at(done + 1)
-    assert channel.epsilon <= 2.0
-    ranks = channel.draw(done)
-    with pytest.raises(PrivacyError, match="no step has begun"):
-        channel.release("update", torch.ones(len(ranks), 4), ranks)
-
-
-def test_a_calibrated_run_has_room_for_all_its_steps_and_no_more() -> None:
-    channel = door(None, epsilon=3.0, noise_multiplier=None)
-    advance(channel, 0, STEPS)
-    assert 2.999 < channel.epsilon <= 3.0
-    with pytest.raises(BudgetExhausted):
-        advance(channel, STEPS, STEPS + 1)
-
-
-def test_crashes_of_a_secure_run_eat_its_budget(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    first = door(path, source="secure", epsilon=3.0, noise_multiplier=None)
-    advance(first, 0, 20)
-    crash(first)
-    second = door(path, resume=True, source="secure", epsilon=3.0, noise_multiplier=None)
-    assert second.noise_multiplier == first.noise_multiplier
-    assert begin_until_exhausted(second, 16) == 16 + STEPS - 20  # 20 were charged before
 
 
 def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -> None:
@@ -395,3 +361,142 @@ def test_charges_that_do_not_follow_are_no_ledger(free: bool, line: dict, tmp_pa
         first._append({"kind": "charge", **line})
     with pytest.raises(ResumeError, match="line 4: not a line of a ledger"):
         Ledger(tmp_path / "ledger.jsonl", {}, **about, resume=True)
+
+
+# The chain: what was taken out, altered, rolled back or copied is refused by name
+
+
+def written(path: Path, source: str = "seeded", steps: int = 3) -> list[bytes]:
+    """A ledger whose run has crashed; its lines."""
+    channel = door(path, source=source)
+    advance(channel, 0, steps)
+    crash(channel)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def chained(lines: list[bytes]) -> list[bytes]:
+    """The lines with hashes computed anew, by the definition: each line holds the SHA-256 of the one before."""
+    made, digest = [], "0" * 64
+    for line in lines:
+        made.append(json.dumps(json.loads(line) | {"previous": digest}, separators=(",", ":")).encode() + b"\n")
+        digest = hashlib.sha256(made[-1]).hexdigest()
+    return made
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_every_line_holds_the_hash_of_the_one_before(tmp_path: Path, source: str) -> None:
+    lines = written(tmp_path / "ledger.jsonl", source)
+    assert len(lines) == 5
+    assert lines == chained(lines)
+    kept = Head.parse((tmp_path / "ledger.head").read_text())
+    assert kept == Head(5, hashlib.sha256(lines[-1]).hexdigest())
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_line_that_is_missing_is_noticed(tmp_path: Path, source: str, gone: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path, source)
+    path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
+    with pytest.raises(ResumeError, match=f"line {gone + 1}: it does not follow"):
+        door(path, resume=True, source=source)
+
+
+def test_a_line_that_was_altered_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path, "secure")
+    path.write_bytes(b"".join(lines).replace(b'"first":0,"end":1', b'"first":0,"end":0'))
+    with pytest.raises(ResumeError, match="line 4: it does not follow"):
+        door(path, resume=True, source="secure")
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_ledger_that_was_rolled_back_by_whole_lines_is_noticed(tmp_path: Path, source: str, gone: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path, source)
+    path.write_bytes(b"".join(lines[:-gone]))
+    with pytest.raises(ResumeError, match="rolled back"):
+        door(path, resume=True, source=source)
+    path.write_bytes(b"".join(lines))
+    door(path, resume=True, source=source).close()
+
+
+def test_a_chain_computed_anew_is_not_the_one_that_was_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path, "secure")
+    path.write_bytes(b"".join(chained([*lines[:2], *lines[3:], lines[-1]])))
+    with pytest.raises(ResumeError, match="rolled back or replaced"):
+        door(path, resume=True, source="secure")
+
+
+def test_a_secure_ledger_needs_its_head_file(tmp_path: Path) -> None:
+    for source in ("seeded", "secure"):
+        path = tmp_path / source / "ledger.jsonl"
+        written(path, source)
+        head_file(path).unlink()
+    door(tmp_path / "seeded/ledger.jsonl", resume=True).close()
+    with pytest.raises(ResumeError, match=r"ledger\.head is missing"):
+        door(tmp_path / "secure/ledger.jsonl", resume=True, source="secure")
+
+
+def test_a_head_file_that_lags_behind_is_no_fault(tmp_path: Path) -> None:
+    """After a crash of the system the ledger is on the disk, its head file perhaps an older one."""
+    path = tmp_path / "ledger.jsonl"
+    channel = door(path, source="secure")
+    advance(channel, 0, 3)
+    older = head_file(path).read_bytes()
+    advance(channel, 3, 20)
+    crash(channel)
+    head_file(path).write_bytes(older)
+    again = door(path, resume=True, source="secure")
+    assert again.account.ledger.charged == 20
+    assert head_file(path).read_bytes() != older
+
+
+def test_an_older_ledger_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(
+        b'{"kind":"header","version":1,"fingerprint":"a","replays_free":true}\n{"kind":"open","session":1}\n'
+    )
+    with pytest.raises(ResumeError, match="version 1, this is version 8"):
+        door(path, resume=True)
+
+
+def test_a_folder_that_was_renamed_and_a_seeded_copy_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "run/ledger.jsonl"
+    written(path, "secure", steps=2)
+    path.parent.rename(tmp_path / "renamed")
+    door(tmp_path / "renamed/ledger.jsonl", resume=True, source="secure").close()
+    written(tmp_path / "seeded/ledger.jsonl", steps=2)
+    shutil.copytree(tmp_path / "seeded", tmp_path / "twin")
+    door(tmp_path / "twin/ledger.jsonl", resume=True).close()
+
+
+def test_a_secure_run_needs_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def without(name: str, *args, **options):
+        if name == "fcntl":
+            raise ImportError(name)
+        return load(name, *args, **options)
+
+    monkeypatch.delitem(sys.modules, "fcntl", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PrivacyError, match="needs file locks"):
+        door(tmp_path / "secure", source="secure")
+    assert not (tmp_path / "secure").exists() or (tmp_path / "secure").stat().st_size == 0
+    advance(door(tmp_path / "seeded"), 0, 3)
+    advance(door(None, source="secure"), 0, 3)
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*args) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(PrivacyError, match="No locks available"):
+        door(tmp_path / "secure", source="secure")
+    door(tmp_path / "seeded").close()

@@ -216,30 +216,6 @@ def test_noise_does_not_depend_on_blocks(law, monkeypatch):
         assert np.array_equal(law.draw_each(sources, "noise", uses, keys, dimension), whole)
 
 
-def draws(law, sources, count, *, purpose="noise", first=0, size=10):
-    """(count, R, size): the first uses of so many clients."""
-    shape = (count, len(sources))
-    keys = torch.arange(count)[:, None].expand(shape)
-    return law.draw_each(sources, purpose, torch.full(shape, first), keys, size)
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_noise_of_clients_has_the_laws(source):
-    sources = [source] if source.name == "secure" else [SeededSource(3, replicate) for replicate in range(4)]
-    count = 6_000 // len(sources)
-    gaussian, laplace = (draws(law, sources, count, first=5).ravel() for law in LAWS[:2])
-    assert not refuted(gaussian, stats.norm(scale=1.3))
-    assert not energy_refuted(gaussian, 1.3)
-    assert not refuted(laplace, stats.laplace(scale=0.7))
-    noise = draws(LAWS[2], sources, count, first=5)
-    assert not refuted(np.linalg.norm(noise, axis=2).ravel(), stats.gamma(10, scale=0.4))
-    for numbers in (gaussian, laplace):
-        rows = numbers.reshape(-1, 10)
-        pairs = (rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1])
-        for left, right in pairs:
-            assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 6 / math.sqrt(left.size)
-
-
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_noise_is_fresh(law, source):

@@ -21,6 +21,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.samplers import BoundAsked, binomial_quantile
+from tests.helpers import gaussian_epsilon
 
 
 @pytest.mark.parametrize("source", [SeededSource(3), SecureSource()])
@@ -106,16 +107,6 @@ def play(door, steps: int) -> np.ndarray:
         door.release("update", torch.zeros(len(ranks), 3), ranks)
         uses[ranks.numpy()] += 1
     return uses
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of a mu-Gaussian mechanism: Balle and Wang, "Improving the Gaussian mechanism", Theorem 8."""
-    from scipy.optimize import brentq
-
-    def excess(eps: float) -> float:
-        return stats.norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
-
-    return brentq(excess, 0, 50)
 
 
 def test_fixed_cohorts_charge_participations_under_a_cap() -> None:

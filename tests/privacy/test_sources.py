@@ -138,18 +138,6 @@ def test_a_use_beyond_the_counter_is_refused():
         sources.client_words(*address, 3)
 
 
-def test_clients_are_drawn_alone_or_together():
-    source = SeededSource(3)
-    sign, tail = source.tails("noise", 5, 50, KEYS)
-    order = torch.tensor([4, 0, 7])
-    for got, whole in zip(source.tails("noise", 5, 50, KEYS[order]), (sign, tail), strict=True):
-        assert np.array_equal(got, whole[order])
-    for row, key in enumerate(KEYS):
-        alone = source.tails("noise", 5, 50, key[None])
-        assert np.array_equal(alone[0][0], sign[row])
-        assert np.array_equal(alone[1][0], tail[row])
-
-
 def test_other_addresses_are_other_numbers():
     size = 4000
     addresses = [
