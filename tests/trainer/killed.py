@@ -30,7 +30,7 @@ from fedmtl.privacy import Rounds
 from tests.helpers import ragged_classification
 from tests.trainer.half import Half
 
-ROUNDS = 40
+ROUNDS = 32
 EVERY = 3  # rounds between checkpoints
 CLIENTS, COHORT, NOISE, CLIP, DELTA = 12, 4, 1.5, 0.7, 1e-5
 SOLVER = LocalSGD(lr=0.2, steps=2, batch_size=4, momentum=0.5)

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,10 +24,10 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.data import load_synthetic_tasks
+from fedmtl.data import FederatedDataset, load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
-from fedmtl.schedules import RandomLatency
+from fedmtl.schedules import RandomLatency, TraceLatency
 from fedmtl.trainer.engine import bind_schedule
 from fedmtl.trainer.problem import build_problem
 from tests import small
@@ -127,3 +128,42 @@ def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     again = build_problem(turned, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
     mirrored = bind_schedule(run.schedule, again.data).events(0, 0, 9)
     assert torch.equal(4 - mirrored.client, events.client)
+
+
+# Owners with little or nothing to say
+
+
+def owners() -> FederatedDataset:
+    """Three owners, the first of a single record."""
+    rng, clients = np.random.default_rng(0), {}
+    for k, n in enumerate((1, 8, 5)):
+        x = rng.normal(size=(n, 3)) / 4
+        clients[f"o{k}"] = (x, np.where(x.sum(1) < 0, -1.0, 1.0))
+    return FederatedDataset.from_tensors(clients, test=clients, classes=2)
+
+
+OWNERS, FEW = owners(), 4
+NEVER = {
+    "cap": PoissonClocks(per_client=[FEW, 0, FEW]),
+    "rate": PoissonClocks(per_client=FEW, rate=[1.0, 0.0, 2.0]),
+    "trace": Latencies(latency=TraceLatency([[1.0], [1e9], [2.0]]), activations=[FEW, 0, FEW]),
+}
+
+
+@pytest.mark.parametrize("case", ["learner", "pp_dmtl"])
+@pytest.mark.parametrize("how", NEVER)
+def test_an_owner_that_never_wakes_is_charged_nothing_and_holds_up_nobody(case, how, tmp_path):
+    result = trainer(case, data=OWNERS, loss="auto", schedule=NEVER[how], folder=tmp_path / "run").fit()
+    assert participations(tmp_path / "run/private/ledger.jsonl") == {0: FEW, 2: FEW}
+    low, middle, high = result.privacy.by_client
+    assert low == 0
+    assert 4.99 < middle <= high <= 5.0
+    assert bool(torch.isfinite(result.personal).all())
+    assert all(math.isfinite(value) for value in result.history[-1].values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("case", ["learner", "pp_dmtl"])
+def test_budgets_that_differ_are_each_owners_own(case):
+    privacy = replace(CASES[case][2], epsilon={"o0": 4.0, "o1": 1.0, "o2": 2.0})
+    result = trainer(case, data=OWNERS, loss="auto", privacy=privacy, schedule=PoissonClocks(per_client=FEW)).fit()
+    assert [round(e, 2) for e in result.privacy.by_client] == [1.0, 2.0, 4.0]

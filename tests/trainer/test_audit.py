@@ -1,24 +1,43 @@
 """The transcript: the public state is a function of the releases; and the audit of whole configurations."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedmtl import Trainer, models
-from fedmtl.algorithms import PMTL, FedAvg, FedProx, Local, ServerOptimizer
+from fedmtl.algorithms import PMTL, Ditto, FedAvg, FedProx, Local, ServerOptimizer
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
 from fedmtl.local import LocalSGD
-from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    GaussianNoise,
+    LaplaceNoise,
+    LocalSteps,
+    PoissonSampling,
+    RecordPrivacy,
+)
 from fedmtl.privacy.audit import CHECKS, Effort, Finding, any_refuted, table
+from fedmtl.privacy.audit.freshness import training_freshness
+from fedmtl.privacy.audit.grid import on_grid
+from fedmtl.privacy.audit.setup import width_of
+from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.trainer.audit.others import replaced_data
 from fedmtl.trainer.audit.rerun import differing, watched
+from fedmtl.trainer.audit.stopping import stopped_early, stopping_rule
 from fedmtl.trainer.audit.suite import audit_trainer, setup_of
 from fedmtl.trainer.audit.transcript import transcript
+from fedmtl.trainer.stopping import EarlyStopping
 from tests import small
 from tests.helpers import ragged_classification, regression
+from tests.privacy.mutants import trainer_of
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
 ALGORITHMS = {
@@ -61,11 +80,6 @@ def test_local_training_beside_records_that_are_protected_has_nothing_to_audit()
     assert public_state(run, 2).skipped
 
 
-@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, source="secure")])
-def test_the_transcript_holds_without_privacy_and_with_secret_coins(privacy: ClientPrivacy | None) -> None:
-    assert not public_state(trainer("pmtl", "poisson", privacy=privacy), 5).refuted
-
-
 def test_replaced_data_show_when_the_releases_are_not_forced() -> None:
     run = trainer("pmtl")
     first = watched(run, 5).public
@@ -74,26 +88,6 @@ def test_replaced_data_show_when_the_releases_are_not_forced() -> None:
     assert {when for when, *_ in first} == set(range(-1, 5))
     assert {when for when, *_ in differing(first, other)} == set(range(5))
     assert first == watched(run, 5).public
-
-
-class Leaky(FedAvg):
-    """Sets the server's step size by the private data."""
-
-    def step(self, problem, state, event, channel):
-        before = state.public["global"].clone()
-        state = super().step(problem, state, event, channel)
-        size = float(problem.data.train.x.abs().mean())
-        state.public["global"] = before + size * (state.public["global"] - before)
-        return state
-
-
-class Counting(FedAvg):
-    """Publishes how many examples the cohort has."""
-
-    def step(self, problem, state, event, channel):
-        state = super().step(problem, state, event, channel)
-        state.public["examples"] = problem.data.train.counts[event.cohort].sum()
-        return state
 
 
 class Shares(FedAvg):
@@ -111,9 +105,9 @@ class Shares(FedAvg):
         return super().step(problem, state, event, channel)
 
 
-@pytest.mark.parametrize("algorithm", [Leaky, Counting, Shares])
-def test_the_transcript_finds_a_leak(algorithm: type[FedAvg]) -> None:
-    found = public_state(trainer(algorithm(local=SOLVER), "poisson"), 3)
+def test_the_transcript_finds_what_is_shared_beside_a_clean_state() -> None:
+    """Leaks in the state: the mutation gate."""
+    found = public_state(trainer(Shares(local=SOLVER), "poisson"), 3)
     assert found.refuted
     assert "after round 1" in found.detail
 
@@ -235,7 +229,7 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
     algorithm, sampler = options.pop("algorithm", "pmtl"), options.pop("sampler", "full")
     privacy = RecordPrivacy(**({"clip_norm": 0.5, "epsilon": 6.0, "delta": 1e-3} | options))
     run = trainer(algorithm, sampler, privacy=privacy)
-    findings = audit_trainer(run, rounds=2, effort=Effort(noise=4000, cohorts=100, processes=False))
+    findings = audit_trainer(run, rounds=2, effort=Effort(noise=2000, cohorts=60, processes=False))
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
     assert kinds == set(CHECKS) - {"grid", "exact sum"}
@@ -259,3 +253,96 @@ def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.Mo
     assert not public_state(run, 2).refuted
     monkeypatch.setattr(FedAvg, "step", leaky)
     assert public_state(run, 2).refuted
+
+
+# Early stops, trainings of one participation, public grids
+
+
+RUNS = {
+    "poisson": (PoissonSampling(cohort=4), ClientPrivacy(clip_norm=0.5, epsilon=4.0)),
+    "fixed": (FixedCohort(cohort=4), ClientPrivacy(clip_norm=0.5, epsilon=4.0)),
+    "no budget": (FullParticipation(), ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0)),
+    "a budget that ends before": (FullParticipation(), ClientPrivacy(clip_norm=0.5, epsilon=3.0, noise_multiplier=3.0)),
+    "records": (FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)),
+    "records of some": (PoissonSampling(cohort=4), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
+    schedule, privacy = RUNS[name]
+    run = small.trainer(
+        algorithm=PMTL(lam=0.5, local=LocalSGD(lr=0.2, steps=2, batch_size=4)),
+        schedule=schedule,
+        privacy=privacy,
+        rounds=12,
+    )
+    found = stopped_early(run, setup_of(run), 0)
+    assert not found.refuted
+    assert not found.skipped
+    assert not stopping_rule(run, 0).refuted
+
+
+def test_a_run_without_a_common_model_never_stops_early() -> None:
+    run = trainer_of("pp_dmtl", "clocks, laplace")
+    assert stopped_early(run, setup_of(run), 0).skipped
+
+
+def ditto(schedule: Any, privacy: Any) -> Trainer:
+    return small.trainer(
+        algorithm=Ditto(lam=0.5, local=LocalSGD(lr=0.2, epochs=1, batch_size=8)),
+        data=ragged_classification(10, largest=12),
+        model=models.mlp(hidden=16),
+        schedule=schedule,
+        privacy=privacy,
+        rounds=6,
+    )
+
+
+def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference of the two gradients would have no noise at all."""
+    setup = setup_of(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
+    claims = setup.claims(setup.open(0))
+    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
+    noised = LocalSteps._noised
+
+    def again(self, total, clients, steps):
+        return noised(self, total, clients, steps % self.steps(clients))
+
+    monkeypatch.setattr(LocalSteps, "_noised", again)
+    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+def test_a_rule_that_reads_what_was_measured_on_the_clients_is_refuted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ditto(PoissonSampling(cohort=4), None)
+    assert not stopping_rule(run, 0).refuted
+    stops = EarlyStopping.stops
+    reading = lambda self, history: stops(self, history) and history[-1][name] > 0.5  # noqa: E731
+    monkeypatch.setattr(EarlyStopping, "stops", reading)
+    assert stopping_rule(run, 0).refuted
+
+
+def test_numbers_on_a_grid_are_told_from_others() -> None:
+    coins, width, denominator = np.random.default_rng(0), 2.0**-24, 7.3
+    cells = np.rint(coins.standard_normal(500) * 2.0**22)
+
+    def verdict(values: np.ndarray) -> bool:
+        return on_grid("update", values / width).refuted
+
+    released = cells * width / denominator
+    assert not verdict(released * denominator)
+    assert not verdict(released * denominator * math.sqrt(0.5) * math.sqrt(2.0))
+    assert verdict(cells * width + coins.standard_normal(500) * 1e-12)
+    assert verdict((cells + 0.5 * (coins.random(500) < 0.05)) * width), "a finer grid"
+    assert verdict(2 * cells * width), "a coarser grid"
+    assert verdict(np.where(np.arange(500) == 3, np.nan, cells * width))
+    assert on_grid("update", cells[:10]).skipped
+
+
+@pytest.mark.parametrize(("law", "part"), [(LaplaceNoise, 2.0**-20), (GaussianNoise, 2.0**-40)])
+def test_the_width_is_the_one_that_the_channel_promises(law, part: float) -> None:
+    for bound, size, scale in ((0.5, 147, 3.0), (1e-3, 1, 1e3), (20.0, 100_000, 0.01)):
+        assert width_of(bound, law.norm, size, scale * part) == grid_width(law, bound, size, scale)

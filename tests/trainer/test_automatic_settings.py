@@ -210,24 +210,6 @@ def test_clients_average_networks_of_their_own() -> None:
     torch.testing.assert_close(whole[:, problem.dimension :].sum(1), torch.ones(12))
 
 
-def test_a_table_by_the_command_takes_them(tmp_path, capsys) -> None:
-    from fedmtl.cli.main import main
-
-    random = np.random.default_rng(0)
-    lines = ["ward,age,sex,days"]
-    for _ in range(300):
-        age, sex = random.integers(18, 95), random.integers(2)
-        days = np.clip(5 + 0.1 * age + 2 * sex + random.normal(), 0, 30)
-        lines.append(f"w{random.integers(9)},{age},{'fm'[sex]},{days:.2f}")
-    (tmp_path / "visits.csv").write_text("\n".join(lines))
-    words = ["data=table", f"data.path={tmp_path / 'visits.csv'}", "data.client=ward", "data.target=days"]
-    words += ["data.bounds={age: [18, 95], sex: [f, m], days: [0, 30]}", "privacy.epsilon=8"]
-    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.count("automatic settings from public facts (nu = ") == 1
-    assert "proximal_point + finetuning" in printed.out
-
-
 def test_the_outlook_before_training() -> None:
     """At the epsilon that it names the noise level is 1."""
     data = numbers(12)
@@ -374,6 +356,7 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     words = [*TABLE, "data.client=ward", "data.target=cost", "data.features=[age]"]
     words.append("data.bounds={age: [0, 1], cost: [0, 2]}")
     assert main([*words, "privacy.epsilon=3", "hydra.run.dir=run"]) == 0
+    assert capsys.readouterr().err.count("automatic settings from public facts (nu = ") == 1
     assert main(["adapt", "run", *words, "--out", "new"]) == 0
     assert ": 9 clients, 1 round" in capsys.readouterr().out
 

@@ -161,13 +161,6 @@ def test_counts_are_the_same_after_a_resume(tmp_path: Path) -> None:
     assert 0 < found.history[0]["diverged_trainings"] < 4
 
 
-def test_secure_and_private_runs_count_too() -> None:
-    private = ClientPrivacy(clip_norm=0.5, epsilon=4.0)
-    found = trainer(data=data(1e25), privacy=private).fit()
-    assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
-    assert "diverge" not in found.privacy.text()  # it is not published
-
-
 @pytest.mark.parametrize("finetune", [None, Finetune(kind="vanilla", local=LocalSGD(lr=1e-3, batch_size=4))])
 def test_a_client_whose_every_training_diverged_is_in_no_comparison(tmp_path: Path, finetune: Finetune | None) -> None:
     """Its model is the one that it started from, with a finite loss: what a method makes of it is not known."""

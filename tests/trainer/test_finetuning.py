@@ -21,7 +21,6 @@ from fedmtl import (
     RecordPrivacy,
     Trainer,
     models,
-    personalize,
 )
 from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
@@ -222,32 +221,6 @@ def test_a_resumed_run_finetunes_to_the_same_bits(tmp_path) -> None:
     again = run.fit(resume=True)
     assert torch.equal(first.personal, again.personal)
     assert first.finetuned == again.finetuned
-
-
-def test_new_clients_start_from_the_released_model() -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=DATA.subset(DATA.ids[:8])).fit()
-    joined = DATA.subset(DATA.ids[8:])
-    found = personalize(result.shared_model(), joined, finetune=FINETUNE, dtype="float64", device="cpu")
-    assert list(found.personal_accuracy) == list(DATA.ids[8:])
-    for k, client in enumerate(joined.ids):
-        alone = personalize(
-            result.shared_model(), joined.subset([client]), finetune=FINETUNE, dtype="float64", device="cpu"
-        )
-        torch.testing.assert_close(alone.personal[0], found.personal[k], rtol=1e-10, atol=1e-12)
-        module, test = found.model_for(client), joined.subset([client]).test
-        right = (module(test.x).argmax(1) == test.y).double().mean()
-        assert float(right) == pytest.approx(found.personal_accuracy[client])
-    with pytest.raises(ConfigError, match=r"Finetune\.start"):
-        personalize(result.shared_model(), joined, finetune=Finetune(start="personal"))
-    with pytest.raises(ConfigError, match="no client 'x'"):
-        found.model_for("x")
-
-
-def test_shares_of_clients() -> None:
-    scores, before = torch.tensor([0.5, 0.7, 0.2, 0.4, float("nan")]), torch.tensor([0.5, 0.6, 0.1, 0.9, 0.3])
-    assert shares(scores, before, higher_is_better=True) == (0.4, 0.2, 0.4)
-    assert shares(scores, before, higher_is_better=False) == (0.2, 0.2, 0.6)
-    assert shares(scores * 1e-12, before * 1e-12, higher_is_better=True) == (0.4, 0.2, 0.4)
 
 
 def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:

@@ -2,8 +2,11 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +29,15 @@ from fedmtl import (
     RecordPrivacy,
     Result,
     Scaffold,
+    Trainer,
     models,
 )
 from fedmtl._rounding import rounded_down
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.cli import main
 from fedmtl.data import load_synthetic_tasks
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import Activations, ClientPrivacy
-from fedmtl.privacy.noise.grid import client_noise, release_noise
 from fedmtl.trainer.interval import MODEL, RELEASES, certificate
 from fedmtl.trainer.run import check_ranks
 from fedmtl.trainer.verify import verify
@@ -42,7 +45,7 @@ from fedmtl.trainer.verify import verify
 from .settings import CLIENTS, DELTA, SOLVER, trainer
 from .test_asynchronous import LAPLACE
 from .test_asynchronous import trainer as one_at_a_time
-from .test_interruption import Interrupting
+from .test_stopping import Interrupting, keyboard  # noqa: F401 - which this module uses, too
 
 CANARIES = 200
 AUDITED = {
@@ -78,16 +81,6 @@ def test_a_sound_run_measures_less_than_it_claims():
     assert len(result.ids) == len(result.personal_accuracy) == CLIENTS, "canaries have no models and no scores"
 
 
-def test_halved_noise_is_measured_above_the_claim(monkeypatch):
-    def halved(*args, **options):
-        noise, width = release_noise(*args, **options)
-        return noise / 2, width
-
-    monkeypatch.setattr(fedmtl.privacy.rounds, "release_noise", halved)
-    certificate, _ = interval()
-    assert certificate["measured"] > certificate["claimed"]
-
-
 @pytest.mark.parametrize(
     ("schedule", "canaries", "independent"),
     [(PoissonSampling(cohort=120), 200, True), (FixedCohort(cohort=150), 200, True), (FullParticipation(), 800, False)],
@@ -101,28 +94,17 @@ def test_every_schedule_has_its_bounds(schedule, canaries, independent):
     assert (MODEL in [one["observer"] for one in certificate["observers"]]) == independent
 
 
+def test_a_method_of_two_releases_is_measured():
+    certificate, _ = interval(algorithm=Scaffold(local=SOLVER))
+    assert 0 < certificate["measured"] < certificate["claimed"]
+
+
 def test_an_adaptive_clip_makes_canaries_dependent():
     privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.7), epsilon=4.0, delta=DELTA)
     certificate, result = interval(privacy=privacy)
     assert not any(bound["independent"] for one in certificate["observers"] for bound in one["bounds"])
     text = " ".join(result.privacy.text().split())
     assert "no bound for independent canaries: the clip norm follows the rows of canaries" in text
-
-
-def test_a_method_of_two_releases_is_measured():
-    certificate, _ = interval(algorithm=Scaffold(local=SOLVER))
-    assert 0 < certificate["measured"] < certificate["claimed"]
-
-
-def test_a_resumed_run_has_the_same_certificate(tmp_path):
-    folder = tmp_path / "run"
-    whole, _ = interval()
-    part = trainer(**AUDITED, folder=folder)
-    with pytest.raises(KeyboardInterrupt):
-        replace(part, callbacks=(Interrupting(3),)).fit()
-    assert part.fit(resume=True).privacy.interval == whole
-    with pytest.raises(Exception, match="audit"):
-        trainer(**AUDITED | {"audit": Interval(canaries=CANARIES - 1)}, folder=folder).fit(resume=True)
 
 
 def test_a_secure_run_is_saved_verified_and_read_again(tmp_path, capsys):
@@ -207,30 +189,6 @@ def test_scores_of_records_have_their_law(monkeypatch, batch):
     assert 0 < found["measured"] < found["claimed"]
 
 
-def test_halved_noise_on_gradients_is_measured_above_the_claim(monkeypatch):
-    def halved(*args, **options):
-        noise, width = client_noise(*args, **options)
-        return noise / 2, width
-
-    monkeypatch.setattr(fedmtl.privacy.local_steps, "client_noise", halved)
-    found, _ = interval(**RECORDS)
-    assert found["measured"] > found["claimed"]
-
-
-def test_a_secure_run_of_records_is_resumed_and_verified(tmp_path):
-    folder = tmp_path / "run"
-    privacy = replace(RECORDS["privacy"], source="secure")
-    part = trainer(**AUDITED | RECORDS | {"privacy": privacy, "folder": folder})
-    with pytest.raises(KeyboardInterrupt):
-        replace(part, callbacks=(Interrupting(1),)).fit()
-    assert part.fit(resume=True).privacy.interval["unit"] == "record"
-    assert {check.name for check in verify(folder).checks if check.verdict == "FAILED"} == set()
-    seeded = replace(part, privacy=RECORDS["privacy"], folder=tmp_path / "seeded")
-    with pytest.raises(KeyboardInterrupt):
-        replace(seeded, callbacks=(Interrupting(1),)).fit()
-    assert seeded.fit(resume=True).privacy.interval == replace(seeded, folder=None).fit().privacy.interval
-
-
 TASKS = load_synthetic_tasks(tasks=20, train_examples=15, test_examples=10, features=20, public_examples=30)
 ACTIVATIONS = {"data": TASKS, "audit": Interval(canaries=400)}
 
@@ -245,33 +203,45 @@ def test_activations_measure_less_than_they_claim(case):
     assert found["measured"] > 1 or case == "pp_dmtl"
 
 
-@pytest.mark.parametrize("case", ["learner", "p2p"])
-def test_halved_noise_of_activations_is_measured_above_the_claim(monkeypatch, case):
-    original = Activations._units
+KINDS: dict[str, tuple[Callable[..., Trainer], Any, str, int]] = {  # runs, where their noise is made, and a middle step
+    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.rounds, "release_noise", 3),
+    "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.local_steps, "client_noise", 1),
+    "learner": (partial(one_at_a_time, "learner", **ACTIVATIONS), Activations, "_units", 103),
+    "p2p": (partial(one_at_a_time, "p2p", **ACTIVATIONS), Activations, "_units", 103),
+}
 
-    def halved(*args):
-        noise, widths = original(*args)
-        return noise / 2, widths
 
-    monkeypatch.setattr(Activations, "_units", halved)
-    found = one_at_a_time(case, **ACTIVATIONS).fit().privacy.interval
+@pytest.mark.parametrize("kind", KINDS)
+def test_halved_noise_is_measured_above_the_claim(monkeypatch, kind):
+    make, place, name, _ = KINDS[kind]
+    original = getattr(place, name)
+
+    def halved(*args, **options):
+        noise, width = original(*args, **options)
+        return noise / 2, width
+
+    monkeypatch.setattr(place, name, halved)
+    found = make().fit().privacy.interval
     assert found["measured"] > found["claimed"]
 
 
-@pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_activations_are_resumed_and_verified(tmp_path, source):
-    folder = tmp_path / "run"
-    options = ACTIVATIONS | {"privacy": replace(LAPLACE, source=source)}
-    part = one_at_a_time("learner", **options, folder=folder)
+@pytest.mark.parametrize(("kind", "source"), [("rounds", "seeded"), ("learner", "seeded"), ("records", "seeded"),
+                                              ("records", "secure"), ("learner", "secure")])  # fmt: skip
+def test_a_resumed_run_has_the_same_certificate_and_is_verified(tmp_path, kind, source):
+    make, _, _, step = KINDS[kind]
+    run = make()
+    run = replace(run, privacy=replace(run.privacy, source=source))
+    part = replace(run, folder=tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        replace(part, callbacks=(Interrupting(103),)).fit()
+        replace(part, callbacks=(Interrupting(step),)).fit()
     found = part.fit(resume=True).privacy.interval
-    assert (folder / "private" / "ledger.jsonl").is_file()
-    checks = {check.name: check.verdict for check in verify(folder).checks}
+    checks = {check.name: check.verdict for check in verify(tmp_path / "run").checks}
     assert "FAILED" not in checks.values()
     assert checks["interval"] == "confirmed"
     if source == "seeded":
-        assert found == one_at_a_time("learner", **options).fit().privacy.interval
+        assert found == run.fit().privacy.interval
+        with pytest.raises(ResumeError, match="audit"):
+            replace(part, audit=Interval(canaries=7)).fit(resume=True)
 
 
 def test_activations_without_one_claim_for_all_canaries_are_refused():

@@ -47,19 +47,18 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-4)])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_order_chunks_and_threads_do_not_matter(name, dtype, tolerance):
-    common = {"algorithm": ALGORITHMS[name], "dtype": dtype, "model": models.mlp(hidden=4, dropout=0.3)}
+def test_order_chunks_and_threads_do_not_matter(name):
+    common = {"algorithm": ALGORITHMS[name], "model": models.mlp(hidden=4, dropout=0.3)}
     expected = run_of(**common)
     order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
     others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]
     others += [{"execution": Execution(n, 0)} for n in (1, 3)]
     others += [{"execution": Execution(threads=2)}]
     for other in others:
-        assert_close(run_of(**common | other), expected, tolerance)
+        assert_close(run_of(**common | other), expected, 1e-10)
     with pytest.raises(AssertionError):
-        assert_close(run_of(**common | {"seed": 1}), expected, tolerance)
+        assert_close(run_of(**common | {"seed": 1}), expected, 1e-10)
 
 
 @pytest.mark.parametrize("schedule", [FixedCohort(cohort=4), FullParticipation()], ids=["fixed", "full"])
@@ -99,20 +98,6 @@ def test_client_that_never_took_part_is_personalized():
             gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
             row = row - lr * (gradient + lam * (row - mean))
         torch.testing.assert_close(result.personal[client], row, rtol=1e-10, atol=1e-12)
-
-
-def test_models_reproduce_the_reported_accuracy():
-    result = trainer(model=models.mlp(hidden=4, dropout=0.4)).fit()
-    for place, client in enumerate(DATA.ids):
-        part = slice(int(DATA.test.offsets[place]), int(DATA.test.offsets[place + 1]))
-        x, y = DATA.test.x[part].double(), DATA.test.y[part]
-        for model, score in (
-            (result.model_for(client), result.personal_accuracy[client]),
-            (result.shared_model(), result.shared_accuracy[client]),
-        ):
-            assert not model.training
-            assert (model(x).argmax(1) == y).double().mean().item() == pytest.approx(score)
-    assert any(not torch.equal(result.personal[0], row) for row in result.personal[1:])
 
 
 def test_regression_end_to_end():

@@ -166,7 +166,7 @@ def test_exact_points(case, reference, tmp_path):
             assert size > rows * all_bytes // all_rows, "no row is behind those that the checkpoint names"
         elif point in ("writing", "written"):
             assert (folder / "private/checkpoint.safetensors.tmp").exists()
-        step += 5
+        step += 4
     assert not run(case, folder, resume=True)[0]
     assert_same(folder, expected)
     assert charged_uses(case, folder) == ROUNDS
@@ -245,7 +245,7 @@ def test_secure_budget_pays_for_a_crash(tmp_path):
 def test_secure_random_times(case, reference, tmp_path):
     _, seconds = reference(case)
     clock = random.Random(f"secure {case}")
-    capacity = 60
+    capacity = ROUNDS + 20
     privacy = {"source": "secure", "epsilon": 1e3 if case in BY_PARTICIPATION else budget_of(capacity)}
     kills, chains = 0, 0
     while kills < KILLS:
@@ -267,10 +267,3 @@ def test_secure_random_times(case, reference, tmp_path):
             found["stopped"] == "budget" and found["rounds"] < ROUNDS and spent == capacity
         )
         assert found["epsilon"] == pytest.approx(epsilon(spent), rel=1e-3)
-
-
-def test_secure_noise_is_fresh(tmp_path):
-    for name in "ab":
-        run("fedavg", tmp_path / name, privacy={"source": "secure"}, rounds=2)
-    first, second = (load_file(tmp_path / n / "public/model.safetensors") for n in "ab")
-    assert not any(torch.equal(first[key], second[key]) for key in first)

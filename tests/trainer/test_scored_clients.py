@@ -1,17 +1,33 @@
-"""Clients without test examples train, and are left out of every mean of test scores."""
+"""Who is scored: a sample of clients, with the numbers of a run that evaluates all; only those with test examples."""
 
 import csv
-import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
-from fedmtl import FedAvg, Finetune, Local, LocalSGD, Trainer, models
+from fedmtl import (
+    PMTL,
+    ClientPrivacy,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    PoissonSampling,
+    Result,
+    Trainer,
+    models,
+)
+from fedmtl.cli.config import compose, resolve, settings
+from fedmtl.cli.inspect import verify
 from fedmtl.data import Examples, FederatedDataset
-from fedmtl.privacy import FullParticipation
+from fedmtl.errors import ConfigError
+from fedmtl.trainer.evaluation import evaluated_clients
 from tests import small
 from tests.helpers import ragged_classification, regression
 
@@ -23,17 +39,145 @@ def without_test(data: FederatedDataset, clients: list[int]) -> FederatedDataset
     counts = data.test.counts.clone()
     counts[clients] = 0
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return dataclasses.replace(data, test=Examples(data.test.x[kept], data.test.y[kept], offsets))
+    return replace(data, test=Examples(data.test.x[kept], data.test.y[kept], offsets))
 
 
-def trained(data: FederatedDataset, algorithm, folder=None, **options):
-    return small.trainer(algorithm=algorithm, data=data, rounds=3, folder=folder, **options).fit()
+SOLVER = LocalSGD(lr=0.1, epochs=2, batch_size=3)
+DATA = without_test(ragged_classification(clients=30), [4, 9])
+TESTED = 28
+
+
+def trained(folder=None, **options):
+    settings = {
+        "algorithm": PMTL(local=SOLVER),
+        "data": DATA,
+        "schedule": PoissonSampling(cohort=5),
+        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-3),
+        "metrics": ("auc",),
+        "baselines": ("local", "fedavg"),
+    }
+    return small.trainer(rounds=4, eval_every=2, folder=folder, **settings | options).fit()
+
+
+def test_the_scores_are_those_of_a_run_that_evaluates_all():
+    some, every = trained(evaluate_clients=12), trained()
+    assert some.epsilon == every.epsilon
+    assert len(set(some.evaluated)) == 12
+    assert set(some.evaluated) <= set(every.personal_accuracy)  # of those with something to test on
+    names = list(some.evaluated)
+    assert list(some.personal_accuracy) == names
+    assert all(run.evaluated == some.evaluated for run in some.baselines.values())
+    for mine, other in ((some, every), *((some.baselines[name], every.baselines[name]) for name in some.baselines)):
+        rows = [every.ids.index(name) for name in names]
+        torch.testing.assert_close(mine.personal, other.personal[rows], rtol=1e-12, atol=1e-12)
+        for metric in ("accuracy", "loss", "auc"):
+            expected = {name: value for name, value in other.by_client[metric].items() if name in names}
+            assert mine.by_client[metric] == pytest.approx(expected, rel=1e-12)
+            assert mine.final[metric] == pytest.approx(np.mean(list(expected.values())), rel=1e-12)
+        if mine.shared is not None:
+            assert torch.equal(mine.shared, other.shared)
+            shared = {name: other.shared_accuracy[name] for name in names}
+            assert mine.shared_accuracy == pytest.approx(shared)
+            assert mine.final["global_accuracy"] == pytest.approx(np.mean(list(shared.values())))
+
+
+def test_the_standard_error_is_that_of_a_sample_without_replacement(tmp_path):
+    run = trained(tmp_path, evaluate_clients=12)
+    scores = np.array(list(run.personal_accuracy.values()))
+    error = scores.std(ddof=1) / math.sqrt(12) * math.sqrt(1 - 12 / TESTED)
+    written = json.loads((tmp_path / "private/result.json").read_text())
+    assert written["standard_error"] == pytest.approx(error)
+    assert written["clients"] == 30
+    assert written["scored_clients"] == 12
+    assert "30 clients (12 of them evaluated)" in run.summary()
+    assert f"standard error of the means: accuracy {error:.3f}, auc 0" in run.summary()
+    assert "standard error" not in trained(evaluate_clients=TESTED).summary()
+
+
+def test_the_mean_of_all_samples_is_that_of_all_clients_and_their_spread_the_standard_error():
+    problem = Trainer(
+        algorithm=PMTL(local=SOLVER), data=DATA, model=models.softmax_regression(), schedule=PoissonSampling(cohort=5),
+        privacy=None, rounds=1,
+    ).problem()  # fmt: skip
+    values = np.random.default_rng(0).normal(size=30)
+    drawn = [evaluated_clients(replace(problem, seed=seed), 7)[0].numpy() for seed in range(500)]
+    problem.executor.close()
+    tested = np.delete(np.arange(30), [4, 9])
+    means = np.array([values[clients].mean() for clients in drawn])
+    error = values[tested].std(ddof=1) / math.sqrt(7) * math.sqrt(1 - 7 / TESTED)
+    assert abs(means.mean() - values[tested].mean()) < 4 * error / math.sqrt(500)
+    assert means.std() == pytest.approx(error, rel=4 / math.sqrt(2 * 500))
+    often = np.bincount(np.concatenate(drawn), minlength=30)
+    assert (often[[4, 9]] == 0).all()
+    assert np.abs(often[tested] / 500 - 7 / TESTED).max() < 0.08
+
+
+def test_who_is_evaluated_does_not_depend_on_the_order_of_clients():
+    turned = DATA.subset(DATA.ids[::-1])
+    one, other = (trained(data=data, evaluate_clients=6, baselines=()) for data in (DATA, turned))
+    assert set(one.evaluated) == set(other.evaluated)
+    assert one.evaluated == other.evaluated[::-1]
+
+
+def test_ids_that_are_positions_of_other_clients_are_evaluated():
+    data = replace(DATA, ids=tuple(map(str, range(29, -1, -1))), verify=False)
+    run = trained(data=data, evaluate_clients=6, baselines=())
+    assert len(run.evaluated) == 6
+    assert set(run.evaluated) <= set(data.ids)
+
+
+def test_files_of_a_run_that_evaluates_some(tmp_path):
+    run = trained(tmp_path, evaluate_clients=6)
+    rows = list(csv.DictReader((tmp_path / "private/clients.csv").open()))
+    assert [row["client"] for row in rows] == list(DATA.ids)
+    assert {row["client"] for row in rows if row["accuracy"]} == set(run.evaluated)
+    with safe_open(tmp_path / "private/models.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["ids"]) == list(run.evaluated)
+        assert torch.equal(file.get_tensor("models"), run.personal)
+    one = next(name for name in DATA.ids if name not in run.evaluated)
+    with pytest.raises(ConfigError, match="is not one of the 6 that were evaluated"):
+        run.model_for(one)
+    assert verify([str(tmp_path)]) == 0
+    again = Result.load(tmp_path)
+    assert (again.evaluated, again.tested, again.ids) == (run.evaluated, TESTED, run.ids)
+    assert torch.equal(again.personal, run.personal)
+    assert again.summary() == run.summary()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    assert torch.equal(again.model_for(run.evaluated[2])(x), run.model_for(run.evaluated[2])(x))
+    assert again.baselines["fedavg"].personal.shape == (6, run.personal.shape[1])
+
+
+def test_finetuning_is_of_these_clients():
+    way = Finetune(local=SOLVER, validation=0.3)
+    some, every = trained(finetune=way, evaluate_clients=8), trained(finetune=way)
+    names = list(some.evaluated)
+    assert some.by_client["accuracy"] == pytest.approx({name: every.by_client["accuracy"][name] for name in names})
+    assert some.finetuned.chosen == {name: every.finetuned.chosen[name] for name in names}
+
+
+@pytest.mark.parametrize(("count", "match"), [(0, "evaluate_clients is 0"), (1.5, "evaluate_clients is 1.5")])
+def test_another_number_is_refused(count, match):
+    with pytest.raises(ConfigError, match=match):
+        trained(evaluate_clients=count)
+
+
+def test_the_command_has_it():
+    assert settings(resolve(compose(("evaluate_clients=15",))))["evaluate_clients"] == 15
+    assert settings(resolve(compose(())))["evaluate_clients"] is None
+    stored = resolve(compose(()))
+    del stored["evaluate_clients"]  # of a folder of before
+    assert settings(stored).get("evaluate_clients") is None
+
+
+# Clients without test examples
 
 
 @pytest.mark.parametrize("algorithm", [Local(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.1))])
 def test_means_are_over_the_clients_that_have_test_examples(algorithm):
     whole = ragged_classification(clients=7)
-    every, some = trained(whole, algorithm), trained(without_test(whole, [2, 5]), algorithm)
+    every, some = (
+        small.trainer(algorithm=algorithm, data=data, rounds=3).fit() for data in (whole, without_test(whole, [2, 5]))
+    )
     torch.testing.assert_close(some.personal, every.personal, rtol=0, atol=0)  # they train all the same
     left = [f"client-{i}" for i in (0, 1, 3, 4, 6)]
     assert list(some.personal_accuracy) == left
@@ -51,7 +195,7 @@ def test_means_are_over_the_clients_that_have_test_examples(algorithm):
 @pytest.mark.usefixtures("real_figures")
 def test_the_folder_has_no_score_for_them(tmp_path):
     data = without_test(ragged_classification(clients=5), [0])
-    trained(data, FedAvg(local=LocalSGD(lr=0.1)), tmp_path, baselines=("local",))
+    small.trainer(data=data, folder=tmp_path, baselines=("local",)).fit()
     rows = list(csv.DictReader((tmp_path / "private" / "clients.csv").open()))
     assert [row["test_examples"] == "0" for row in rows] == [True, False, False, False, False]
     names = ("accuracy", "shared accuracy", "local accuracy")
@@ -64,7 +208,7 @@ def test_the_folder_has_no_score_for_them(tmp_path):
 
 def test_a_regression_leaves_them_out_of_every_error():
     data = without_test(regression(clients=4), [1])
-    run = trained(data, Local(local=LocalSGD(lr=0.05)), model=models.linear_regression())
+    run = small.trainer(algorithm=Local(local=LocalSGD(lr=0.05)), data=data, model=models.linear_regression()).fit()
     kept = [0, 2, 3]
     errors, variances, squares, all_targets = [], [], 0.0, []
     for i in kept:

@@ -332,29 +332,41 @@ def test_baselines_are_runs_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "said"),
     [
-        ({"rounds": 0}, r"Trainer\.rounds is 0"),
-        ({"dtype": "float16"}, r"Trainer\.dtype is 'float16'; accepted: 'float32', 'float64'"),
-        ({"eval_every": 0}, r"Trainer\.eval_every is 0"),
-        ({"checkpoint_every": -1}, r"Trainer\.checkpoint_every is -1"),
-        (
-            {"schedule": PoissonSampling(cohort=CLIENTS + 1)},
-            r"PoissonSampling\.cohort is 13, but there are only 12",
-        ),
-        ({"schedule": COHORT}, r"schedule is 4; give a sampler"),
-        ({"schedule": PoissonSampling}, r"schedule is .*PoissonSampling.*; give a sampler"),
-        ({"algorithm": "pmtl"}, r"algorithm is 'pmtl'; give an algorithm object"),
-        ({"algorithm": PMTL}, r"algorithm is .*PMTL.*; give an algorithm object"),
-        ({"privacy": 4.0}, r"privacy is 4\.0; give ClientPrivacy"),
-        ({"baselines": "local"}, r"baselines is 'local'; give a list"),
-        ({"baselines": ("fedava",)}, r"baselines has 'fedava'; accepted: apfl, ditto, fedavg, .*, local, .*pmtl"),
-        ({"baselines": ("local", Local())}, r"baselines has 'local' twice"),
+        ({"rounds": 0}, "Trainer.rounds is 0"),
+        ({"dtype": "float16"}, "Trainer.dtype is 'float16'; accepted: 'float32', 'float64'"),
+        ({"eval_every": 0}, "Trainer.eval_every is 0"),
+        ({"checkpoint_every": -1}, "Trainer.checkpoint_every is -1"),
+        ({"schedule": PoissonSampling(cohort=CLIENTS + 1)}, "PoissonSampling.cohort is 13, but there are only 12"),
+        ({"schedule": COHORT}, "schedule is 4; give a sampler"),
+        ({"schedule": PoissonSampling}, "schedule is <class 'fedmtl"),
+        ({"algorithm": "pmtl"}, "algorithm is 'pmtl'; give an algorithm object"),
+        ({"algorithm": PMTL}, "algorithm is <class 'fedmtl"),
+        ({"privacy": 4.0}, "privacy is 4.0; give ClientPrivacy"),
+        ({"baselines": "local"}, "baselines is 'local'; give a list"),
+        ({"baselines": None}, "baselines is None; give a list, such as"),
+        ({"baselines": ("fedava",)}, "baselines has 'fedava'; accepted: apfl, ditto, fedavg"),
+        ({"baselines": [3]}, "baselines has 3; accepted: apfl, ditto, fedavg"),
+        ({"baselines": ("local", Local())}, "baselines has 'local' twice"),
+        ({"model": "mlpp"}, "model is 'mlpp'; give a module, a function of the data's DataSpec"),
+        ({"model": None}, "model is None; give a module"),
+        ({"model": nn.Linear}, "model is <class 'torch.nn.modules.linear.Linear'>; give a module"),
+        ({"callbacks": [print]}, "callbacks is [<built-in function print>]; give a list of objects of classes"),
+        ({"callbacks": print}, "callbacks is <built-in function print>; give a list of objects"),
+        ({"folder": 3}, "folder is 3; give a path, as text or Path, or None"),
+        ({"data": [1]}, "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping"),
+        ({"data": "digitz"}, "data.name is 'digitz'; accepted: "),
+        ({"execution": 3}, "execution is 3; give Execution"),
+        ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
+        ({"seed": "a"}, "Trainer.seed is 'a'; it must be a whole number"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_cannot_be(settings, said):
+    with pytest.raises(ConfigError) as caught:
         trainer(**settings)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("below", ["", "run"])
