@@ -27,10 +27,9 @@ from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_down, rounded_up
 from ..errors import DataError
-from ..privacy.accounting.library import TOLERANCE, library_epsilon
+from ..privacy.accounting.library import TOLERANCE
 from ..privacy.audit import Claim, Claims, Setup
-from ..privacy.audit.lines import Charges, differences, read_charges
-from ..privacy.audit.setup import composition
+from ..privacy.audit.lines import Reading, differences
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
 from ..privacy.noise.banded import Bands
@@ -53,7 +52,6 @@ which has the hashes of the public files and of private/manifest.json, and that 
 the ledger. Without a published seal, who can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
 files that no list has (baselines, files of clients), and a second copy of the run that was continued."""
-_UNLIMITED = 1 << 62
 _ROWS = "row noise of "
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 _SAMPLERS = {sampler.__name__: sampler for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)}
@@ -197,9 +195,15 @@ class _Run:
                 self.chain, self.broken = None, "the last line is torn; fedmtl resume drops it"
 
     @property
-    def header(self) -> dict[str, Any] | None:
+    def header(self) -> Mapping[str, Any] | None:
         """Return the first line of the ledger; None without a chain."""
-        return None if self.chain is None else self.chain.lines[0]
+        return None if self.chain is None else self.ledger.header
+
+    @cached_property
+    def ledger(self) -> Reading:
+        """Return what the ledger says."""
+        assert self.chain is not None
+        return Reading(self.chain.lines)
 
     @property
     def secret(self) -> bool:
@@ -207,38 +211,9 @@ class _Run:
         return self.report.get("search") is not None
 
     @cached_property
-    def charges(self) -> Charges:
-        """Return what the ledger charges."""
-        assert self.chain is not None
-        return read_charges(self.chain.lines)
-
-    @cached_property
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint; None without one."""
         return Checkpoint.read(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
-
-    @cached_property
-    def kinds(self) -> list[dict[str, Any]]:
-        """Return the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``."""
-        return list((self.header or {})["kinds"])
-
-    @cached_property
-    def kind_of(self) -> np.ndarray:
-        """Return (m,) int64, the kind of each account: a single one where all clients are charged for every step."""
-        header = self.header or {}
-        return np.array(header.get("kind_of", [0] * header["accounts"]), dtype=np.int64)
-
-    @cached_property
-    def caps(self) -> np.ndarray:
-        """Return (m,) int64, most uses of each account."""
-        caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
-        return np.array(caps, dtype=np.int64)[self.kind_of]
-
-    @cached_property
-    def uses(self) -> np.ndarray:
-        """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
-        uses, rest = self.charges.uses(len(self.kind_of)), self.charges.remaining
-        return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
 
 
 # The files
@@ -311,7 +286,7 @@ def _settings(run: _Run) -> _Answer:
     if header is None or header.get("privacy") is None:
         return None
     privacy, schedule = header["privacy"], header.get("schedule")
-    made = {"noise_multiplier": max(kind["multiplier"] for kind in run.kinds), "budget": privacy["epsilon"]}
+    made = {"noise_multiplier": max(kind["multiplier"] for kind in run.ledger.kinds), "budget": privacy["epsilon"]}
     made |= {key: privacy[key] for key in ("source", "clip_norm", "mechanism")}
     made |= {key: header[key] for key in ("refuted", "delta", "sampler", "records") if key in header}
     assumed, facts = OF_RECORDS, {"mechanism": privacy["mechanism"], "delta": header["delta"]}
@@ -332,7 +307,7 @@ def _settings(run: _Run) -> _Answer:
     if schedule is not None:
         wrong += differences(schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
     text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
-    for kind in run.kinds:
+    for kind in run.ledger.kinds:
         weights = kind["price"]["weights"]
         own = {} if weights is None or "releases" in header else {"weights": normalized(weights)}
         wrong += differences(kind["price"], facts | own, text)
@@ -392,7 +367,9 @@ def _population(run: _Run) -> list[str]:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
     if "releases" in header or "schedule" not in header:
         return []
-    pairs = [(run.kinds[k]["price"]["sampled"], count) for k, count in zip(run.kind_of, counts, strict=True)]
+    pairs = [
+        (run.ledger.kinds[k]["price"]["sampled"], count) for k, count in zip(run.ledger.kind_of, counts, strict=True)
+    ]
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
     if not all(math.isclose(rate, min(1.0, batch / count), rel_tol=1e-9) for rate, count in pairs):
         return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
@@ -408,13 +385,7 @@ def _charges(run: _Run) -> _Answer:
         return None
     if run.secret:
         raise _NotCovered("a search: its runs have ledgers of their own, which stay private")
-    charges, schedule = run.charges, header.get("schedule")
-    over = int((charges.uses(len(run.kind_of)) > run.caps).sum())
-    by_client = schedule is None or schedule["per_participation"]
-    wrong = [*charges.problems, *(_cohort_problems(run, header) if by_client else ())]
-    wrong += _band_problems(header, charges)
-    if over:
-        wrong.append(f"{over} clients are charged above their caps")
+    charges, wrong = run.ledger.charges, run.ledger.problems()
     steps, done = {step for _, step, _ in charges.steps}, int(result["rounds"])
     if sum(0 <= step < done for step in steps) < done:
         wrong.append(f"{done} steps are done, and not all of them are charged")
@@ -425,67 +396,18 @@ def _charges(run: _Run) -> _Answer:
     planned = result.get("planned_rounds")
     if planned is not None and steps and max(steps) >= planned:
         wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
-    if "releases" not in header:
-        releases = int(run.uses @ np.array([kind["price"]["sums"] for kind in run.kinds])[run.kind_of])
-    else:
-        releases = (len(charges.steps) if by_client else int(run.uses[0])) * len(header["releases"])
-    if run.report.get("releases") != releases:
-        wrong.append(f"privacy.json has {run.report.get('releases')} releases, the ledger charges {releases}")
+    stated, releases = run.report.get("releases"), run.ledger.releases
+    if stated != releases:
+        wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
     if bool(run.report.get("remaining_charged")) != (charges.remaining is not None):
         wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
     text = f"{len(charges.steps):,} steps, in order and each once"
-    if by_client:
-        what = "activations" if schedule is None else "participations"
-        text += f"; at most {int(run.uses.max(initial=0))} {what} of one client"
+    if run.ledger.by_client:
+        what = "participations" if "schedule" in header else "activations"
+        text += f"; at most {int(run.ledger.uses.max(initial=0))} {what} of one client"
     if header.get("bands"):
         text += f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
     return wrong, text + (", the rest after an early stop included" if charges.remaining is not None else "")
-
-
-def _cohort_problems(run: _Run, header: Mapping[str, Any]) -> list[str]:
-    """Return the charged cohorts that the sampler does not draw, or activations of several clients.
-
-    In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each other at
-    least; local steps are not charged to clients that have reached their caps.
-    """
-    n, problems = len(run.kind_of), []
-    schedule = header.get("schedule", {"class": "BoundFixed", "cohort": 1})
-    kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
-    latest = np.full(n, -(1 << 40))  # turns
-    for _, step, clients in run.charges.steps:
-        if clients is None or len(set(clients)) < len(clients):
-            problems.append(f"step {step} has no cohort of distinct clients")
-            continue
-        members = np.array(clients, dtype=np.int64)
-        fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
-        if kind == "BoundFull":
-            fits = not np.delete(taken < run.caps, members).any()
-        elif kind == "BoundCyclic":
-            distance = np.abs(step - latest[members])
-            fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
-            latest[members] = step
-        if not fits:
-            problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
-        taken[members] += 1
-    return problems
-
-
-def _band_problems(header: Mapping[str, Any], charges: Charges) -> list[str]:
-    """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, turns of a
-    client that follow each other within the bands in one session."""
-    bands, last = header.get("bands"), dict[tuple[int, int], int]()
-    if header["privacy"].get("bands") is not None and not bands:
-        return ["the settings have bands of noise, and the ledger has none"]
-    if not bands:
-        return []
-    problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
-    for session, step, clients in charges.steps:
-        session *= not header["replays_free"]  # seeded sessions continue with the same noise
-        for client in clients or ():
-            if step - last.get((session, client), -len(bands)) < len(bands):
-                problems.append(f"step {step} follows another turn of client {client} within {len(bands)} rounds")
-            last[session, client] = step
-    return problems
 
 
 def _epsilon(run: _Run) -> _Answer:
@@ -504,22 +426,15 @@ def _epsilon(run: _Run) -> _Answer:
     if run.secret:
         raise _NotCovered("that of a search is not computed again")
     if header["refuted"] is not None:
-        wrong = [f"epsilon is {claim}, and the accounting is refuted"] if claim != "inf" and run.uses.any() else []
+        wrong = (
+            [f"epsilon is {claim}, and the accounting is refuted"] if claim != "inf" and run.ledger.uses.any() else []
+        )
         return wrong, "infinite: the published accounting does not hold"
     if not isinstance(claim, (int, float)):
         return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
-    most = [int(run.uses[run.kind_of == k].max(initial=0)) for k in range(len(run.kinds))]
-    charged = [
-        (Price.from_dict(kind["price"]), kind["multiplier"], uses)
-        for kind, uses in zip(run.kinds, most, strict=True)
-        if uses
-    ]
-    tested = charged[:: max(1, math.ceil(len(charged) / _KINDS))]
-    bounds = [library_epsilon(composition(*one), header["delta"], float(claim)) for one in tested]
-    least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
+    least, among = run.ledger.least_epsilon(float(claim), _KINDS)
     if least is None:
         raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")
-    among = "" if len(tested) == len(charged) else f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
     text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
     return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
 
@@ -542,9 +457,9 @@ def _interval(run: _Run) -> _Answer:
     if header is None:
         raise _NotCovered("the price and the uses that bounds are made of are in the ledger, which is not here")
     account = interval["account"]
-    uses = {"uses": int(run.uses[account]), "delta": header["delta"], "claimed": run.report.get("epsilon")}
+    uses = {"uses": int(run.ledger.uses[account]), "delta": header["delta"], "claimed": run.report.get("epsilon")}
     wrong = differences(interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report")
-    again = with_bounds(interval | uses, Price.from_dict(run.kinds[run.kind_of[account]]["price"]))
+    again = with_bounds(interval | uses, Price.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"]))
     pairs = [(interval["measured"], again["measured"])]
     for stated, made in zip(interval["observers"], again["observers"], strict=True):
         bounds = zip(stated["bounds"], made["bounds"], strict=True)

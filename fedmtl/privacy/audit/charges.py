@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
-from ..accounting.library import TOLERANCE, library_epsilon
+from ..accounting.library import TOLERANCE
 from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
-from .lines import Charges, differences, read_charges
+from .lines import Reading, differences
 from .play import activation, rounds, silence, stated_multiplier
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Claims, Setup
 
@@ -52,13 +52,10 @@ def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
         findings.append(exact("charges: cap on uses", len(past.wrong), "; ".join(past.wrong[:3]) or detail))
         if not past.steps and not past.wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
-    elif caps is not None:
-        over = int((made.uses - caps).max())
-        findings.append(too_large("charges: cap on uses", over, 0, "uses of one client above its cap"))
     findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
     uses = most if setup.gradients is not None else most.max(keepdims=True)
     findings += [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    return [*findings, _by_library(setup, claims, np.minimum(uses, setup.steps))]
+    return [*findings, _by_library(claims, made.ledger)]
 
 
 # What a price says
@@ -98,13 +95,13 @@ def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
 # The ledger, by the audit's own reader
 
 
-def _read(path: Path) -> Charges:
-    return read_charges([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+def _read(path: Path) -> Reading:
+    return Reading([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
 def _by_step(path: Path) -> list[list[int]]:
     """Return the clients that each step of a ledger file is charged to; -2 of a step that is not charged."""
-    steps = _read(path).by_step()
+    steps = _read(path).charges.by_step()
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
@@ -117,12 +114,14 @@ class _Made:
         again: second or unpaid times that were accepted.
         steps: how many.
         uses: (m,) of the accounts.
+        ledger: what was written.
     """
 
     wrong: list[str]
     again: int
     steps: int
     uses: np.ndarray
+    ledger: Reading
 
 
 def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterator[_Block]]) -> _Made:
@@ -161,7 +160,8 @@ def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterat
                         break
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
-        wrong += _read(path).problems
+        ledger = _read(path)
+        wrong += ledger.problems()
     if not setup.one_at_a_time:  # a run without a folder counts its charges in memory
         with closing(setup.open(seed)) as memory:
             made = sum(1 for _ in rounds(setup, memory))
@@ -169,24 +169,22 @@ def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterat
             wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
     happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=channel.account.uses.shape[1])
     try:
-        wrong += _misstated(setup, claims, channel, len(charged), happened)
+        wrong += _misstated(setup, claims, channel, ledger, happened)
     except PrivacyError as error:  # no figure for so many uses
         wrong.append(str(error))
-    return _Made(wrong, again, len(charged), happened)
+    return _Made(wrong, again, len(charged), happened, ledger)
 
 
 def _misstated(
-    setup: Setup, claims: Claims, channel: Rounds | Activations, steps: int, happened: np.ndarray
+    setup: Setup, claims: Claims, channel: Rounds | Activations, ledger: Reading, happened: np.ndarray
 ) -> list[str]:
-    """Return what the account and the report say otherwise than ``happened``, (m,) uses of the accounts, in so many
-    steps."""
-    wrong, report, made = list[str](), channel.report, steps * len(setup.releases)
+    """Return what the account and the report say otherwise than the ledger and ``happened``, (m,) uses of the
+    accounts."""
+    wrong, report = list[str](), channel.report
     if channel.account.uses[0].tolist() != happened.tolist():
         wrong.append("the account has other uses than happened")
-    if setup.gradients is not None:
-        made = int((happened * setup.records.local_steps).sum())
-    if report.releases != made:
-        wrong.append(f"{made} releases happened, the report has {report.releases}")
+    if report.releases != ledger.releases:
+        wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
     if claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
         wrong.append("the published accounting does not hold, and the report states its figure without the reason")
     if report.delta != setup.delta:
@@ -293,23 +291,17 @@ def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
     return too_large("charges: budget", ratio, _SLACK, detail)
 
 
-def _by_library(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
-    """Check that no epsilon after ``uses`` (m,) of the accounts is below what dp-accounting makes of the charges."""
-    figures = {k: claims.spent(k, int(uses[k])) for k in claims.accounts}
-    finite = [k for k in claims.accounts if math.isfinite(figures[k])]
-    ordered = sorted(finite, key=lambda k: -figures[k] / max(1, int(uses[k])))
-    check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
-    places = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _EXAMINED)).round().astype(int))
-    for k in (ordered[place] for place in places):  # the highest and the lowest figure a use among them
-        library = library_epsilon(claims.composition(k, int(uses[k])), setup.delta, figures[k])
-        if library is None:
-            lacking = "dp-accounting lacks a law of the run"
-            continue
-        ratio = library / figures[k] if figures[k] > 0 else (math.inf if library else 0.0)
-        if not ratio <= worst:
-            worst, of = ratio, f"epsilon {rounded_up(figures[k], 5)} of {uses[k]} uses"
-            text = f"{of}, by dp-accounting {library:.5g}"
-    return too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)
+def _by_library(claims: Claims, ledger: Reading) -> Finding:
+    """Check that epsilon after all that a ledger charges is not below what dp-accounting makes of its prices."""
+    check, figure = "charges: epsilon by dp-accounting", max(claims.spent(k, u) for k, u in enumerate(ledger.uses))
+    if ledger.header["refuted"] is not None or not math.isfinite(figure):
+        return skipped(check, "no finite epsilon is stated")
+    least, among = ledger.least_epsilon(figure, _EXAMINED)
+    if least is None:
+        return skipped(check, "dp-accounting lacks a law of the run")
+    ratio = least / figure if figure > 0 else (math.inf if least else 0.0)
+    text = f"epsilon {rounded_up(figure, 5)}, by dp-accounting {least:.5g}{among}"
+    return too_large(check, ratio, 1 + TOLERANCE, text)
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:

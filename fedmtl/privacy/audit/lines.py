@@ -1,14 +1,23 @@
-"""The lines of a ledger, read by code that the ledger does not use: what they charge, and what no run writes."""
+"""The lines of a ledger, read by code that no run uses: what they charge, what no run writes, and what it costs.
+
+The audit reads the ledgers of the runs that it makes, ``fedmtl verify`` those of finished ones.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ..accounting.library import library_epsilon
+from ..price import Price
+from .setup import composition
+
+_UNLIMITED = 1 << 62
 _BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
 
 
@@ -100,3 +109,131 @@ def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:
         if wrong is not None:
             charges.problems.append(f"line {number}: {wrong}")
     return charges
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a ledger says.
+
+    Attributes:
+        lines: of the file, the header first.
+    """
+
+    lines: Sequence[Mapping[str, Any]]
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """Return the first line."""
+        return self.lines[0]
+
+    @cached_property
+    def charges(self) -> Charges:
+        """Return what the lines charge."""
+        return read_charges(self.lines)
+
+    @cached_property
+    def kinds(self) -> list[dict[str, Any]]:
+        """Return the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``."""
+        return list(self.header["kinds"])
+
+    @cached_property
+    def kind_of(self) -> np.ndarray:
+        """Return (m,) int64, the kind of each account: a single one where all clients are charged for every step."""
+        return np.array(self.header.get("kind_of", [0] * self.header["accounts"]), dtype=np.int64)
+
+    @cached_property
+    def caps(self) -> np.ndarray:
+        """Return (m,) int64, most uses of each account."""
+        caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
+        return np.array(caps, dtype=np.int64)[self.kind_of]
+
+    @cached_property
+    def uses(self) -> np.ndarray:
+        """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
+        uses, rest = self.charges.uses(len(self.kind_of)), self.charges.remaining
+        return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
+
+    @property
+    def by_client(self) -> bool:
+        """Return whether clients are charged for the steps in which they take part."""
+        return "schedule" not in self.header or bool(self.header["schedule"]["per_participation"])
+
+    @property
+    def releases(self) -> int:
+        """Return the number of releases that are charged."""
+        if "releases" not in self.header:
+            return int(self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of])
+        steps = len(self.charges.steps) if self.by_client else int(self.uses[0])
+        return steps * len(self.header["releases"])
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the lines: steps, cohorts, caps, and turns too close for correlated noise."""
+        cohorts = self._cohorts() if self.by_client else []
+        over = int((self.charges.uses(len(self.kind_of)) > self.caps).sum())
+        above = [f"{over} clients are charged above their caps"] if over else []
+        return [*self.charges.problems, *cohorts, *self._bands(), *above]
+
+    def least_epsilon(self, near: float, most: int) -> tuple[float | None, str]:
+        """Return the largest epsilon of the kinds of accounts by ``dp_accounting``, each with its most charged uses, or
+        None where that does not have the law of their noise; and which of them were computed, in words.
+
+        Args:
+            near: the epsilon that it is compared with.
+            most: kinds that are computed.
+        """
+        uses = [int(self.uses[self.kind_of == k].max(initial=0)) for k in range(len(self.kinds))]
+        charged = [
+            (Price.from_dict(kind["price"]), kind["multiplier"], count)
+            for kind, count in zip(self.kinds, uses, strict=True)
+            if count
+        ]
+        tested = charged[:: max(1, math.ceil(len(charged) / most))]
+        bounds = [library_epsilon(composition(*each), self.header["delta"], near) for each in tested]
+        least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
+        among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
+        return least, "" if len(tested) == len(charged) else among
+
+    def _cohorts(self) -> list[str]:
+        """Return the charged cohorts that the sampler does not draw, or activations of several clients.
+
+        In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each
+        other at least; local steps are not charged to clients that have reached their caps.
+        """
+        n, problems = len(self.kind_of), list[str]()
+        schedule = self.header.get("schedule", {"class": "BoundFixed", "cohort": 1})
+        kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
+        latest = np.full(n, -(1 << 40))  # turns
+        for _, step, clients in self.charges.steps:
+            if clients is None or len(set(clients)) < len(clients):
+                problems.append(f"step {step} has no cohort of distinct clients")
+                continue
+            members = np.array(clients, dtype=np.int64)
+            fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
+            if kind == "BoundFull":
+                fits = not np.delete(taken < self.caps, members).any()
+            elif kind == "BoundCyclic":
+                distance = np.abs(step - latest[members])
+                fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
+                latest[members] = step
+            if not fits:
+                problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
+            taken[members] += 1
+        return problems
+
+    def _bands(self) -> list[str]:
+        """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, turns of
+        a client that follow each other within the bands in one session."""
+        header = self.header
+        bands, last = header.get("bands"), dict[tuple[int, int], int]()
+        if header["privacy"].get("bands") is not None and not bands:
+            return ["the settings have bands of noise, and the ledger has none"]
+        if not bands:
+            return []
+        problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
+        for session, step, clients in self.charges.steps:
+            session *= not header["replays_free"]  # seeded sessions continue with the same noise
+            for client in clients or ():
+                if step - last.get((session, client), -len(bands)) < len(bands):
+                    problems.append(f"step {step} follows another turn of client {client} within {len(bands)} rounds")
+                last[session, client] = step
+        return problems
