@@ -135,11 +135,10 @@ def read_table(
     if transform is None and bounds.keys() >= set(features):
         scaled = data.classes is not None or target in ranges
         domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
-    inferred = [*data.inferred, *inferred]
-    if target not in ranges:
-        return replace(data, inferred=tuple(inferred), domain=domain, verify=False)
-    low, high = map(float, ranges[target])
-    return replace(data, inferred=tuple(inferred), domain=domain, limit=1.0, target_range=(low, high), verify=False)
+    scale: dict[str, Any] = {}
+    if target in ranges:
+        scale = {"limit": 1.0, "target_range": tuple(map(float, ranges[target]))}
+    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
 
 
 def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[str, Sequence[float]]) -> None:
