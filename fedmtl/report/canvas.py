@@ -15,17 +15,15 @@ from textwrap import fill
 from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
 from ..errors import ConfigError
 from ._names import METHODS
 
-__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "panels", "plain_ticks", "save", "styles_of"]
+__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "panels", "save", "styles_of"]
 
 STYLE = Path(__file__).parent / "fedmtl.mplstyle"
 """For ``matplotlib.pyplot.style.use``, too."""
@@ -117,11 +115,6 @@ def legend_above(figure: Figure) -> None:
     wide = 0.45 + max(map(len, lines), default=0) * rcParams["font.size"] / 130  # inches of a column
     columns = max(1, int(figure.get_figwidth() / wide))
     figure.legend(list(lines.values()), list(lines), loc="outside upper left", ncols=columns)
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Write the ticks of a logarithmic axis as numbers, such as 0.01."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:

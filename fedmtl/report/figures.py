@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from .._rounding import number_text, rounded_down, rounded_up
 from ..errors import ConfigError, DataError
 from ._names import UNITS, title_of
-from .canvas import INK, MUTED, drawing, legend_above, panels, plain_ticks, styles_of
+from .canvas import INK, MUTED, drawing, legend_above, panels, styles_of
 from .tables import DEVIATION, data_text
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _curve(axes: Axes, rows: History, number: str, title: str, style: dict[str, 
     lowest, highest = axes.dataLim.intervaly
     if number == "objective" and lowest > 0 and highest >= 10 * lowest:  # else a log axis has no marks to read
         axes.set_yscale("log")
-        plain_ticks(axes.yaxis)
+        axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _epsilon_line(axes: Axes, history: History, measured: float | None) -> None:

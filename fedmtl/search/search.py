@@ -53,16 +53,27 @@ from ..privacy import (
 )
 from ..privacy.accounting.selection import halting_probability
 from ..privacy.ledger import read_header
+from ..privacy.report import OUTSIDE
 from ..trainer.engine import Engine
 from ..trainer.folder import RunFolder, write_json
 from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
 from .plan import SCORE_BOUND, SearchPlan, check_candidates, plan_search
-from .report import search_report
 
 SCORE = "search/score"
 """Name of the score's release; no algorithm has one of this name."""
+
+
+SEARCH_OUTSIDE = (
+    OUTSIDE[0],
+    "the list of candidates and the law of the number of repetitions, which are public",
+    "how long the search took, which tells the number of repetitions",
+    "copies of the search's folder that are continued elsewhere, each of which is a search of its own",
+    "the server and the other clients, who take part in every repetition",
+    OUTSIDE[2],
+)
+"""What the epsilon of a search does not cover."""
 
 
 @dataclass(frozen=True)
@@ -390,11 +401,19 @@ class _Search:
         accuracy = (
             "test accuracy" if settings.score_bound is None else f"1 - min(mse, {settings.score_bound:g}) / bound"
         )
-        report = search_report(
-            self.plan.report if run is None else run.privacy,
-            released=run is not None,
+        own = self.plan.report if run is None else run.privacy
+        report = replace(
+            own,
             epsilon=self.plan.epsilon,
             budget=float(self.privacy.epsilon or 0.0),
+            accountant="rdp",
+            observer="public",
+            run=None,  # the ledgers of the runs tell nothing of how many there were
+            ledger_lines=None,
+            ledger_head=None,
+            names=(*own.names, "score"),
+            releases=0 if run is None else own.releases + 1,
+            outside=(*SEARCH_OUTSIDE, *[text for text in own.outside if text not in OUTSIDE]),
             search={
                 "candidates": list(self.names),
                 "mean": settings.mean,

@@ -11,7 +11,7 @@ import numpy as np
 from scores import AS_PUBLISHED, Role, Score, difference, plot, renew_scores, table
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report.canvas import drawing, plain_ticks
+from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse", "auc",
@@ -301,7 +301,7 @@ def plot_tasks(rows: list[Row], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xticks(counts)
         axes.minorticks_off()
-        plain_ticks(axes.xaxis)
+        axes.xaxis.set_major_formatter("{x:g}")
         lines = dict.fromkeys((r["method"], r["epsilon"]) for r in rows)
         lines.pop(("MP-MTL-LR 0.25", math.inf), None)  # without noise rho has no meaning
         for place, (method, epsilon) in enumerate(lines):
