@@ -42,15 +42,11 @@ def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     for place, name in enumerate(dict.fromkeys(names)):
         method, _, more = name.lower().partition(" + ")
         colour = METHODS[method].colour if method in METHODS and more in ("", "finetuning") else ""
-        colour = _darker(colour) if colour and more else colour
+        if colour and more:
+            red, green, blue = to_rgb(colour)
+            colour = to_hex((0.65 * red, 0.65 * green, 0.65 * blue))
         styles[name] = (colour or next(spare), _MARKERS[place % len(_MARKERS)])
     return styles
-
-
-def _darker(colour: str) -> str:
-    """Return a colour with 65% of its light."""
-    red, green, blue = (0.65 * part for part in to_rgb(colour))
-    return to_hex((red, green, blue))
 
 
 def _hues() -> Iterator[str]:
