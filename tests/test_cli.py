@@ -813,6 +813,16 @@ def test_a_folder_is_never_overwritten(finished: tuple[Path, subprocess.Complete
     assert yaml.safe_load((folder / "private" / "config.yaml").read_text())["seed"] == 0
 
 
+def test_a_sweep_overwrites_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-m", *TINY, "baselines=[]", "finetune=none", f"hydra.sweep.dir={tmp_path}"]
+    assert cli.main([*words, "seed=0,1"]) == 0
+    (tmp_path / "0/private/result.json").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/private/*")}
+    assert cli.main([*words, "seed=2,3"]) == 1
+    assert capsys.readouterr().err.count("already holds a run") == 2
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("*/private/*")}
+
+
 def test_a_folder_does_not_say_where_else_a_run_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,8 @@ def train(words: list[str], process: Process) -> int:
     def task(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
+        from ..trainer.folder import RunFolder
+
         hydra, job = HydraConfig.get(), None
         overrides, folder = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
         if options.multirun:
@@ -108,7 +110,8 @@ def train(words: list[str], process: Process) -> int:
         with process.errors(job), _without_empty(folder):
             if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
                 for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
-                    write_config(job.sweep / str(number), run, configs[number])
+                    if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
+                        write_config(job.sweep / str(number), run, configs[number])
             with process.agree():
                 resolved = resolve(without_leftovers(config, overrides))
             result = _run(resolved, folder, process, command=overrides, job=job)
