@@ -1,4 +1,4 @@
-"""Names of settings: where their files are, and the nearest to one that does not exist."""
+"""Names of settings: where their files are, those that are gone, and the nearest to one that does not exist."""
 
 from __future__ import annotations
 
@@ -13,6 +13,51 @@ TRUST: ContextVar[tuple[str, ...]] = ContextVar("TRUST", default=())
 """Modules that this command line trusts, beside this package."""
 EXTRA: ContextVar[Path | None] = ContextVar("EXTRA", default=None)
 """The user's folder of configuration files, searched first."""
+REMOVED = {  # settings of earlier versions, and what there is instead
+    "scale": "an experiment at its paper's size is experiment=NAME_paper",
+    "privacy.observer": "epsilon holds against all other clients",
+    "privacy.accountant": "epsilon is computed from privacy loss distributions",
+    "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
+    **dict.fromkeys(("schedule.latency.low", "schedule.latency.high"), "use law and parameters of scipy.stats there"),
+    "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
+    "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
+    "algorithm.arrivals": "every record is there from the start",
+    "algorithm.departed": "the models of agents that are away count as they were broadcast last",
+    "algorithm.warm_start": "a run starts from algorithm.start, a public constant",
+    "algorithm.warm_lam": "a run starts from algorithm.start, a public constant",
+    **dict.fromkeys(
+        ("guarantee", "privacy.guarantee", "algorithm.guarantee"),
+        "what a paper prescribes is algorithm=NAME_published",
+    ),
+    **dict.fromkeys(
+        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"),
+        "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
+    ),
+    "algorithm.method": "use algorithm=async_learner, public_start or moments",
+    "execution.strategy": "execution.threads=0 computes all clients of a chunk in one batched program",
+    "execution.graphs": "local steps run as they are, on every device",
+    "execution.data": "data are on the run's device",
+    "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
+    "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
+    "client_store": "the tensors that clients keep are read from the files of the run",
+    "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
+    "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
+    "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
+    "algorithm.groups": "every owner answers with its own noise",
+    "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
+    "data.progress": "a bar is there where standard error is a terminal",
+    "data.categories": "use data.bounds={COLUMN: [A, B, ...]}",
+    "algorithm.cap": "an owner answers schedule.per_client times at most",
+    "algorithm.edge": "a value counts that is 5% beyond the spectrum of the noise",
+    "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",
+    "algorithm.threshold": "that of pp_dmtl is algorithm.a2 times algorithm.lam",
+    "algorithm.share": "one release of a mean direction is algorithm=private_prior, of linear models",
+    "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
+}
+for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):
+    REMOVED[f"data={_data}"] = REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
+        "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
+    )
 GUESSED = {  # what other programs call a setting
     "lr": "algorithm.local.lr",
     "eps": "privacy.epsilon",
@@ -32,7 +77,7 @@ def config_folder() -> Path:
 
 
 def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of: str = "") -> ConfigError:
-    """Return the error of a setting that does not exist, with the nearest names.
+    """Return the error of a setting that does not exist: what replaces one of an earlier version, or the nearest names.
 
     Args:
         key: the setting.
@@ -40,6 +85,8 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
         near: keys that may be meant.
         of: the class that has no such setting.
     """
+    if key in REMOVED:
+        return ConfigError(f"{key} is gone: {REMOVED[key]}.")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     names = ", ".join(name for name in accepted if name != "_target_") or "nothing"
     return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {hint}accepted: {names}.")
@@ -47,6 +94,8 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
 
 def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
     """Return the error of an option that a group does not have."""
+    if (text := f"{group}={option}") in REMOVED:
+        return ConfigError(f"{text} is gone: {REMOVED[text]}.")
     close = difflib.get_close_matches(option, accepted, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     return ConfigError(f"{group} has no option {option!r}; {hint}accepted: {', '.join(accepted)}.")
