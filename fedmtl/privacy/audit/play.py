@@ -255,7 +255,7 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
     growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, cohort in rounds(setup, channel, start, stop):
-        use, drawn = channel.account.steps_charged - 1 if setup.uses_differ else 0, _marked(cohort.numpy())
+        use, drawn = channel.account.steps_charged - 1, _marked(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
             noted.clear()

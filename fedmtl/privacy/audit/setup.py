@@ -170,11 +170,6 @@ class Setup:
         """Whether the run takes its coins from the operating system."""
         return self.privacy.source == "secure"
 
-    @property
-    def uses_differ(self) -> bool:
-        """Whether the budget of sums of rows is allocated, so that their uses have different events."""
-        return self.gradients is None and any(plan.allocation is not None for plan in self.releases)
-
     def seeded(self) -> Setup:
         """Return the same with reproducible noise, so that two channels can share it."""
         return replace(self, privacy=replace(self.privacy, source="seeded"))
@@ -187,7 +182,6 @@ class Setup:
         resume: bool = False,
         replicates: int = 1,
         x: Sequence[Tensor] | None = None,
-        fingerprint: str = "audit",
     ) -> Any:
         """Open a channel of the run with another seed, and other rows ``x`` where gradients are multiples of rows."""
         plans: list[ReleasePlan | GradientPlan] = []
@@ -202,7 +196,7 @@ class Setup:
             self.schedule.phrase if isinstance(self.schedule, Clocks) else self.schedule,
             seed=seed,
             steps=self.steps,
-            fingerprint=fingerprint,
+            fingerprint="audit",
             ledger_path=ledger,
             resume=resume,
             replicates=replicates,
