@@ -67,7 +67,7 @@ class OneAtATime(Algorithm):
     @abstractmethod
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
         """Return the function from a client and points (k, D) to the gradients of its records at each of them, see
-        :mod:`fedmtl.privacy.sums`."""
+        :mod:`fedmtl.privacy.records`."""
 
     @abstractmethod
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:

@@ -15,12 +15,12 @@ from .channel import Channel
 from .clip import Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
-from .local_steps import LocalSteps
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
 from .price import Price
 from .quantile import QuantileClip
+from .records import Gradients, LocalSteps
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
 from .rounds import Rounds
@@ -33,7 +33,6 @@ from .samplers import (
     Sampler,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import Gradients
 
 __all__ = [
     "Activations",

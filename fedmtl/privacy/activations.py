@@ -16,14 +16,13 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .account import Account
-from .channel import GRADIENT, Channel
+from .channel import Channel
 from .gradients import GradientPlan
-from .noise.grid import GridValue, client_noise, noised
-from .noise.registry import LAWS
+from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
+from .records import GRADIENT, Gradients, Records
 from .report import SignalToNoise
 from .settings import Privacy
-from .sums import Gradients, RecordDraws, RecordSums
 
 if TYPE_CHECKING:
     from .audit.canaries import RecordCanaries
@@ -65,10 +64,8 @@ class Activations(Channel):
     """The channel of a run whose clients act one at a time.
 
     Attributes:
-        gradients: the plan of the releases.
+        records: what the clients release.
         schedule: one phrase on who acts when, which is public.
-        draws: which records take part in a release.
-        sums: of their gradients.
     """
 
     def __init__(
@@ -82,12 +79,8 @@ class Activations(Channel):
         **options: Any,
     ) -> None:
         super().__init__(settings, account, sources, **options)
-        self.gradients, self.schedule = gradients, schedule
-        self.draws = RecordDraws(gradients, self.sources)
-        norm, claim = LAWS[self.mechanism or "gaussian"].norm, gradients.published
-        if claim is not None and claim.norm is not None:
-            norm = claim.norm
-        self.sums = RecordSums(gradients, bound=self.bound, norm=norm)
+        self.schedule = schedule
+        self.records: Records = self._records_of(gradients)
         self._window: _Window | None = None
         self._place = self._end = 0  # of the next activation, and after the last one that has begun
         self._secure = self.source.name == "secure"
@@ -129,24 +122,21 @@ class Activations(Channel):
     def _acting(self, clients: np.ndarray) -> np.ndarray:
         """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
         these are silent."""
-        n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
+        n, low, high = len(self.records.plan.ids), clients.min(initial=0), clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
                 f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for no client, not "
                 f"{clients.shape} with {low} to {high}."
             )
-        if not self.draws.never_empty:
-            clients = np.where(self.draws.counts[clients] > 0, clients, -1)
-        if self.gradients.at_cap == "silent":
+        clients = np.where(self.records.plan.counts[clients] > 0, clients, -1)
+        if self.records.plan.at_cap == "silent":
             clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
         return clients
 
     def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
-        divisors = np.where(acting >= 0, self.gradients.expected[acting], 1.0)
-        scales = np.zeros(acting.shape)
-        if self.prices is not None:
-            scales = 2 * self.bound * self.prices.of_uses(acting, uses)  # neighbours replace a record
-        nothing = np.zeros((0, self.replicates, self.gradients.dimension))
+        divisors = np.where(acting >= 0, self.records.plan.expected[acting], 1.0)
+        scales = self.records.scales(acting, uses)
+        nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
         acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
         groups, places = _grouped(acting)
         return _Window(first, acting, groups, places, uses, divisors, scales, nothing, np.zeros(0))
@@ -176,15 +166,15 @@ class Activations(Channel):
             (k, n_i) bool; None for all.
         """
         window, start = self._next()
-        drawn = self.draws.of(client, window.uses[start, runs], runs) if self.draws.sampled else None
-        return drawn if drawn is None or self.record_canaries is None else drawn[:, : self.sums.counts[client]]
+        drawn = self.records.drawn(client, window.uses[start, runs], runs) if self.records.sampled else None
+        return drawn if drawn is None or self.record_canaries is None else drawn[:, : self.records.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Return what the next activation releases: clip, sum over records, noise, divide.
 
         Args:
             gradients: of the records of each client in :attr:`acting`, in its replicates: an array (k, n_i) of factors
-                of the client's rows, or a tensor (k, n_i, D), see :mod:`.sums`. One that is not a number counts as
+                of the client's rows, or a tensor (k, n_i, D), see :mod:`.records`. One that is not a number counts as
                 zero.
 
         Returns:
@@ -225,7 +215,7 @@ class Activations(Channel):
         if self.prices is None:
             return torch.zeros(self.replicates, dtype=torch.float64)
         at = self._place - 1 - window.first
-        unit = LAWS[str(self.mechanism)](1.0).std(1.0, self.gradients.dimension)
+        unit = self.records.law.std(1.0, self.records.plan.dimension)
         return torch.from_numpy(unit * window.scales[at] / window.divisors[at])
 
     # Sums and noise
@@ -233,14 +223,14 @@ class Activations(Channel):
     def _sums(self, gradients: Sequence[Gradients], window: _Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts."""
-        groups, sampled = window.groups[start], self.draws.sampled
+        groups, sampled = window.groups[start], self.records.sampled
         silent = len(groups) > 0 and groups[0][0] < 0  # of the first group no client acts
         if len(gradients) != len(groups) - silent:
             raise PrivacyError(f"{len(groups) - silent} clients act; gradients of {len(gradients)} were handed over.")
-        parts = [np.zeros((len(groups[0][1]), self.sums.dimension))] if silent else []
+        parts = [np.zeros((len(groups[0][1]), self.records.plan.dimension))] if silent else []
         for (client, runs), rows in zip(groups[int(silent) :], gradients, strict=True):
             drawn = self.members(client, runs) if sampled else None
-            parts.append(self.sums.of(client, rows, drawn))
+            parts.append(self.records.of(client, rows, drawn))
         return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
 
     def _with_canaries(self, canaries: RecordCanaries, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
@@ -248,9 +238,9 @@ class Activations(Channel):
         clients, client = torch.from_numpy(window.clients[start]), int(window.clients[start, 0])
         if client < 0:
             return self._noised(total, start, window)
-        drawn = self.draws.of(client, window.uses[start], np.arange(1))
+        drawn = self.records.drawn(client, window.uses[start], np.arange(1))
         canaries.draw(client, None if drawn is None else drawn[0])
-        added = self.sums.of_chunks([canaries.gradients(clients)], clients)
+        added = self.records.of_chunks([canaries.gradients(clients)], clients)
         value = self._noised(total + added.numpy(), start, window)
         rest = value * window.divisors[start, :, None] - total
         canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
@@ -274,28 +264,17 @@ class Activations(Channel):
 
     def _draw_noise(self, window: _Window, start: int) -> None:
         """Draw the noise of the activations of the block from place ``start`` on."""
-        part = slice(start, start + max(1, _DRAWN // max(1, self.replicates * self.sums.dimension)))
-        clients, uses, scales = window.clients[part], window.uses[part], window.scales[part]
+        part = slice(start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension)))
+        clients = window.clients[part]
         acting = np.any(clients >= 0, axis=1)
-        noise, widths = np.zeros((acting.size, self.replicates, self.sums.dimension)), np.ones(acting.size)
-        noise[acting], widths[acting] = self._units("noise/gradient", clients[acting], uses[acting], scales[acting])
-        window.noise, window.widths, window.drawn = noise, widths, start
-
-    def _units(
-        self, purpose: str, clients: np.ndarray, uses: np.ndarray, scales: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the noise (S, R, D) of activations (S, R), addressed by the client and its own count, and the widths
-        of its grids (S,)."""
-        law, keys = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
-        if not self._secure:
-            units = law.draw_each(self.sources, purpose, torch.from_numpy(uses), keys, self.sums.dimension)
-            return units * scales[:, :, None], np.ones(len(clients))
-        sizes, at = torch.from_numpy(scales[:, 0]), torch.from_numpy(uses[:, 0])
-        noise, widths = client_noise(
-            law, self.source, purpose, at, keys[:, 0], self.sums.dimension, sensitivity=sizes, bound=self.bound
-        )
-        assert widths is not None
-        return noise.numpy()[:, None], widths.numpy()
+        of = (torch.from_numpy(each[part][acting]) for each in (window.clients, window.uses, window.scales))
+        drawn, widths = self.records.noise(*of)
+        window.noise = np.zeros((acting.size, self.replicates, self.records.plan.dimension))
+        window.noise[acting] = drawn.numpy()
+        window.widths = np.ones(acting.size)
+        if widths is not None:
+            window.widths[acting] = widths[:, 0].numpy()
+        window.drawn = start
 
     # Its report
 
@@ -303,8 +282,8 @@ class Activations(Channel):
         return None
 
     def _facts(self) -> dict[str, Any]:
-        facts = self._record_facts(self.gradients)
-        text, plan = f"{self.schedule}; every activation is charged to the client that acts", self.gradients
+        facts = self._record_facts(self.records)
+        text, plan = f"{self.schedule}; every activation is charged to the client that acts", self.records.plan
         if plan.at_cap == "silent":
             low, high = int(self.caps.min()), int(self.caps.max())
             most = f"{high}" if low == high else f"{low} to {high}"
@@ -315,13 +294,12 @@ class Activations(Channel):
             z = self.prices.by_account[:, (self.caps > 0) & (plan.counts > 0)]
             if z.size and z.min() < z.max():
                 facts["mechanism"] += f" of multipliers {z.min():.5g} to {z.max():.5g} by client"
-        if self.privacy is not None:
-            facts["clipping"] = f"{self.sums.norm.upper()} norm of the gradient of one record"
         return facts | {"sampler": text}
 
     def _claimed(self) -> float | None:
-        if self.prices is not None and self.gradients.published is not None:
-            return max(map(self.gradients.published.claim, self.prices.by_account.ravel()))
+        claim = self.records.plan.published
+        if self.prices is not None and claim is not None:
+            return max(map(claim.claim, self.prices.by_account.ravel()))
         return super()._claimed()
 
 

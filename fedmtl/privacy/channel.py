@@ -31,6 +31,7 @@ from .gradients import GradientPlan
 from .noise.grid import GridValue
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
+from .records import GRADIENT, Records
 from .report import (
     EXACT,
     EXACT_OUTSIDE,
@@ -51,8 +52,6 @@ Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
 """(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
 before clip and noise, also where a replay forces the released value. The rows are private; audits and tests use it."""
-GRADIENT = "gradient"
-"""The name of releases whose unit is one record."""
 _CANARIES = "canaries."
 
 
@@ -77,6 +76,7 @@ class Channel(ABC):
         canaries, record_canaries: set one of them where an audit has added clients to the population, or records to
             clients; None elsewhere.
         threads: over which the sum of a cohort's rows is spread, if any.
+        records: what clients release of their own records, where the unit is one record; else None.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Channel(ABC):
         self.canaries: Canaries | None = None
         self.record_canaries: RecordCanaries | None = None
         self.threads: Threads | None = None
+        self.records: Records | None = None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
 
     # What it is
@@ -245,11 +246,15 @@ class Channel(ABC):
             return None
         return account.claimed_at(account.spent[0] if account.by_client else int(account.spent.max()))
 
-    def _record_facts(self, plan: GradientPlan) -> dict[str, Any]:
+    def _records_of(self, plan: GradientPlan) -> Records:
+        """Return the noised sums of gradients of a plan."""
+        return Records(plan, self.sources, self.prices, bound=self.bound, mechanism=self.mechanism)
+
+    def _record_facts(self, records: Records) -> dict[str, Any]:
         """Return fields of the report where the unit is a record, beside :meth:`_common_facts`."""
-        facts, account = self._common_facts(), self.account
-        records = [each for each in self.settings if isinstance(each, RecordPrivacy)]
-        of_clients = {budget for each in records for budget in each.budgets(plan.ids) if budget is not None}
+        facts, account, plan = self._common_facts(), self.account, records.plan
+        each_one = [each for each in self.settings if isinstance(each, RecordPrivacy)]
+        of_clients = {budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None}
         facts |= {
             "unit": "record",
             "relation": plan.relation,
@@ -263,7 +268,7 @@ class Channel(ABC):
             worst = account.epsilons(spent=True).max(0)
             facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
         if self.privacy is not None:
-            facts["clipping"] = f"{facts['clipping']} of the gradient of one record"
+            facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
         return facts
 
     # Its end

@@ -22,20 +22,18 @@ from .account import Account
 from .channel import Channel
 from .clip import are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
 from .gradients import GradientPlan
-from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
 from .noise.grid import GridValue, noised, release_noise
 from .noise.laws import GaussianNoise
-from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
+from .records import LocalSteps
 from .release import Release, ReleasePlan
 from .report import SignalToNoise
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
-from .sums import RecordDraws, RecordSums
 from .totals import RowTotal
 
 if TYPE_CHECKING:
@@ -51,8 +49,6 @@ class Rounds(Channel):
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
         releases: the typed releases, by name.
-        gradients, draws, sums: the plan of the local steps, which records take part in them, and sums of their
-            gradients, where the unit is one record; else None.
         local: the local steps of the round that has begun, where the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
@@ -72,7 +68,7 @@ class Rounds(Channel):
         **options: Any,
     ) -> None:
         super().__init__(settings, account, sources, **options)
-        self.sampler, self.gradients = sampler, gradients
+        self.sampler = sampler
         self.releases, self.rows = releases, rows or {}
         self.rows_are_noised = False
         first = 0.0 if self.prices is None else self.prices.by_account[:, 0]
@@ -88,11 +84,7 @@ class Rounds(Channel):
         self._released: set[str] = set()
         self._totals: dict[str, RowTotal] = {}
         self._order = torch.arange(sampler.n) if order is None else order
-        self.draws: RecordDraws | None = None
-        self.sums: RecordSums | None = None
-        if gradients is not None:
-            self.draws = RecordDraws(gradients, self.sources)
-            self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
+        self.records = None if gradients is None else self._records_of(gradients)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
@@ -107,7 +99,7 @@ class Rounds(Channel):
     @property
     def releases_anything(self) -> bool:
         """Return whether anything is released, and so charged."""
-        return bool(self.releases) or self.gradients is not None
+        return bool(self.releases) or self.records is not None
 
     # A round
 
@@ -130,7 +122,7 @@ class Rounds(Channel):
     def _sample(self, step: int) -> Tensor:
         uses, caps = torch.from_numpy(self.account.participations[0]), self.account.caps
         clients = self._order[self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])]
-        if self.gradients is None or caps is None:
+        if self.records is None or caps is None:
             return clients
         return clients[(uses < torch.from_numpy(caps))[clients]]  # a client at its cap stays out
 
@@ -154,7 +146,7 @@ class Rounds(Channel):
         self._step, self._released, self._totals, self._cohort = step, set(), {}, clients
         for name, norm in self._norms.items():
             self.releases[name] = self.releases[name].clipped_at(norm)
-        self.local = None if self.gradients is None else LocalSteps(self, step, clients)
+        self.local = None if self.records is None else LocalSteps(self, step, clients)
 
     def _charge(self, step: int, clients: Tensor) -> int:
         """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
@@ -193,7 +185,7 @@ class Rounds(Channel):
         if self.tap is not None and isinstance(rows, Tensor):
             for each in self._each(rows):
                 self.tap(step, name, clients, each)
-        forced = self._replay is not None and self.gradients is None  # elsewhere it is post-processing
+        forced = self._replay is not None and self.records is None  # elsewhere it is post-processing
         value = self.replayed(step, name) if forced else None
         if value is None:
             if name in self.rows and isinstance(rows, Tensor):
@@ -402,11 +394,12 @@ class Rounds(Channel):
     # Its report, and what a checkpoint keeps
 
     def snr(self) -> SignalToNoise | None:
-        if self.gradients is not None:
+        if self.records is not None:
             if self.prices is None:
                 return None
-            size, law = self.gradients.dimension, LAWS[str(self.mechanism)](1.0)
-            std = law.std(1.0, size) * self.prices.by_account[0] / self.gradients.expected
+            plan = self.records.plan
+            size = plan.dimension
+            std = self.records.law.std(1.0, size) * self.prices.by_account[0] / plan.expected
             ratio = float(np.median(std)) * math.sqrt(size)
             return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
         if self.noise_multiplier is None:
@@ -416,8 +409,8 @@ class Rounds(Channel):
         return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
 
     def _facts(self) -> dict[str, Any]:
-        if self.gradients is not None:
-            return self._record_facts(self.gradients) | {"sampler": self._schedule()}
+        if self.records is not None:
+            return self._record_facts(self.records) | {"sampler": self._schedule()}
         facts, account, releases = self._common_facts(), self.account, tuple(self.releases.values())
         privacy = self.privacy if isinstance(self.privacy, ClientPrivacy) else None
         charged = account.steps_charged if account.by_client else int(account.spent.max())

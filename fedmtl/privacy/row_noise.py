@@ -77,15 +77,15 @@ class BoundRowNoise:
         clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)  # strides change last bits
         noise, width = client_noise(
             L2LaplaceNoise(self.multiplier),
-            source,
+            [source],
             f"noise/{self.release.name}/rows",
-            step,
-            clients.cpu(),
+            torch.full((len(rows), 1), step),
+            clients.cpu()[:, None],
             rows.shape[1],
-            sensitivity=torch.full((len(rows),), self.sensitivity, dtype=torch.float64),
+            sensitivity=torch.full((len(rows), 1), self.sensitivity, dtype=torch.float64),
             bound=self.release.bound,
         )
-        return noised(clipped, noise, None if width is None else width[:, None])
+        return noised(clipped, noise[:, 0], width)
 
     def text(self, uses: int) -> str:
         """Return one line for the report."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
 from ..privacy import Activations, Price, Rounds
-from ..privacy.noise.registry import LAWS
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -86,12 +85,12 @@ def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None
         return
     from ..privacy.audit.canaries import Canaries, RecordCanaries
 
-    plan, prices = channel.gradients, channel.prices
+    records, prices = channel.records, channel.prices
     if not channel.releases_anything or prices is None:
         raise ConfigError(f"audit measures what is released, and {settings.algorithm.name} releases nothing.")
-    if plan is not None:
-        law = LAWS[str(channel.mechanism)](1.0)
-        planted = channel.record_canaries = RecordCanaries(plan, own, law, channel.bound, settings.seed)
+    if records is not None:
+        planted = RecordCanaries(records.plan, own, records.law, channel.bound, settings.seed)
+        channel.record_canaries = planted
         if prices.refuted is not None:
             raise PrivacyError(
                 f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave "
@@ -102,7 +101,7 @@ def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None
                 "Canaries join clients of one price; give one epsilon to all clients, or leave audit out."
             )
         if isinstance(channel, Activations):
-            channel.sums.counts = own.numpy()  # canaries have no rows
+            records.counts = own.numpy()  # canaries have no rows
         return
     assert isinstance(channel, Rounds)
     channel.canaries = Canaries(settings.audit.canaries, len(settings.data), channel.sampler, settings.seed)

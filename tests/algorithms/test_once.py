@@ -145,7 +145,7 @@ def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
     """(S, D): what the channel adds to the answers of one run, from vectors of zeros."""
     channel = open_activations(learner, work, clients, privacy, **options).channel
     channel.begin(0, clients)
-    size = channel.gradients.dimension
+    size = channel.records.plan.dimension
 
     def zeros() -> list[torch.Tensor]:
         return [torch.zeros(len(runs), COUNTS[client], size) for client, runs in channel.acting]

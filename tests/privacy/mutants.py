@@ -69,14 +69,13 @@ from fedmtl.privacy import (
     SeededSource,
     activations,
     clip,
-    local_steps,
     opening,
     price,
+    records,
     release,
     rounds,
     row_noise,
     samplers,
-    sums,
     totals,
 )
 from fedmtl.privacy.account import Account
@@ -88,7 +87,7 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.price import Price, Prices
-from fedmtl.privacy.sums import RecordDraws, RecordSums, usable_rows
+from fedmtl.privacy.records import Records, usable_rows
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
@@ -545,7 +544,7 @@ def _scales(change: Callable[[Any, Activations], np.ndarray]) -> _Patch:
 
 
 def _largest(window, channel):
-    return window.scales * window.divisors / channel.gradients.counts.max()
+    return window.scales * window.divisors / channel.records.plan.counts.max()
 
 
 @_instead(Rounds, "release")
@@ -575,7 +574,7 @@ def _repeated_in_pairs(noise):
     return noise
 
 
-@_instead(RecordSums, "of_factors")
+@_instead(Records, "of_factors")
 def _twice_in_the_loop(original, self, *of):
     """What a client of a single run sends is counted twice."""
     return 2 * original(self, *of)
@@ -725,10 +724,10 @@ def _clip_of_the_square_root(original, rows, bound):
 
 # Clipping of gradients
 
-_segment_sums, _factors = clip.clipped_segment_sums, RecordSums.of_factors
+_segment_sums, _factors = clip.clipped_segment_sums, Records.of_factors
 
 
-@_instead(sums, "clipped_segment_sums")
+@_instead(records, "clipped_segment_sums")
 def _clip_of_the_mean(original, rows, place, count, bound, onto=None, width=None):
     """Clips the sum of a client, not each record."""
     total = original(rows, place, count, None)
@@ -764,7 +763,7 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return _segment_sums(rows.double() * factors[:, None], place, count, None, onto)
 
-    patch.setattr(sums, "clipped_segment_sums", make)
+    patch.setattr(records, "clipped_segment_sums", make)
 
 
 @_instead(Cohort, "_train")
@@ -781,7 +780,7 @@ def _frozen_but_moved(original, self, run, receive):
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
     """Sums of the records of a client are made so."""
-    return _set(RecordSums, "of_factors", make)
+    return _set(Records, "of_factors", make)
 
 
 def _finite(factors):
@@ -819,7 +818,7 @@ def _clip_once(self, client, factors, drawn=None):
     return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows(client)[0]
 
 
-@_instead(sums, "usable_rows")
+@_instead(records, "usable_rows")
 def _all_rows(_, x, norm):
     return x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1)
 
@@ -847,23 +846,23 @@ def _realized_records(original, self, clients, chunks):
 
 def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     for name in ("of_factors", "of_gradients"):
-        made = getattr(RecordSums, name)
+        made = getattr(Records, name)
 
         def realized(self, client, values, drawn, made=made):
             size = np.maximum(drawn.sum(1, keepdims=True), 1)
             return made(self, client, values, drawn) * (0.4 * drawn.shape[1] / size)
 
-        patch.setattr(RecordSums, name, realized)
+        patch.setattr(Records, name, realized)
 
 
 # Which records take part
 
 
-@_instead(RecordDraws, "batch")
+@_instead(Records, "batch")
 def _shuffled_batches(_, self, clients, address):
     """Batches of a fixed size, accounted as Poisson."""
     rng = np.random.default_rng([7, *address.tolist()])
-    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
+    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.plan.counts[clients.numpy()].tolist()]
     width = max(map(len, index), default=1)
     out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
     for row, own in enumerate(index):
@@ -879,46 +878,44 @@ def _one_batch_a_round(original, self, clients):
     return batch
 
 
-@_instead(RecordDraws, "_subsets")
-def _everybody(_, self, client, uses, replicates):
-    return np.ones((len(uses), self.counts[client]), dtype=bool)
+@_instead(Records, "_subsets")
+def _everybody(_, self, clients, numbers, sources):
+    return np.ones((*clients.shape, self.plan.counts[clients].max()), dtype=bool)
 
 
-@_instead(RecordDraws, "_subsets")
-def _one_subset(original, self, client, uses, replicates):
-    return original(self, client, np.zeros_like(uses), replicates)
+@_instead(Records, "_subsets")
+def _one_subset(original, self, clients, numbers, sources):
+    return original(self, clients, np.zeros_like(numbers), sources)
 
 
-@_instead(RecordDraws, "_subsets")
-def _fixed_subsets(_, self, client, uses, replicates):
-    size = round(0.4 * self.counts[client])
-    rng = np.random.default_rng([self.sources[0].seed, int(uses[0]), client])
-    return rng.permuted(np.tile(np.arange(self.counts[client]) < size, (len(uses), 1)), axis=1)
+@_instead(Records, "_subsets")
+def _fixed_subsets(_, self, clients, numbers, sources):
+    client, count = int(clients[0, 0]), int(self.plan.counts[clients[0, 0]])
+    rng = np.random.default_rng([sources[0].seed, int(numbers[0, 0]), client])
+    return rng.permuted(np.tile(np.arange(count) < round(0.4 * count), (*clients.shape, 1)), axis=-1)
 
 
-@_instead(RecordDraws, "_subsets")
-def _known_subset(original, self, client, uses, replicates):
-    kept, self.sources = self.sources, [SeededSource(7)]
-    try:
-        return original(self, client, uses, replicates)
-    finally:
-        self.sources = kept
+@_instead(Records, "_subsets")
+def _known_subset(original, self, clients, numbers, sources):
+    return original(self, clients, numbers, [SeededSource(7)] * len(sources))
 
 
-@_instead(RecordDraws, "_subsets")
-def _subset_of_the_noise(_, self, client, uses, replicates):
+@_instead(Records, "_subsets")
+def _subset_of_the_noise(_, self, clients, numbers, sources):
     """The records of a release are drawn with the coins of its noise."""
-    keys = self._keys[client].expand(len(uses))
-    _, tails = self.sources[0].tails("noise/gradient", torch.from_numpy(uses), FEATURES, keys)
-    return np.resize(2.0 * tails < self.rates[client], (self.counts[client], len(uses))[::-1])
+    keys, count = self.plan.addresses[clients[0]], self.plan.counts[clients[0, 0]]
+    _, tails = sources[0].tails("noise/gradient", torch.from_numpy(numbers[0]), FEATURES, keys)
+    return np.resize(2.0 * tails < self.plan.rates[clients[0, 0]], (1, clients.size, count))
 
 
-@_instead(RecordDraws, "_coins")
-def _batch_of_the_noise(_, self, clients, address, widest):
-    coins = torch.ones(len(clients), widest, dtype=torch.float64)
-    _, tails = self.sources[0].tails("noise/gradient", address, 147, self._keys[clients])
-    coins[:, :147] = torch.from_numpy(2.0 * tails)[:, :widest]
-    return coins
+@_instead(Records, "_subsets")
+def _batch_of_the_noise(_, self, clients, numbers, sources):
+    """The records of a local step are drawn with the coins of its noise."""
+    counts, keys = self.plan.counts[clients], self.plan.addresses[clients[:, 0]]
+    coins = np.ones((*clients.shape, counts.max()))
+    _, tails = sources[0].tails("noise/gradient", torch.from_numpy(numbers[:, 0]), 147, keys)
+    coins[..., :147] = 2.0 * tails[:, None, : coins.shape[-1]]
+    return (np.arange(coins.shape[-1]) < counts[..., None]) & (coins < self.plan.rates[clients][..., None])
 
 
 @_instead(Rounds, "_sample")
@@ -967,11 +964,10 @@ def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "step", exchanged)
 
 
-@_instead(RecordDraws, "__init__")
-def _released_without_records(original, self, plan, sources):
+@_instead(Activations, "_acting")
+def _released_without_records(_, self, clients):
     """A client without records releases noise, and is charged."""
-    original(self, plan, sources)
-    self.never_empty = True
+    return self.account.within_caps(clients[:, :, None])[:, :, 0]
 
 
 # Cohorts
@@ -1235,7 +1231,7 @@ def _adding(change: Callable[..., torch.Tensor]) -> _Patch:
     """Noise is added in another way, wherever it is."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        for module in (rounds, local_steps, activations, row_noise):
+        for module in (rounds, records, activations, row_noise):
             patch.setattr(module, "noised", change)
 
     return apply
@@ -1404,11 +1400,11 @@ def _examples(problem, block, channel):
 
 
 def _local_batch(problem, block, channel):
-    return channel.draws.batch(block.cohort, torch.zeros_like(block.cohort))[1].sum()
+    return channel.records.batch(block.cohort, torch.zeros_like(block.cohort))[1].sum()
 
 
 def _subset_size(problem, block, channel):
-    return torch.tensor(channel.draws.of(0, np.arange(3), np.zeros(3, dtype=np.int64)).sum())
+    return torch.tensor(channel.records.drawn(0, np.arange(3), np.zeros(3, dtype=np.int64)).sum())
 
 
 def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1605,12 +1601,10 @@ def _start_by_all_fits(original, self: TaskStack, ridge: float) -> torch.Tensor:
     return original(self, ridge * float(original(self, ridge).norm(dim=1).mean()))
 
 
-@_instead(RecordSums, "of_gradients")
-def _unclipped_moments(
-    original, self: RecordSums, client: int, gradients: torch.Tensor, drawn: Any = None
-) -> np.ndarray:
+@_instead(Records, "of_gradients")
+def _unclipped_moments(original, self: Records, client: int, gradients: torch.Tensor, drawn: Any = None) -> np.ndarray:
     """Gradients of any model, such as moments, are summed up to ten times the clip."""
-    wide = RecordSums.__new__(RecordSums)
+    wide = Records.__new__(Records)
     vars(wide).update(vars(self) | {"clip": replace(self.clip, bound=10 * self.clip.bound)})
     return original(wide, client, gradients, drawn)
 
@@ -1722,7 +1716,7 @@ MUTANTS = [
     Mutant(
         "clip skipped",
         _set(
-            sums,
+            records,
             "clipped_segment_sums",
             lambda rows, place, count, bound, onto=None, width=None: _segment_sums(rows, place, count, None, onto),
         ),
@@ -1752,7 +1746,7 @@ MUTANTS = [
     ),
     Mutant(
         "Laplace calibrated with an L2 clip",
-        _set(sums, "usable_rows", lambda x, norm: usable_rows(x, "l2")),
+        _set(records, "usable_rows", lambda x, norm: usable_rows(x, "l2")),
         SENSITIVITY,
         CLOCK,
     ),

@@ -115,7 +115,9 @@ def test_a_client_that_acts_in_several_replicates_is_asked_once(mechanism: str) 
         for run, client in enumerate(acting):
             expected = np.zeros(D)
             if client >= 0:
-                expected = channel.sums.of_factors(client, table[client, [run], : counts[client]])[0] / counts[client]
+                expected = (
+                    channel.records.of_factors(client, table[client, [run], : counts[client]])[0] / counts[client]
+                )
             np.testing.assert_allclose(found[run], expected, rtol=1e-9, atol=1e-9)
 
 

@@ -204,7 +204,7 @@ def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0,
     channel = open_channel(privacy, (planned,), "a schedule", seed=seed)
     law = LAWS[mechanism](1.0)
     canaries = channel.record_canaries = RecordCanaries(planned, torch.from_numpy(OWN), law, channel.bound, seed)
-    channel.sums.counts = OWN
+    channel.records.counts = OWN
     channel.begin(0, torch.tensor([acts]))
     for _ in acts:
         rows = [torch.randn(len(runs), int(OWN[client]), each, dtype=torch.float64) for client, runs in channel.acting]

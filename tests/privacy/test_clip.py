@@ -20,7 +20,7 @@ from fedmtl.privacy.clip import (
     sum_width,
 )
 from fedmtl.privacy.gradients import GradientPlan
-from fedmtl.privacy.sums import RecordSums
+from fedmtl.privacy.records import Records
 
 CLIPS = [Clip(2.5, "l1"), Clip(0.3), None]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -251,7 +251,8 @@ def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
     one = torch.logspace(-3, 1, 60, dtype=torch.float64)[:, None] * clip.bound * torch.full((1, 9), 1 / 3.0)
     rows = torch.cat([one.double(), torch.linspace(1e307, 1.9e307, 60, dtype=torch.float64)[:, None].expand(-1, 9)])
     plan = GradientPlan(ids=("a",), counts=np.array([120]), dimension=9, x=[rows])
-    records = RecordSums(plan, bound=clip.bound, norm=clip.norm)
+    law = "laplace" if clip.norm == "l1" else "gaussian"
+    records = Records(plan, (), None, bound=clip.bound, mechanism=law)
     for place, row in enumerate(rows):
         found = [clipped_sum(row[None], clip, sum_width(clip.bound, 3)), clip_rows(row[None], clip)[0]]
         found.append(clipped_segment_sums(row[None], torch.zeros(1, dtype=torch.int64), 1, clip)[0])

@@ -23,7 +23,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.clip import sum_width
-from fedmtl.privacy.sums import RecordSums
+from fedmtl.privacy.records import Records
 from fedmtl.random import id_key
 
 COUNTS = (10, 25, 40, 8, 100)
@@ -201,7 +201,7 @@ def test_one_record_of_three_million_moves_the_sum_of_a_client_by_at_most_the_cl
     with_record, without = (torch.from_numpy(millions(large))[:, None] for large in (1 - 2.0**-20, 0.0))
     size = len(with_record)
     plan = plan_of((size,), batch=None, dimension=1)
-    sums = RecordSums(plan, bound=1.0, norm="l2")
+    sums = Records(plan, (), None, bound=1.0, mechanism="gaussian")
     found = []
     for rows in (with_record, without):
         parts = rows.split(size // 3 + 1)
@@ -216,7 +216,7 @@ def test_sums_of_millions_of_multiples_of_rows_are_exact() -> None:
     values = millions(1 - 2.0**-20)
     x = (torch.linspace(0.5, 1.0, len(values), dtype=torch.float64)[:, None],)
     plan = replace(plan_of((len(values),), batch=None, dimension=1), x=x)
-    sums, width = RecordSums(plan, bound=1.0, norm="l2"), sum_width(1.0, len(values))
+    sums, width = Records(plan, (), None, bound=1.0, mechanism="gaussian"), sum_width(1.0, len(values))
     factors = values / x[0][:, 0].numpy()
     rows = np.minimum(factors, (1 - 2.0**-20) / x[0][:, 0].numpy()) * (x[0][:, 0].numpy() / width)
     expected = sum(np.trunc(rows).astype(np.int64).tolist()) * width

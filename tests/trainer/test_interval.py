@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-import fedmtl.privacy.local_steps
+import fedmtl.privacy.records
 import fedmtl.privacy.rounds
 import fedmtl.trainer.run
 from fedmtl import (
@@ -37,7 +37,7 @@ from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.cli import main
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import Activations, ClientPrivacy
+from fedmtl.privacy import ClientPrivacy
 from fedmtl.trainer.interval import MODEL, RELEASES, certificate
 from fedmtl.trainer.run import check_ranks
 from fedmtl.trainer.verify import verify
@@ -178,7 +178,7 @@ def test_scores_of_records_have_their_law(monkeypatch, batch):
     canaries, sums = channel.record_canaries, 3 * 4
     assert (len(canaries), canaries.each, found["unit"], found["uses"]) == (1000, 200, "record", 3)
     assert bool((canaries.uses == sums).all())
-    assert channel.gradients.counts.tolist() == [212] * 5
+    assert channel.records.plan.counts.tolist() == [212] * 5
     if batch is None:
         mu = math.sqrt(sums) / channel.noise_multiplier
         centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
@@ -205,9 +205,9 @@ def test_activations_measure_less_than_they_claim(case):
 
 KINDS: dict[str, tuple[Callable[..., Trainer], Any, str, int]] = {  # runs, where their noise is made, and a middle step
     "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.rounds, "release_noise", 3),
-    "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.local_steps, "client_noise", 1),
-    "learner": (partial(one_at_a_time, "learner", **ACTIVATIONS), Activations, "_units", 103),
-    "p2p": (partial(one_at_a_time, "p2p", **ACTIVATIONS), Activations, "_units", 103),
+    "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.records, "client_noise", 1),
+    "learner": (partial(one_at_a_time, "learner", **ACTIVATIONS), fedmtl.privacy.records, "client_noise", 103),
+    "p2p": (partial(one_at_a_time, "p2p", **ACTIVATIONS), fedmtl.privacy.records, "client_noise", 103),
 }
 
 
@@ -305,13 +305,13 @@ def test_few_clients_all_take_part_with_canaries_as_without() -> None:
 
 def test_canary_records_stand_behind_the_records_that_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where records are withheld for validation, positions behind those left would be records of the next client."""
-    sums, noised = [], fedmtl.privacy.local_steps.LocalSteps._noised
+    sums, noised = [], fedmtl.privacy.records.LocalSteps._noised
 
     def noted(self, total, clients, steps):
         sums[-1].append((clients, total.clone()))
         return noised(self, total, clients, steps)
 
-    monkeypatch.setattr(fedmtl.privacy.local_steps.LocalSteps, "_noised", noted)
+    monkeypatch.setattr(fedmtl.privacy.records.LocalSteps, "_noised", noted)
     solver, generator = LocalSGD(lr=0.2, batch_size=8), torch.Generator().manual_seed(0)
     rows = {f"c{i}": (torch.randn(12, 5, generator=generator), torch.arange(12) % 3) for i in range(4)}
     for scale in (1.0, 3.0):

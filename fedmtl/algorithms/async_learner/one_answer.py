@@ -92,7 +92,7 @@ class OneAnswer(CentralLearner):
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Take all answers of the block, and solve once."""
         state = super().step(problem, state, block, channel)
-        state.public["theta_l"] = self.model(problem, state.public, channel.sums.clip)
+        state.public["theta_l"] = self.model(problem, state.public, channel.records.clip)
         return state
 
 

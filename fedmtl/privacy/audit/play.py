@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ...errors import BudgetExhausted
 from ..activations import Activations
+from ..records import Gradients
 from ..release import Form
 from ..rounds import Rounds
-from ..sums import Gradients
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import seeds
 

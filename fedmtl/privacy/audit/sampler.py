@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy import sparse, special, stats
 
-from ..local_steps import LocalSteps
+from ..records import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Sample, gathered, played

@@ -17,6 +17,7 @@ In seeded mode, a simulation, noise is added in float64 as it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,35 +118,35 @@ def release_noise(
 
 def client_noise(
     law: NoiseLaw,
-    source: NoiseSource,
+    sources: Sequence[NoiseSource],
     purpose: str,
-    steps: Tensor | int,
+    steps: Tensor,
     keys: Tensor,
     size: int,
     *,
     sensitivity: Tensor,
     bound: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw the noise of k clients on a sum of each.
+    """Draw the noise on a sum of each of several clients, in several repetitions.
 
     Args:
-        law, source, purpose, size, bound: as for :func:`release_noise`.
-        steps: number of the step; int64 (k,) where every client has one of its own.
-        keys: int64 (k,) of the clients, which with ``steps`` address seeded noise.
-        sensitivity: float64 (k,).
+        law, purpose, size, bound: as for :func:`release_noise`.
+        sources: of each of R repetitions; only one where it is secure.
+        steps, keys: int64 (S, R), numbers of the sums and keys of the clients, which address seeded noise.
+        sensitivity: float64 (S, R).
 
     Returns:
-        (k, D) float64, and the widths of the grids (k,); None in seeded mode.
+        (S, R, D) float64, and the widths of the grids (S, R); None in seeded mode.
     """
-    if source.name == "seeded":
-        return torch.from_numpy(law.draw_rows(source, purpose, steps, keys, size)) * sensitivity[:, None], None
-    noise = torch.empty(len(keys), size, dtype=torch.float64)
-    widths = torch.ones(len(keys), dtype=torch.float64)
+    if sources[0].name == "seeded":
+        return torch.from_numpy(law.draw_each(sources, purpose, steps, keys, size)) * sensitivity[..., None], None
+    noise = torch.empty(*keys.shape, size, dtype=torch.float64)
+    widths = torch.ones(keys.shape, dtype=torch.float64)
     for each in torch.unique(sensitivity).tolist():
-        rows = torch.nonzero(sensitivity == each).flatten()
-        width = grid_width(law, bound, size, law.std(each, size))
-        noise[rows] = torch.from_numpy(law.whole(source, purpose, 0, (len(rows), size), each / width)) * width
-        widths[rows] = width
+        those = sensitivity == each
+        width, count = grid_width(law, bound, size, law.std(each, size)), int(those.sum())
+        noise[those] = torch.from_numpy(law.whole(sources[0], purpose, 0, (count, size), each / width)) * width
+        widths[those] = width
     return noise, widths
 
 

@@ -150,12 +150,13 @@ class _Watching(Engine):
         )
         self.channel, self.evaluated, self._run = channel, run.clients, run
         channel.record, channel.tap = self.notes.releases, self._tap
-        draws = getattr(channel, "draws", None)  # of records
-        if draws is not None or not channel.account.by_client:
-            (channel if draws is None else draws).sources = [self.secret]
+        if channel.records is not None:
+            channel.records.coins = [self.secret]
+        elif not channel.account.by_client:
+            channel.sources = [self.secret]
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the round that is computed
         self._other: Rounds | None = None
-        if isinstance(channel, Rounds) and channel.gradients is None and self.replay is None:
+        if isinstance(channel, Rounds) and channel.records is None and self.replay is None:
             self._other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
         return channel, replace(source, stop=min(source.stop, self.rounds))
 

@@ -1,0 +1,383 @@
+"""Records: what clients release of their own records, noised sums of clipped gradients.
+
+Gradients of a client's records are multiples of its rows, of which the factors are enough, or any tensors. A sum is
+over all records of its client, or over a secret Poisson subset of them. The client and the number of its sums so far
+address the subset and the noise, whoever else takes part. That holds in rounds, where clients make the local steps of
+DP-SGD (:class:`LocalSteps`), and where they act one at a time (:class:`~fedmtl.privacy.Activations`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, PrivacyError
+from .clip import MARGIN, Clip, clipped_segment_sums, sum_width
+from .gradients import GradientPlan
+from .noise.grid import GridValue, client_noise, noised
+from .noise.laws import Norm
+from .noise.registry import LAWS
+from .noise.sources import NoiseSource, client_tails
+from .price import Prices
+
+if TYPE_CHECKING:
+    from .rounds import Rounds
+
+GRADIENT = "gradient"
+"""The name of releases whose unit is one record."""
+
+_LEAST_NORM = 1e-140
+_IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
+Array = np.ndarray
+Gradients = Array | Tensor
+"""Of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the factors s_j of the rows x_j
+that the plan has of the client, and a floating tensor (k, n_i, D) the gradients themselves."""
+
+
+def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return rows (n_i, D), of which gradients are multiples, as float64, and their norms (n_i,).
+
+    A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
+    factor would bound its gradient.
+    """
+    wide = x.detach().double()
+    norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
+    usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
+    if bool(usable.all()):
+        return wide, norms
+    nothing = torch.zeros((), dtype=torch.float64)
+    return torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing)
+
+
+class Records:
+    """The noised sums of clients under one plan; a client is prepared when it first acts.
+
+    Args:
+        plan: rows, numbers of records, rates, keys, and the length of a gradient.
+        sources: of the noise and of the coins, one for each repetition.
+        prices: of the accounts; None without noise.
+        bound: C on the norm of a gradient; infinite for none.
+        mechanism: name of the law of the noise; None without privacy.
+
+    Attributes:
+        plan, prices, bound: see above.
+        norm: in which gradients are clipped.
+        clip: of a gradient; None without a bound.
+        counts: numbers of records that have rows, which canaries have not.
+        sampled: whether some sums are over a subset.
+    """
+
+    def __init__(
+        self,
+        plan: GradientPlan,
+        sources: Sequence[NoiseSource],
+        prices: Prices | None,
+        *,
+        bound: float,
+        mechanism: str | None,
+    ) -> None:
+        self.plan, self.prices, self.bound, self.counts = plan, prices, bound, plan.counts
+        self.law = LAWS[mechanism or "gaussian"](1.0)
+        claim = plan.published
+        self.norm: Norm = self.law.norm if claim is None or claim.norm is None else claim.norm
+        self.clip: Clip | None = Clip(bound, self.norm) if math.isfinite(bound) else None
+        self.sampled = bool((plan.rates < 1).any())
+        self._sources, self._keys = sources, plan.addresses.numpy()
+        self._limit = bound * (1 - MARGIN)
+        self._prepared: dict[int, tuple[Array, Array, Array]] = {}
+        widths = [sum_width(bound, max(1, n)) if self.clip is not None else 1.0 for n in plan.counts.tolist()]
+        self._widths = torch.tensor(
+            widths, dtype=torch.float64
+        )  # of the grids on which sums over the records of each client are exact
+        self._latest: tuple[tuple[int, bytes, bytes] | None, Array] = None, np.zeros(0)
+
+    # Sums
+
+    def of(self, client: int, gradients: Gradients, drawn: Array | None) -> Array:
+        """Return the sums (k, D) over the records of a client in k replicates: over all of them, or those that are
+        ``drawn``, bool (k, n_i)."""
+        if isinstance(gradients, Tensor):
+            return self.of_gradients(client, gradients, drawn)
+        return self.of_factors(client, gradients, drawn)
+
+    def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
+        """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
+
+        Args:
+            client: whose records.
+            factors: s, float64; one that is not a number counts as zero, and an infinite one as any that is clipped
+                (as zero where nothing is clipped).
+            drawn: (k, n_i) bool, the records that take part, or None for all.
+        """
+        x, low, high = self._rows(client)
+        total = self._bounded_sum(factors, x, low, high, drawn)
+        first = total[:, 0]
+        if math.isfinite(first.dot(first)):  # rows are finite, so a factor that is not shows in every coordinate
+            return total
+        wrong = np.isnan(factors) if self.clip is not None else ~np.isfinite(factors)
+        return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
+
+    def _rows(self, client: int) -> tuple[Array, Array, Array]:
+        """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
+        if client not in self._prepared:
+            if self.plan.x is None:
+                raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
+            x, norms = usable_rows(self.plan.x[client], self.norm)
+            limits = torch.clamp(self._limit / norms, max=torch.finfo(torch.float64).max)
+            limits[limits < torch.finfo(torch.float64).tiny] = 0.0  # it would have few digits, and may be rounded up
+            self._prepared[client] = x.numpy(), -limits.numpy()[None], limits.numpy()[None]
+        return self._prepared[client]
+
+    def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
+        """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15 of them in float64,
+        for which the clip leaves room (see :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of
+        sums of so many."""
+        if self.clip is not None:
+            factors = np.maximum(factors, low)  # |s_j| ||x_j|| <= C
+            np.minimum(factors, high, out=factors)
+        if drawn is not None:
+            factors = factors * drawn
+        total: Array
+        if self.clip is None or len(x) <= _IN_FLOAT64:
+            total = factors.dot(x)  # of small matrices it costs less than matmul
+            return total
+        width, total = sum_width(self.clip.bound, len(x)), np.zeros((len(factors), x.shape[1]))
+        for first in range(0, len(x), _IN_FLOAT64):
+            part = slice(first, first + _IN_FLOAT64)
+            cells = x[part] / width
+            for row, own in zip(total, factors[:, part], strict=True):
+                row += np.trunc(own[:, None] * cells).sum(0)
+        return total * width
+
+    def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
+        """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
+        shape = (len(gradients), int(self.counts[client]), self.plan.dimension)
+        if tuple(gradients.shape) != shape:
+            raise ConfigError(f"Gradients of client {client} are of shape {tuple(gradients.shape)}; needed: {shape}.")
+        place = torch.arange(shape[0]).repeat_interleave(shape[1])
+        flat = gradients.reshape(-1, shape[2])
+        if drawn is not None:
+            part = torch.from_numpy(drawn).reshape(-1)
+            flat, place = flat[part.to(flat.device)], place[part]
+        sums = self.of_chunks([(flat, place.to(flat.device))], torch.full(shape[:1], client))
+        return sums.cpu().double().numpy()
+
+    def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor) -> Tensor:
+        """Sums of chunks of gradients by the place of their client among ``clients`` (A,): (A, D) on the device of the
+        gradients.
+
+        Raises:
+            ConfigError: there is not even an empty chunk.
+        """
+        total: Tensor | None = None
+        width = None if self.clip is None else self._widths[clients]
+        for rows, place in chunks:
+            total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
+        if total is None:
+            raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
+        return total
+
+    # Which records
+
+    def drawn(self, client: int, numbers: Array, replicates: Array) -> Array | None:
+        """Return the records that take part in sums of one client; asked for again, the same ones.
+
+        Args:
+            client: who acts.
+            numbers: (k,) int64 of the sums.
+            replicates: (k,) int64.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
+        if self.plan.rates[client] == 1:
+            return None
+        key = client, numbers.tobytes(), replicates.tobytes()
+        if key != self._latest[0]:
+            sources = [self._sources[replicate] for replicate in replicates.tolist()]
+            self._latest = key, self._subsets(np.full((1, len(numbers)), client), numbers[None], sources)[0]
+        return self._latest[1]
+
+    def batch(self, clients: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records of one sum of each client, drawn anew.
+
+        Args:
+            clients: int64 (A,).
+            numbers: int64 (A,), of the sums.
+
+        Returns:
+            Positions within each client's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
+            (A, B); B is the largest subset, at least 1.
+        """
+        subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self._sources)[:, 0]
+        drawn, widest = torch.from_numpy(subsets), int(subsets.sum(1).max(initial=1))
+        order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]
+        mask = torch.gather(drawn, 1, order)
+        return torch.where(mask, order, 0), mask
+
+    def _subsets(self, clients: Array, numbers: Array, sources: Sequence[NoiseSource]) -> Array:
+        """Return which records take part in sums of ``clients``, int64 (S, R), by the coins of R sources: bool
+        (S, R, n), n the most records of one of them."""
+        counts, rates, keys = self.plan.counts[clients], self.plan.rates[clients], self._keys[clients]
+        inside: Array = np.arange(max(1, counts.max(initial=0))) < counts[..., None]
+        if (rates == 1).all():
+            return inside
+        of = torch.from_numpy(numbers), torch.from_numpy(keys), inside.shape[-1]
+        inside &= 2.0 * client_tails(sources, "records", *of)[1] < rates[..., None]  # tails are uniform on (0, 1/2)
+        return inside
+
+    # Noise
+
+    def scales(self, clients: Array, numbers: Array) -> Array:
+        """Return the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S) float64; 0 without
+        noise and of client -1."""
+        if self.prices is None:
+            return np.zeros(clients.shape)
+        moved = 2 * self.bound if self.plan.relation == "replace" else self.bound
+        return moved * self.prices.of_uses(clients, numbers)
+
+    def noise(self, clients: Tensor, numbers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its grids (S, R) in secure
+        mode; all arguments are (S, R)."""
+        keys, size = self.plan.addresses[clients], self.plan.dimension
+        of = self.law, self._sources, "noise/gradient", numbers, keys, size
+        return client_noise(*of, sensitivity=scales, bound=self.bound)
+
+
+class LocalSteps:
+    """The local steps of one round, which every client makes in order.
+
+    The number of a step in its client's own participation addresses its noise and its subset of records, so that
+    neither depends on who else takes part.
+
+    Args:
+        channel: of the run.
+        round: number of the round, whose charges are in the ledger.
+        clients: int64 (k,), who takes part.
+    """
+
+    def __init__(self, channel: Rounds, round: int, clients: Tensor) -> None:
+        if channel.records is None:
+            raise PrivacyError("The channel was opened without a plan of local steps.")
+        self._channel, self._records, self._round, self.plan = channel, channel.records, round, channel.records.plan
+        self._charged, self._made = torch.zeros(2, len(self.plan.ids), dtype=torch.int64)
+        self._charged[clients] = torch.from_numpy(self.plan.local_steps)[clients]
+        self._lock = threading.Lock()
+
+    def steps(self, clients: Tensor) -> Tensor:
+        """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not
+        take part."""
+        return self._charged[clients] // self.plan.trainings
+
+    def numbers(self, clients: Tensor) -> Tensor:
+        """Return int64 (k,): the number of the next local step in the participation of each of ``clients``.
+
+        Raises:
+            PrivacyError: a client that is named twice, or has made all the steps that are charged.
+        """
+        made = self._made[clients]
+        if torch.unique(clients).numel() != clients.numel():
+            raise PrivacyError(
+                f"A local step of round {self._round}: a client is named twice, but each makes the step once. "
+                f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
+            )
+        if bool((made >= self._charged[clients]).any()):
+            raise PrivacyError(
+                f"Round {self._round}: a local step is not charged. Its client is not in the round, or has made the "
+                f"steps of all local trainings that the algorithm declares: ReleasePlan(trainings="
+                f"{self.plan.trainings})."
+            )
+        return made
+
+    def make(self, clients: Tensor) -> None:
+        """Note that ``clients``, int64 (A,), make their next local step: once there is noise, its address is used.
+
+        Raises:
+            PrivacyError: as for :meth:`numbers`.
+        """
+        with self._lock:
+            self._made[clients] = self.numbers(clients) + 1
+
+    def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records of the next local step of each of ``clients``; see
+        :meth:`Records.batch`."""
+        positions, drawn = self._records.batch(clients, self._addresses(clients, self.numbers(clients)))
+        canaries = self._channel.record_canaries
+        return positions, drawn if canaries is None else canaries.without(clients, positions, drawn)
+
+    def release(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` in the next local step of every client: a public value.
+
+        Args:
+            clients: int64 (A,), each with a local step that is charged and not yet made.
+            chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each
+                record's client among ``clients``, int64 (N,).
+
+        Returns:
+            (A, D) float64 on the device of the gradients.
+
+        Raises:
+            PrivacyError: as for :meth:`numbers`, or another round has begun.
+        """
+        channel, round = self._channel, self._round
+        if channel.local is not self:
+            raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
+        steps = self.numbers(clients)
+        names = [f"{GRADIENT}/{self.plan.ids[k]}/{t}" for k, t in zip(clients.tolist(), steps.tolist(), strict=True)]
+        forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
+        sums = None if forced and channel.tap is None else self._records.of_chunks(chunks, clients)
+        if channel.tap is not None and sums is not None:
+            for client, step, row in zip(clients.split(1), steps.tolist(), sums.split(1), strict=True):
+                channel.tap(round, f"{GRADIENT}/{step}", client, row)
+        self.make(clients)
+        value = torch.stack(forced) if forced else self._value(sums, clients, steps)
+        if channel.record is not None:
+            with self._lock:
+                for name, row in zip(names, value.cpu(), strict=True):
+                    channel.record.append((round, name, row.clone()))
+        return value
+
+    def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return int64 (A,): local steps ``steps`` of this round in the streams of ``clients``."""
+        return self._round * torch.from_numpy(self.plan.local_steps)[clients] + steps
+
+    def _value(self, sums: Tensor | None, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return noised means of sums (A, D) of ``clients`` in their ``steps``: of records, and of the canaries that
+        were drawn and are in."""
+        assert sums is not None
+        canaries = self._channel.record_canaries
+        if canaries is None:
+            return self._noised(sums, clients, steps)
+        rows, owners = (part.to(sums.device) for part in canaries.gradients(clients))
+        value = self._noised(sums + self._records.of_chunks([(rows, owners)], clients), clients, steps)
+        expected = torch.from_numpy(self.plan.expected)[clients].to(sums.device)
+        canaries.observe(clients, value * expected[:, None] - sums, self._scale(clients))
+        return value
+
+    def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
+        """Return noised means of sums (A, D) of ``clients`` in their ``steps``."""
+        channel, expected = self._channel, torch.from_numpy(self.plan.expected)[clients]
+        width = None
+        if channel.noised:
+            addresses, scales = self._addresses(clients, steps), self._scale(clients)
+            noise, widths = self._records.noise(clients[:, None], addresses[:, None], scales[:, None])
+            width = None if widths is None else widths.to(total.device)
+            total = noised(total, noise[:, 0].to(total.device), width)
+        value = total / expected[:, None].to(total.device)
+        if width is not None and len(clients):
+            last = GridValue(self._round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
+            with self._lock:
+                channel.on_grid[GRADIENT] = last
+        return value
+
+    def _scale(self, clients: Tensor) -> Tensor:
+        """Return the scale of the noise on the sums of ``clients``, float64 (A,)."""
+        return torch.from_numpy(
+            self._records.scales(clients[None].numpy(), np.zeros((1, len(clients)), dtype=np.int64))[0]
+        )
