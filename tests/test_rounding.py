@@ -115,7 +115,7 @@ def test_no_output_of_a_run_shows_less_than_was_spent(
 
 def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
     fields = {
-        "private": True, "unit": "client", "relation": "add_remove", "observer": "clients", "epsilon": 1.00049,
+        "unit": "client", "relation": "add_remove", "observer": "clients", "epsilon": 1.00049,
         "delta": DELTA, "claimed": 1.00049, "by_client": (1.00041, 1.00045, 1.00049), "budget": 1.00049,
         "clip_norm": 2.0, "noise_multiplier": 2.0, "noise_std": 2.0, "sampler": "all", "names": ("update",),
         "releases": 6, "accountant": "pld", "source": "secure", "numerics": "float64",

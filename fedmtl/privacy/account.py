@@ -1,7 +1,7 @@
 """The account of a run: what has been charged, what that costs, and whether the next step still fits.
 
-An account is a vector of accounts. One entry means that everybody is charged for every step; n entries, that every
-client is charged for the steps in which it takes part, with a hard cap on their number.
+An account is a vector of accounts. Without caps it has one entry, and everybody is charged for every step; with caps it
+has n, and every client is charged for the steps in which it takes part, with a hard cap on their number.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Account:
         steps: planned number of steps.
         prices: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        caps: (n,) int64, the most participations of each client, where these are counted; None without caps.
+        caps: (n,) int64, the most participations of each client, where these are counted, and charged where there is a
+            ledger; None: everybody is charged for every step.
         ledger: where charges are kept, or None where nothing is charged.
-        by_client: the participations of clients are counted, and charged where there is a ledger; else everybody is
-            charged for every step.
         replicates: R.
 
     Attributes:
+        by_client: whether participations are counted.
         participations: (R, n) int64, up to the current step; 0 where they are not counted.
     """
 
@@ -45,20 +45,17 @@ class Account:
         budget: float | None = None,
         caps: np.ndarray | None = None,
         ledger: Ledger | None = None,
-        by_client: bool = False,
         replicates: int = 1,
     ) -> None:
-        if ledger is not None and by_client and replicates != 1:
+        self.by_client = caps is not None
+        if ledger is not None and self.by_client and replicates != 1:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
         self.prices, self.budget, self.caps, self.ledger = prices, budget, caps, ledger
-        self.by_client = by_client
         self._steps = steps
-        self._started = False
         self._fitting = 0  # uses that are known to fit the budget
-        self._base, self._made = ledger.charged if ledger is not None else 0, 0
-        self._next = 0
+        self._next: int | None = None  # the step after those of this session, once it has started
         self.participations = np.zeros((replicates, clients), dtype=np.int64)
-        if ledger is not None and by_client:
+        if ledger is not None and self.by_client:
             self.participations[0] = ledger.uses()
 
     # What has been charged
@@ -71,7 +68,9 @@ class Account:
     @property
     def steps_charged(self) -> int:
         """Return steps charged up to the current one; in secure mode with everything earlier sessions charged."""
-        return self._base + self._made
+        if self.ledger is not None and (self._next is None or not self.ledger.replays_free):
+            return self.ledger.charged
+        return self._next or 0
 
     @property
     def uses(self) -> np.ndarray:
@@ -84,8 +83,8 @@ class Account:
         everything planned, where the rest is charged."""
         if self.ledger is None:
             return self.uses
-        if self.by_client:
-            if self.remaining_charged and self.caps is not None:
+        if self.caps is not None:
+            if self.remaining_charged:
                 return np.broadcast_to(self.caps, self.participations.shape)
             return np.maximum(self.participations, self.ledger.uses())
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
@@ -124,20 +123,15 @@ class Account:
         """
         if step < 0:
             raise ConfigError(f"step is {step}; steps are numbered from 0.")
-        if self._started:
+        if self._next is not None:
             return
-        self._next = step
-        if self.ledger is None:
-            self._base = step
-        elif self.ledger.reached < step:
+        if self.ledger is not None and self.ledger.reached < step:
             raise ResumeError(
                 f"The run continues at step {step}, and in its ledger step {self.ledger.reached} is not charged."
             )
-        elif self.ledger.replays_free:
-            self._base = step
-            if self.by_client:
-                self.participations[0] = self.ledger.uses(before=step)
-        self._started = True
+        if self.ledger is not None and self.ledger.replays_free and self.by_client:
+            self.participations[0] = self.ledger.uses(before=step)
+        self._next = step
 
     def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
         """Charge a block of consecutive steps; on return the charge is written, in secure mode to the disk.
@@ -155,12 +149,18 @@ class Account:
             ResumeError: charges of earlier steps are missing.
         """
         end = first + members.shape[1]
-        if first < self._next:
+        if self._next is not None and first < self._next:
             raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
         before: np.ndarray | None = None
-        if self.by_client:
+        if self.caps is not None:
             before, acting, totals = self._counted(members)
-            self._check_caps(first, end, acting[1], totals)
+            over = np.flatnonzero(totals > self.caps[acting[1]])
+            if over.size:
+                client = int(acting[1][over[0]])
+                raise BudgetExhausted(
+                    f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
+                    f"its cap of {int(self.caps[client])}."
+                )
         if self.ledger is not None:
             if not self.by_client:
                 self._check_budget(self.ledger, first, end)
@@ -170,18 +170,8 @@ class Account:
             self.ledger.charge(first, end, cohorts)
         if before is not None:
             self.participations[acting] = totals
-        self._made += end - first
         self._next = end
         return before
-
-    def _check_caps(self, first: int, end: int, clients: np.ndarray, totals: np.ndarray) -> None:
-        over = np.flatnonzero(totals > self.caps[clients]) if self.caps is not None else np.zeros(0, dtype=np.int64)
-        if self.caps is not None and over.size:
-            client = int(clients[over[0]])
-            raise BudgetExhausted(
-                f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
-                f"its cap of {int(self.caps[client])}."
-            )
 
     def charge_remaining(self, done: int) -> None:
         """Charge everything that was planned. Called on early stopping after ``done`` steps, which depends on what was

@@ -38,8 +38,8 @@ class _Window:
         first: number of the first activation.
         clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
             it is silent.
-        groups: of each activation, its clients in ascending order, from -1 on, with the replicates of each, int64 (k,).
-        places: (S, R) int64 place of each replicate in the groups of its activation, one after another.
+        groups: of each activation, the clients that release something in ascending order, with the replicates of each,
+            int64 (k,).
         uses: (S, R) int64 how often it acted before.
         divisors: (S, R) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
@@ -51,7 +51,6 @@ class _Window:
     first: int
     clients: np.ndarray
     groups: list[list[tuple[int, np.ndarray]]]
-    places: np.ndarray
     uses: np.ndarray
     divisors: np.ndarray
     scales: np.ndarray
@@ -138,8 +137,7 @@ class Activations(Channel):
         scales = self.records.scales(acting, uses)
         nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
         acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
-        groups, places = _grouped(acting)
-        return _Window(first, acting, groups, places, uses, divisors, scales, nothing, np.zeros(0))
+        return _Window(first, acting, _grouped(acting), uses, divisors, scales, nothing, np.zeros(0))
 
     @property
     def answering(self) -> np.ndarray:
@@ -152,7 +150,7 @@ class Activations(Channel):
         """Return the clients that release something in the next activation, in ascending order, each with the
         replicates in which it acts, int64 (k,); public."""
         window, start = self._next()
-        return [group for group in window.groups[start] if group[0] >= 0]
+        return window.groups[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
         """Return the records of a client that take part in its next release, for what it computes from them by itself;
@@ -223,15 +221,17 @@ class Activations(Channel):
     def _sums(self, gradients: Sequence[Gradients], window: _Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts."""
-        groups, sampled = window.groups[start], self.records.sampled
-        silent = len(groups) > 0 and groups[0][0] < 0  # of the first group no client acts
-        if len(gradients) != len(groups) - silent:
-            raise PrivacyError(f"{len(groups) - silent} clients act; gradients of {len(gradients)} were handed over.")
-        parts = [np.zeros((len(groups[0][1]), self.records.plan.dimension))] if silent else []
-        for (client, runs), rows in zip(groups[int(silent) :], gradients, strict=True):
-            drawn = self.members(client, runs) if sampled else None
-            parts.append(self.records.of(client, rows, drawn))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts).take(window.places[start], 0)
+        groups, sampled, parts = window.groups[start], self.records.sampled, []
+        if len(gradients) != len(groups):
+            raise PrivacyError(f"{len(groups)} clients act; gradients of {len(gradients)} were handed over.")
+        for (client, runs), rows in zip(groups, gradients, strict=True):
+            parts.append(self.records.of(client, rows, self.members(client, runs) if sampled else None))
+        if len(parts) == 1 and len(parts[0]) == self.replicates:
+            return parts[0]
+        sums = np.zeros((self.replicates, self.records.plan.dimension))
+        if parts:
+            sums[np.concatenate([runs for _, runs in groups])] = np.concatenate(parts)
+        return sums
 
     def _with_canaries(self, canaries: RecordCanaries, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means as :meth:`_noised`, of records and of the canaries that take part, in the only replicate."""
@@ -303,8 +303,8 @@ class Activations(Channel):
         return super()._claimed()
 
 
-def _grouped(clients: np.ndarray) -> tuple[list[list[tuple[int, np.ndarray]]], np.ndarray]:
-    """Return ``groups`` and ``places`` of a :class:`_Window` of ``clients`` (S, R)."""
+def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:
+    """Return the groups of a :class:`_Window` of ``clients`` (S, R)."""
     order, ordered = clients.argsort(1, kind="stable"), np.sort(clients, 1)
     begins = np.ones(clients.shape, dtype=bool)
     np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
@@ -313,5 +313,6 @@ def _grouped(clients: np.ndarray) -> tuple[list[list[tuple[int, np.ndarray]]], n
     for client, (start, end) in zip(
         ordered.ravel()[starts].tolist(), pairwise([*starts.tolist(), runs.size]), strict=True
     ):
-        groups[start // clients.shape[1]].append((client, runs[start:end]))
-    return groups, order.argsort(1)
+        if client >= 0:
+            groups[start // clients.shape[1]].append((client, runs[start:end]))
+    return groups

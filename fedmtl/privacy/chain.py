@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines in which every line carries the hash of the line before.
+"""Lines of JSON in which every one carries the hash of the line before, as a ledger has them.
 
 The hash is SHA-256 over the bytes of a line as they are written, its newline included, so a line that is altered,
 removed or put in between is found by the line that follows it, and the hash of the last line (the head) stands for the
@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from .._files import sync_folder
-from ..errors import PrivacyError, ResumeError
+from ..errors import ResumeError
 
 PREVIOUS = "previous"
 _NOTHING = "0" * 64
@@ -94,16 +92,7 @@ def read_chain(path: Path, *, version: int | None = None) -> Chain:
         ResumeError: damage before the last line, a line that does not follow the one before, a first line that is not
             a header, or one of another version.
     """
-    return _parse(path.read_bytes() if path.exists() else b"", path, version)
-
-
-def read_first(path: Path) -> dict[str, Any] | None:
-    """Return the first line of the file at ``path``, or None if there is no complete one."""
-    if not path.exists():
-        return None
-    with open(path, "rb") as file:
-        chain = _parse(file.readline(), path, None)
-    return chain.lines[0] if chain.lines else None
+    return parse(path.read_bytes() if path.exists() else b"", path, version)
 
 
 def head_file(path: Path) -> Path:
@@ -111,104 +100,8 @@ def head_file(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-class ChainFile:
-    """A chain that is open for appending, under an exclusive lock.
-
-    Args:
-        path: of the file; made where it is missing, with its folder.
-        version: that the first line must have.
-        single: the file must not be used by two processes: file locks and the head file are needed. Otherwise the
-            lock is taken where the system has one.
-        resume: whether the file may have lines already.
-
-    Attributes:
-        chain: what was there when it was opened.
-        head: of the chain as it is now.
-
-    Raises:
-        PrivacyError: ``single`` on a system that cannot lock files.
-        ResumeError: the file is in use, damaged or rolled back, or has lines without ``resume``.
-    """
-
-    def __init__(self, path: Path, *, version: int, single: bool, resume: bool) -> None:
-        self.path, self._single = path, single
-        path.parent.mkdir(parents=True, exist_ok=True)
-        created = not path.exists()
-        self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - held until close
-        self._head_file: IO[bytes] | None = None
-        try:
-            _lock(self._file, path, needed=single)
-            self._file.seek(0)
-            raw = self._file.read()
-            self.chain = _parse(raw, path, version)
-            self.head = self.chain.head
-            if self.chain.lines and not resume:
-                raise ResumeError(f"{path} already holds the charges of a run; resume it, or choose another folder.")
-            if self.chain.lines:
-                self._check_head(needed=single)
-            if self.chain.size < len(raw):
-                self._file.truncate(self.chain.size)
-            self.sync()
-            self._open_head()
-            if created:
-                sync_folder(path.parent)
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line with the hash of the one before: to the disk where the file is ``single``, else to the system,
-        which keeps it if the process ends."""
-        content = {**line, PREVIOUS: self.head.digest}
-        written = json.dumps(content, separators=(",", ":")).encode() + b"\n"
-        self._file.write(written)
-        self._file.flush()
-        if self._single:
-            self.sync()
-        self.head = Head(self.head.lines + 1, digest_of(written))
-        self._note_head()
-
-    def sync(self) -> None:
-        """Return once all lines are on the disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the files; idempotent."""
-        self._file.close()
-        if self._head_file is not None:
-            self._head_file.close()
-
-    def _check_head(self, *, needed: bool) -> None:
-        place = head_file(self.path)
-        existing = Head.parse(place.read_text(errors="replace")) if place.exists() else None
-        if existing is None:
-            if needed:
-                raise ResumeError(
-                    f"{place} is missing or unreadable; it says how long {self.path} was, so whether charges were "
-                    f"taken back cannot be told. Start a new run in another folder."
-                )
-            return
-        if not self.chain.has(existing):
-            raise ResumeError(
-                f"{self.path} has {len(self.chain.lines):,} lines and does not have line {existing.lines:,} that "
-                f"{place.name} has recorded: the ledger was rolled back or replaced, and charges of releases that "
-                f"were made are missing. Restore the ledger, or start a new run in another folder."
-            )
-
-    def _open_head(self) -> None:
-        place = head_file(self.path)
-        self._head_file = open(place, "r+b" if place.exists() else "w+b", buffering=0)  # noqa: SIM115
-        self._note_head()
-        os.fsync(self._head_file.fileno())
-
-    def _note_head(self) -> None:
-        """Overwrite the head in place: it may lag behind the chain after a crash of the system, and is never ahead."""
-        assert self._head_file is not None
-        self._head_file.seek(0)
-        self._head_file.write(self.head.text().encode())
-
-
-def _parse(raw: bytes, path: Path, version: int | None) -> Chain:
+def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
+    """Return the lines of the file at ``path``, whose bytes are ``raw``; arguments and errors of :func:`read_chain`."""
     lines: list[dict[str, Any]] = []
     digests: list[str] = []
     good = 0
@@ -245,26 +138,3 @@ def _check_first(line: Mapping[str, Any], path: Path, version: int | None) -> No
             f"chained by hashes: that no charge of the older one is missing cannot be told. Finish the run with the "
             f"version of fedmtl that began it, or start a new run in another folder."
         )
-
-
-def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
-    """Take an exclusive lock, released by the system when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:
-        if needed:
-            raise PrivacyError(
-                f"{path}: a run with source='secure' needs file locks, so that no second process releases under the "
-                f"same charges, and this system has none (no module fcntl). Use another system, or source='seeded'."
-            ) from None
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ResumeError(f"{path} is in use by another process.") from error
-    except OSError as error:
-        if needed:
-            raise PrivacyError(
-                f"{path} cannot be locked ({error}), and a run with source='secure' needs file locks, so that no "
-                f"second process releases under the same charges. Use a folder on a local disk, or source='seeded'."
-            ) from error

@@ -219,7 +219,6 @@ class Channel(ABC):
             arithmetic = (EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE) + SECURE_OUTSIDE if secure else ()
             outside = OUTSIDE + arithmetic + self.notes
         return {
-            "private": self.privacy is not None,
             "observer": "none" if self.privacy is None else self.privacy.observer,
             "epsilon": float(account.epsilons(spent=True).max()) if self.releases_anything else 0.0,
             "delta": account.delta,

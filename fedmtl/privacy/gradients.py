@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -56,8 +56,8 @@ class GradientPlan:
         ids: of the n clients.
         counts: (n,) whole numbers, n_i: the public numbers of records.
         dimension: D, length of a gradient.
-        caps: (n,) whole numbers, the most uses of each client: activations, or participations in rounds (there the
-            schedule sets them, and None is given).
+        caps: (n,) whole numbers, the most activations of each client; None in rounds, where the schedule sets the most
+            participations.
         keys: int64 (n,), address of each client's random numbers; None: its position.
         x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they are of none.
         rate: q in (0, 1], one for all or (n,): a record takes part in a release with that probability, by secret coins
@@ -67,7 +67,6 @@ class GradientPlan:
         allocation: (caps[i],) public positive weights of the first, second, ... activation of client i, of any mean.
         published: an accounting that a paper claims and that does not hold. The caps and the calibration are the
             same, and the epsilon is infinite.
-        relation: how neighbours differ.
         steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings.
         trainings: local trainings of one participation, each with the same number of local steps.
         batch_size: expected records of one local step, for the report; ``rate`` draws them.
@@ -88,7 +87,6 @@ class GradientPlan:
     at_cap: Literal["stop", "silent"] = "stop"
     allocation: Sequence[np.ndarray] | None = None
     published: PublishedClaim | None = None
-    relation: RecordRelation = "replace"
     steps: np.ndarray | None = None
     trainings: int = 1
     batch_size: int | None = None
@@ -104,12 +102,9 @@ class GradientPlan:
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
-        if self.keys is None:
-            set_(self, "keys", torch.arange(n))
         if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
             raise ConfigError(f"keys must be {n:,} numbers, all different, one a client: they address the noise.")
-        set_(self, "rate", _rates(self.rate, n))
-        set_(self, "steps", whole_numbers("steps", np.ones(n, dtype=np.int64) if self.steps is None else self.steps, n))
+        _ = self.rates  # refuses what is none
         if (self.local_steps % self.trainings != 0).any():
             raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
 
@@ -133,22 +128,18 @@ class GradientPlan:
         Raises:
             PrivacyError: named.
         """
+        if clients is None and self.caps is None:
+            raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
+        what, unused = "clients that act one at a time", ["batch_size", "steps"]
         if clients is not None:
-            what, relation = "rounds", "zero_out"
-            unused = {name: getattr(self, name) for name in ("caps", "allocation", "published")}
+            what, unused = "rounds", ["caps", "allocation", "published"]
             if clients != len(self.ids):
                 raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
-        else:
-            what, relation = "clients that act one at a time", "replace"
-            unused = {"batch_size": self.batch_size, "steps": None if (self.local_steps == 1).all() else self.steps}
-            if self.caps is None:
-                raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
-        others = [name for name, value in unused.items() if value is not None]
-        if others or self.relation != relation:
-            wrong = f"{others[0]}=..." if others else f"relation={self.relation!r}"
-            raise PrivacyError(
-                f"GradientPlan({wrong}) is not for {what}, whose releases do not follow it; leave it out."
-            )
+        for name in unused:
+            if getattr(self, name) is not None:
+                raise PrivacyError(
+                    f"GradientPlan({name}=...) is not for {what}, whose releases do not follow it; leave it out."
+                )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
         """Return this plan with what depends on the settings of a run, those of all repetitions or of each."""
@@ -158,22 +149,29 @@ class GradientPlan:
         return replace(self, **self.given_noise(noised), given_noise=None)
 
     @property
+    def relation(self) -> RecordRelation:
+        """Return how neighbours differ: in rounds by a record that is left out, elsewhere by one that is replaced."""
+        return "zero_out" if self.caps is None else "replace"
+
+    @cached_property
     def rates(self) -> np.ndarray:
         """Return q_i, (n,) float64."""
-        assert isinstance(self.rate, np.ndarray)
-        return self.rate
+        values, n = np.asarray(self.rate), len(self.ids)
+        fits = values.shape in ((), (n,)) and values.dtype.kind in "fiu"
+        if not fits or not bool(((values > 0) & (values <= 1)).all()):
+            raise ConfigError(f"rate is {self.rate!r}; it must be in (0, 1], one for all or for each of {n:,} clients.")
+        return np.array(np.broadcast_to(values, (n,)), dtype=np.float64)
 
-    @property
+    @cached_property
     def local_steps(self) -> np.ndarray:
         """Return (n,) int64 noised sums of one use."""
-        assert self.steps is not None
-        return self.steps
+        n = len(self.ids)
+        return np.ones(n, dtype=np.int64) if self.steps is None else whole_numbers("steps", self.steps, n)
 
-    @property
+    @cached_property
     def addresses(self) -> Tensor:
         """Return int64 (n,) keys of the clients."""
-        assert self.keys is not None
-        return self.keys
+        return torch.arange(len(self.ids)) if self.keys is None else self.keys
 
     @property
     def expected(self) -> np.ndarray:
@@ -213,14 +211,6 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
             f"each of {clients:,} clients."
         )
     return entries.astype(np.int64)
-
-
-def _rates(rate: Any, clients: int) -> np.ndarray:
-    values = np.asarray(rate)
-    fits = values.shape in ((), (clients,)) and values.dtype.kind in "fiu"
-    if not fits or not bool(((values > 0) & (values <= 1)).all()):
-        raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or for each of {clients:,} clients.")
-    return np.array(np.broadcast_to(values, (clients,)), dtype=np.float64)
 
 
 # What the releases cost

@@ -26,18 +26,21 @@ copy of the folder that is resumed as well releases twice under one charge, and 
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from .._files import sync_folder
 from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
-from .chain import PREVIOUS, ChainFile, Head, read_first
+from .chain import PREVIOUS, Chain, Head, digest_of, head_file, parse
 
 VERSION = 8
 
@@ -53,10 +56,13 @@ class Ledger:
         clients: population size where participations are charged; None where everybody is charged for each
             step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
-        single: refuse a system without file locks; None: where replays are not free.
+        single: the file must not be used by two processes: file locks and the head file are needed, and every line is
+            on the disk when it is written; None: where replays are not free. Otherwise the lock is taken where the
+            system has one.
 
     Attributes:
         header: see above.
+        head: number of lines and hash of the last one, also after :meth:`close`; None in memory.
         session: number of times that this ledger has been opened, this one included.
         run: identity of the run: the hash of the header, which holds a random number; None in memory.
         replays_free: see above.
@@ -85,11 +91,13 @@ class Ledger:
         self.session = self.charged = self.reached = 0
         self.remaining: int | None = None
         self.run: str | None = None
+        self.head: Head | None = None
         self._path, self._clients = path, clients or 0
+        self._single = not replays_free if single is None else single
         self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []  # first step, sizes of cohorts, their clients
         self._next: int | None = None  # the step after those of this session
         self._opened = False  # whether the line of this session is written
-        self._file: ChainFile | None = None
+        self._files: tuple[IO[bytes], IO[bytes]] | None = None  # of the lines and of the head
         self._closed = False
         opening = {
             "kind": "header",
@@ -98,10 +106,8 @@ class Ledger:
             "replays_free": replays_free,
             **header,
         }
-        if path is not None:
-            needed = not replays_free if single is None else single
-            self._file = ChainFile(path, version=VERSION, single=needed, resume=resume)
-        lines = self._file.chain.lines if self._file is not None else []
+        before = Chain([], [], 0) if path is None else self._open_files(path, resume)
+        lines = before.lines
         try:
             if lines:
                 self._check_header(lines[0], opening)
@@ -109,23 +115,17 @@ class Ledger:
                 self._append(opening | {"run": secrets.token_hex(32)})
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
-            if self._file is not None:
-                self.run = self._file.chain.digests[0] if lines else self._file.head.digest
+            if self.head is not None:
+                self.run = before.digests[0] if lines else self.head.digest
             self.session += 1
             self._next = None
             if not lines:
                 self._open()
         except BaseException:
-            if self._file is not None:
-                self._file.close()  # a refused ledger is not kept locked
+            self._close_files()  # a refused ledger is not kept locked
             raise
 
     # reading
-
-    @property
-    def head(self) -> Head | None:
-        """Return the number of lines and hash of the last one, also after :meth:`close`; None in memory."""
-        return self._file.head if self._file is not None else None
 
     def uses(self, before: int | None = None) -> np.ndarray:
         """Return (n,) int64 charged participations by client, in steps below ``before``, for an account that charges
@@ -152,7 +152,7 @@ class Ledger:
         """
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        if self._file is not None and first != self._next and not (self._next is None and first <= self.reached):
+        if not self._follows(first):
             raise PrivacyError(f"Step {first} does not follow the steps that are charged; they are charged in order.")
         new = min(max(first, self.reached), end) if self.replays_free else first
         if new < end:
@@ -172,8 +172,8 @@ class Ledger:
 
     def sync(self) -> Head | None:
         """Return :attr:`head` once all lines are on the disk."""
-        if self._file is not None and not self._closed:
-            self._file.sync()
+        if self._files is not None and not self._closed:
+            os.fsync(self._files[0].fileno())
         return self.head
 
     def close(self) -> None:
@@ -184,8 +184,7 @@ class Ledger:
             self._append({"kind": "close"})
         self.sync()
         self._closed = True
-        if self._file is not None:
-            self._file.close()
+        self._close_files()
 
     def __enter__(self) -> Ledger:
         return self
@@ -202,24 +201,81 @@ class Ledger:
             self._opened = True
 
     def _append(self, line: Mapping[str, Any]) -> None:
+        """Write a line with the hash of the one before: where the file is ``single`` to the disk, else to the system,
+        which keeps it if the process ends."""
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        if self._file is None:
+        if self._files is None or self.head is None:
             return
-        self._file.append(line)
+        file, beside = self._files
+        written = json.dumps({**line, PREVIOUS: self.head.digest}, separators=(",", ":")).encode() + b"\n"
+        file.write(written)
+        file.flush()
+        if self._single:
+            os.fsync(file.fileno())
+        self.head = Head(self.head.lines + 1, digest_of(written))
+        self._note_head(beside)
+
+    # the files
+
+    def _open_files(self, path: Path, resume: bool) -> Chain:
+        """Open the file of the ledger, under an exclusive lock, and that of its head; return the lines so far."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        created, file = not path.exists(), open(path, "a+b")  # noqa: SIM115 - held until close
+        try:
+            _lock(file, path, needed=self._single)
+            file.seek(0)
+            raw = file.read()
+            before = parse(raw, path, VERSION)
+            self.head = before.head
+            if before.lines and not resume:
+                raise ResumeError(f"{path} already holds the charges of a run; resume it, or choose another folder.")
+            if before.lines:
+                self._check_head(path, before)
+            if before.size < len(raw):
+                file.truncate(before.size)
+            os.fsync(file.fileno())
+            place = head_file(path)
+            self._files = file, open(place, "r+b" if place.exists() else "w+b", buffering=0)  # noqa: SIM115
+            self._note_head(self._files[1])
+            os.fsync(self._files[1].fileno())
+            if created:
+                sync_folder(path.parent)
+        except BaseException:
+            file.close()
+            self._close_files()
+            raise
+        return before
+
+    def _check_head(self, path: Path, before: Chain) -> None:
+        place = head_file(path)
+        existing = Head.parse(place.read_text(errors="replace")) if place.exists() else None
+        if existing is None and self._single:
+            raise ResumeError(
+                f"{place} is missing or unreadable; it says how long {path} was, so whether charges were taken back "
+                f"cannot be told. Start a new run in another folder."
+            )
+        if existing is not None and not before.has(existing):
+            raise ResumeError(
+                f"{path} has {len(before.lines):,} lines and does not have line {existing.lines:,} that {place.name} "
+                f"has recorded: the ledger was rolled back or replaced, and charges of releases that were made are "
+                f"missing. Restore the ledger, or start a new run in another folder."
+            )
+
+    def _note_head(self, file: IO[bytes]) -> None:
+        """Overwrite the head in place: it may lag behind the lines after a crash of the system, and is never ahead."""
+        assert self.head is not None
+        file.seek(0)
+        file.write(self.head.text().encode())
+
+    def _close_files(self) -> None:
+        for file in self._files or ():
+            file.close()
 
     # state from lines
 
     def _charge(self, line: Mapping[str, Any]) -> None:
         first, end, cohorts = int(line["first"]), int(line["end"]), line.get("cohorts")
-        if self._file is None:
-            follows = True  # no session follows this one, so nothing depends on where its steps begin
-        elif self.replays_free:
-            follows = first == self.reached
-        else:
-            follows = first <= self.reached if self._next is None else first == self._next
-        if not (follows and 0 <= first < end):
-            raise ValueError(f"steps {first} to {end - 1} do not follow those before")
         if cohorts is not None:
             sizes = np.array([len(cohort) for cohort in cohorts], dtype=np.int64)
             clients = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum()))
@@ -229,11 +285,18 @@ class Ledger:
         self.charged += end - first
         self.reached, self._next = max(self.reached, end), end
 
+    def _follows(self, first: int) -> bool:
+        """Return whether step ``first`` follows those of this session; of none, those that were ever charged. In memory
+        no session follows this one, so nothing depends on where its steps begin."""
+        return self._files is None or first == self._next or (self._next is None and first <= self.reached)
+
     def _apply(self, line: Mapping[str, Any], number: int) -> None:
         try:
             if line["kind"] == "open":
                 self.session, self._next = int(line["session"]), None
             elif line["kind"] == "charge":
+                if not (self._follows(line["first"]) and 0 <= line["first"] < line["end"]):
+                    raise ValueError(f"steps {line['first']} to {line['end'] - 1} do not follow those before")
                 self._charge(line)
             elif line["kind"] == "remaining":
                 self.remaining = int(line["uses"])
@@ -261,4 +324,31 @@ class Ledger:
 
 def read_header(path: Path) -> dict[str, Any] | None:
     """Return the header of a ledger, or None if there is no complete one."""
-    return read_first(path)
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        lines = parse(file.readline(), path).lines
+    return lines[0] if lines else None
+
+
+def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
+    """Take an exclusive lock, released by the system when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        if needed:
+            raise PrivacyError(
+                f"{path}: a run with source='secure' needs file locks, so that no second process releases under the "
+                f"same charges, and this system has none (no module fcntl). Use another system, or source='seeded'."
+            ) from None
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ResumeError(f"{path} is in use by another process.") from error
+    except OSError as error:
+        if needed:
+            raise PrivacyError(
+                f"{path} cannot be locked ({error}), and a run with source='secure' needs file locks, so that no "
+                f"second process releases under the same charges. Use a folder on a local disk, or source='seeded'."
+            ) from error

@@ -44,11 +44,10 @@ class _Terms:
 
     Attributes:
         settings: the privacy of all replicates, or of each.
-        clients: n, the number of accounts where clients have accounts of their own.
-        caps: int64 (n,), the most uses of each client, or None without caps.
+        clients: n.
+        caps: int64 (n,), the most uses of each client, where clients have accounts of their own; else None.
         prices: what uses cost; None where nothing is noised.
         header: of the ledger; None where nothing is charged.
-        by_client: whether clients have accounts of their own.
         budget: epsilon that ends the run, or None.
         options: of :class:`Rounds` or :class:`Activations`.
     """
@@ -58,7 +57,6 @@ class _Terms:
     caps: np.ndarray | None
     prices: Prices | None = None
     header: dict[str, Any] | None = None
-    by_client: bool = False
     budget: float | None = None
     options: dict[str, Any]
 
@@ -141,7 +139,7 @@ def open_channel(
                 terms.header,
                 fingerprint=fingerprint,
                 replays_free=sources[0].name == "seeded",
-                clients=terms.clients if terms.by_client else None,
+                clients=None if terms.caps is None else terms.clients,
                 resume=resume,
             )
         account = Account(
@@ -151,7 +149,6 @@ def open_channel(
             budget=terms.budget,
             caps=terms.caps,
             ledger=ledger,
-            by_client=terms.by_client,
             replicates=replicates,
         )
         file = "in memory only: a crash forgets what was spent" if path is None else path.name
@@ -218,8 +215,8 @@ def _terms_of_rows(
         refuse_rows(plans)
         releases = bind_releases(plans, sampler, privacy)
         chosen = () if privacy is None else (privacy,)
-        options, caps = {"sampler": sampler, "releases": releases}, _caps(sampler)
-        return _Terms(settings=chosen, clients=sampler.n, caps=caps, by_client=caps is not None, options=options)
+        options = {"sampler": sampler, "releases": releases}
+        return _Terms(settings=chosen, clients=sampler.n, caps=_caps(sampler), options=options)
 
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
@@ -252,7 +249,7 @@ def _terms_of_rows(
         "schedule": _facts(sampler),
         "releases": [[plan.name, plan.form, plan.dimension] for plan in plans],
         "refuted": prices.refuted,
-        **prices.header(_caps(sampler) if sampler.per_participation else None),
+        **prices.header(_caps(sampler)),
     }
     if bands is not None:
         header["bands"] = list(bands.coefficients)
@@ -264,7 +261,6 @@ def _terms_of_rows(
         caps=_caps(sampler),
         prices=prices,
         header=header,
-        by_client=sampler.per_participation,
         budget=privacy.epsilon if replicates == 1 else None,
         options={"sampler": sampler, "releases": releases, "rows": rows},
     )
@@ -355,9 +351,9 @@ def _terms_of_records(
         schedule = _facts(sampler) | OF_RECORDS
         facts = {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
-    terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, by_client=True, options=options)
+    terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, options=options)
     if all(each.noiseless for each in records):
-        return terms if sampler is None else replace(terms, caps=_caps(sampler), by_client=_caps(sampler) is not None)
+        return terms if sampler is None else replace(terms, caps=_caps(sampler))
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
     assert caps is not None

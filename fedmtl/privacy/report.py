@@ -70,7 +70,6 @@ class PrivacyReport:
         outside: what the epsilon does not cover.
     """
 
-    private: bool
     unit: str
     relation: str
     observer: str
@@ -106,7 +105,6 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
-        del values["private"]  # the headline says it better
         for name in ("elsewhere", "interval", "search"):
             if values[name] is None:
                 del values[name]
@@ -134,7 +132,12 @@ class PrivacyReport:
                 result[name] = float(value)
             elif isinstance(value, list):
                 result[name] = tuple(value)
-        return cls(private=values.get("clip_norm") is not None, **result)
+        return cls(**result)
+
+    @property
+    def private(self) -> bool:
+        """Whether there are settings of privacy, which have a clip norm."""
+        return self.clip_norm is not None
 
     @property
     def _standing(self) -> tuple[str, str, str]:
@@ -269,14 +272,17 @@ class SignalToNoise:
         noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest release
             of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
-        ratio: ``noise_norm / clip_norm``.
         what: the kind of release.
     """
 
     noise_norm: float
     clip_norm: float
-    ratio: float
     what: str = "mean"
+
+    @property
+    def ratio(self) -> float:
+        """Return the noise over the most of the mean."""
+        return self.noise_norm / self.clip_norm
 
     @property
     def warning(self) -> str | None:

@@ -394,19 +394,15 @@ class Rounds(Channel):
     # Its report, and what a checkpoint keeps
 
     def snr(self) -> SignalToNoise | None:
-        if self.records is not None:
-            if self.prices is None:
-                return None
-            plan = self.records.plan
-            size = plan.dimension
-            std = self.records.law.std(1.0, size) * self.prices.by_account[0] / plan.expected
-            ratio = float(np.median(std)) * math.sqrt(size)
-            return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
-        if self.noise_multiplier is None:
+        if self.prices is None:
             return None
+        if self.records is not None:
+            size = self.records.plan.dimension
+            std = np.median(self.prices.by_account[0] / self.records.plan.expected)
+            norm = float(std) * self.records.law.std(self.bound, size) * math.sqrt(size)
+            return SignalToNoise(norm, self.bound, what="gradient")
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
-        norm = loudest.noise_std * math.sqrt(loudest.size)
-        return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
+        return SignalToNoise(loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound)
 
     def _facts(self) -> dict[str, Any]:
         if self.records is not None:

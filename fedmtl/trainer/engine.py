@@ -182,7 +182,6 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
         counts=counts.numpy(),
         dimension=problem.dimension,
         rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
-        relation="zero_out",
         steps=(solver.step_counts(counts) * trainings).numpy(),
         trainings=trainings,
         batch_size=batch,

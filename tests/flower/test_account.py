@@ -243,8 +243,7 @@ def test_an_answer_is_charged_on_disk_before_it_is_computed(asked, tmp_path: Pat
         raise KeyboardInterrupt
 
     def gone(self: Ledger) -> None:  # what the system does for a process that is gone: no line is written
-        assert self._file is not None
-        self._file.close()
+        self._close_files()
 
     for number in range(ROUNDS - 1):
         with monkeypatch.context() as patch:

@@ -56,7 +56,7 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
 
 def crash(channel) -> None:
     """The process is gone: the system closes its files, and nothing else happens."""
-    channel.account.ledger._file.close()
+    channel.account.ledger._close_files()
 
 
 def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> N
             if choose.random() < 0.5:
                 ledger.close()
             else:
-                ledger._file.close()
+                ledger._close_files()
             for before in (None, choose.randrange(20)):
                 some = [client for each, client in kept if before is None or each < before]
                 assert ledger.uses(before).tolist() == [some.count(client) for client in range(3)]

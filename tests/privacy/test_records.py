@@ -40,7 +40,6 @@ def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimensi
         keys=torch.tensor([id_key(name) for name in ids]),
         counts=np.array(counts),
         rate=1.0 if batch is None else np.minimum(1.0, batch / np.array(counts)),
-        relation="zero_out",
         steps=np.array(steps),
         batch_size=batch,
         dimension=dimension,
@@ -436,7 +435,6 @@ def test_impossible_requests_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match="5 clients, and the sampler 6"):
         open_channel(NOISED, (update, plan_of()), FullParticipation().bind(6), seed=0, steps=2)
     for unused in (
-        {"relation": "replace"},
         {"caps": np.ones(5, dtype=np.int64)},
         {"allocation": [np.arange(1, 5)] * 5},
     ):
