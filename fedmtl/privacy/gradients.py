@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import positive_int
+from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
 from .noise.laws import Norm
 from .price import Price, Prices, calibrated, normalized
@@ -69,7 +69,7 @@ class GradientPlan:
             same, and the epsilon is infinite.
         steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings.
         trainings: local trainings of one participation, each with the same number of local steps.
-        batch_size: expected records of one local step, for the report; ``rate`` draws them.
+        batch_size: expected records of one local step, B: q is B / n_i, and 1 of a client with fewer; None: ``rate``.
         notes: what else no epsilon covers, for the report.
         given_noise: further arguments, by name, that depend on the settings of a run with noise.
 
@@ -96,7 +96,7 @@ class GradientPlan:
     def __post_init__(self) -> None:
         n = len(self.ids)
         set_, x = object.__setattr__, self.x
-        positive_int(self, dimension=self.dimension, trainings=self.trainings)
+        positive_int(self, **given(dimension=self.dimension, trainings=self.trainings, batch_size=self.batch_size))
         if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
             raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
         set_(self, "counts", whole_numbers("counts", self.counts, n))
@@ -114,10 +114,7 @@ class GradientPlan:
         sizes = self.counts if self.caps is None else self.caps * (self.counts > 0)
         numbers, clients = np.unique(sizes, return_counts=True)
         group = sizes == numbers[clients == clients.max()].max()
-        counts, rate = self.counts + group * max(1, round(canaries / group.sum())), self.rate
-        if self.batch_size is not None:
-            rate = np.minimum(1.0, self.batch_size / np.maximum(counts, 1))
-        return replace(self, counts=counts, rate=rate)
+        return replace(self, counts=self.counts + group * max(1, round(canaries / group.sum())))
 
     def check(self, *, clients: int | None) -> None:
         """Refuse settings that rounds, or clients that act one at a time, do not follow.
@@ -156,6 +153,9 @@ class GradientPlan:
     @cached_property
     def rates(self) -> np.ndarray:
         """Return q_i, (n,) float64."""
+        if self.batch_size is not None:
+            rates: np.ndarray = np.minimum(1.0, self.batch_size / np.maximum(self.counts, 1))
+            return rates
         values, n = np.asarray(self.rate), len(self.ids)
         fits = values.shape in ((), (n,)) and values.dtype.kind in "fiu"
         if not fits or not bool(((values > 0) & (values <= 1)).all()):

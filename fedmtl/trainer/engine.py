@@ -175,16 +175,14 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
         )
     data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
     counts = data.train.counts
-    batch = solver.batch_size
     return GradientPlan(
         ids=tuple(data.ids),
         keys=data.keys,
         counts=counts.numpy(),
         dimension=problem.dimension,
-        rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
         steps=(solver.step_counts(counts) * trainings).numpy(),
         trainings=trainings,
-        batch_size=batch,
+        batch_size=solver.batch_size,
     )
 
 

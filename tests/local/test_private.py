@@ -214,7 +214,6 @@ def releases(data: FederatedDataset, dimension: int, batch_size: int | None) -> 
         keys=data.keys,
         counts=counts,
         dimension=dimension,
-        rate=1.0 if batch_size is None else np.minimum(1.0, batch_size / counts),
         steps=np.array([3, 2, 4, 1, 2, 4, 3]),
         batch_size=batch_size,
     )

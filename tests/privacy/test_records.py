@@ -39,7 +39,6 @@ def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimensi
         ids=ids,
         keys=torch.tensor([id_key(name) for name in ids]),
         counts=np.array(counts),
-        rate=1.0 if batch is None else np.minimum(1.0, batch / np.array(counts)),
         steps=np.array(steps),
         batch_size=batch,
         dimension=dimension,
@@ -121,7 +120,7 @@ def test_a_batch_of_all_records_is_all_records() -> None:
 
 
 def test_subsets_are_of_the_rate_that_is_charged() -> None:
-    channel = door(NOISED, who=replace(plan_of(), batch_size=None))
+    channel = door(NOISED, who=plan_of())
     begin(channel)
     taken = channel.local.batch(torch.arange(5))[1].sum(1)
     begin(channel, 1)
