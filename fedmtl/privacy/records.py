@@ -67,6 +67,7 @@ class Records:
 
     Attributes:
         plan, sources, prices, bound: see above.
+        coins: sources of the secret subsets, those of the noise; an audit sets others.
         norm: in which gradients are clipped.
         clip: of a gradient; None without a bound.
         counts: numbers of records that have rows, which canaries have not.
@@ -88,7 +89,8 @@ class Records:
         self.norm: Norm = self.law.norm if claim is None or claim.norm is None else claim.norm
         self.clip: Clip | None = Clip(bound, self.norm) if math.isfinite(bound) else None
         self.sampled = bool((plan.rates < 1).any())
-        self.sources, self._keys = sources, plan.addresses.numpy()
+        self.sources = self.coins = sources
+        self._keys = plan.addresses.numpy()
         self._limit = bound * (1 - MARGIN)
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
         widths = [sum_width(bound, max(1, n)) if self.clip is not None else 1.0 for n in plan.counts.tolist()]
@@ -200,8 +202,8 @@ class Records:
             return None
         key = client, numbers.tobytes(), replicates.tobytes()
         if key != self._latest[0]:
-            sources = [self.sources[replicate] for replicate in replicates.tolist()]
-            self._latest = key, self._subsets(np.full((1, len(numbers)), client), numbers[None], sources)[0]
+            coins = [self.coins[replicate] for replicate in replicates.tolist()]
+            self._latest = key, self._subsets(np.full((1, len(numbers)), client), numbers[None], coins)[0]
         return self._latest[1]
 
     def batch(self, clients: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,7 +217,7 @@ class Records:
             Positions within each client's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
             (A, B); B is the largest subset, at least 1.
         """
-        subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self.sources)[:, 0]
+        subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self.coins)[:, 0]
         drawn, widest = torch.from_numpy(subsets), int(subsets.sum(1).max(initial=1))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]
         mask = torch.gather(drawn, 1, order)

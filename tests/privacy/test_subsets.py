@@ -185,7 +185,7 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
         if client < 2:  # who asks before the release gets those who take part in it
             assert np.array_equal(*asked)
             spelled = float(factors[client] @ torch.from_numpy(asked[0][0]).double())
-            assert spelled / channel.gradients.expected[client] == pytest.approx(float(values[-1][1]), abs=1e-6)
+            assert spelled / channel.records.plan.expected[client] == pytest.approx(float(values[-1][1]), abs=1e-6)
     value = torch.stack(values)
     assert not value[:, [0, 2, 3]].abs().max() > 1e-6
     first = (value[0::3, 1] * Q * 5).numpy()
