@@ -6,6 +6,8 @@ import math
 import re
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from fedmtl.privacy.audit.findings import too_large
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar
+from fedmtl.trainer.plots import plot_result
 
 from .helpers import price_of
 from .trainer import settings
@@ -127,14 +130,20 @@ def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
     assert "smallest 1.001, median 1.001, largest 1.001" in found.text()
 
 
-def test_messages_bands_ticks_and_audits(noise: float) -> None:
+def test_messages_bands_ticks_and_audits(noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, epsilon=TARGET, delta=DELTA)
     channel, _ = settings.trainer(privacy=privacy, rounds=50).open(*_problem(privacy))
     with pytest.raises(BudgetExhausted) as spent:
         _begin_all(channel, 50)
     assert "31." in str(spent.value)
     assert below(str(spent.value), channel.epsilon) == []
-    assert figures._budget(1.0000004) == "epsilon 1.00001"
+    drawn: list[str] = []
+    monkeypatch.setattr(figures, "plot_rounds", lambda lines, path, **options: drawn.extend(lines))
+    repeated = SimpleNamespace(
+        metric="mse", algorithm="pmtl", step="round", replicates=[], history=[{"budget": 1.0000004}]
+    )
+    plot_result(cast(Any, repeated), tmp_path)
+    assert drawn == ["PMTL, epsilon 1.00001"]
     assert "1.001" in table([too_large("charges: budget", 1.00049, 2.0, "")])
 
 

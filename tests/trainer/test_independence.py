@@ -218,7 +218,8 @@ def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytes
     """Gradient descent of all tasks together: 1 / the largest ||X||^2 of any task, until the largest gradient is 0."""
     from fedmtl.algorithms.linear.stack import TaskStack
 
-    def together(self: TaskStack, ridge: float) -> torch.Tensor:
+    def together(self: TaskStack, ridge: float | torch.Tensor) -> torch.Tensor:
+        ridge = torch.as_tensor(ridge, dtype=torch.float64).reshape(-1, 1, 1)
         largest = max(float(x.square().sum()) / len(x) for x in self.data.x)
         w = torch.zeros(len(self.data.x), 1, self.data.dimension, dtype=torch.float64)
         for _ in range(300):
