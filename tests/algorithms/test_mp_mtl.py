@@ -10,11 +10,11 @@ from scipy import optimize
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, Trainer, models
-from fedmtl.algorithms import MPMTL, Problem, State
+from fedmtl.algorithms import MPMTL, Problem, Released, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
-from fedmtl.algorithms.mp_mtl.sharing import budget_weights
+from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of, shifted_covariance
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
@@ -405,3 +405,20 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             MPMTL(row_norm=1.0, **settings)  # type: ignore[arg-type]
+
+
+def test_the_shift_that_keeps_every_direction() -> None:
+    """The spectrum of the noise ends at sigma sqrt(2 d), and fluctuates beyond it; a shift of 1.25 clears it."""
+    d, draws = 30, 400
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(draws, d, d, generator=generator, dtype=torch.float64)
+    noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
+
+    def lost(rho: float) -> float:
+        released = Released({"covariance": noise}, denominator=1.0, noise_std=lambda name: torch.ones(draws))
+        maps = map_of(shifted_covariance(released, "covariance", "symmetric", rho), "symmetric", 1e-6)
+        return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
+
+    assert lost(0.0) == 1.0
+    assert 0.02 < lost(1.0) < 0.5
+    assert lost(1.25) == 0.0

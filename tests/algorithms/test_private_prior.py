@@ -299,3 +299,16 @@ def test_what_is_refused() -> None:
         run(PrivatePrior(row_norm=1.0), problem)
     with pytest.raises(ConfigError, match="at most 512 features"):
         run(prior(), linear(features=513, tasks=2))
+
+
+def test_many_alike_tasks_teach_the_true_covariance() -> None:
+    """With many tasks of many records the excess over learning alone is that of the models themselves."""
+    problem = linear(tasks=3000, train_examples=60, rank=2, noise=0.05)
+    state = run(prior(ridge=1e-4), problem)
+    directions, excess = state.public["directions"][0], state.public["excess"][0]
+    true = make_synthetic_tasks(
+        3000, train_examples=60, test_examples=6, features=D, rank=2, noise=0.05, problem="regression", seed=1
+    ).weights
+    unit = true / true.norm(dim=0)
+    expected = unit @ unit.T / 3000 - torch.eye(D) / D
+    torch.testing.assert_close((directions * excess) @ directions.T, expected, rtol=0.0, atol=0.02)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from fedmtl.errors import ConfigError
 from fedmtl.local.proximal import PENALTIES, prox_nuclear
@@ -120,3 +121,21 @@ def test_the_nuclear_operator_refuses_what_is_not_finite(bad):
     x[2, 3] = bad
     with pytest.raises(ConfigError, match="not finite"):
         prox_nuclear(x, 1.0)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_no_general_minimizer_does_better(name):
+    x, t = random(3, 2, seed=8), 0.8
+    penalty = PENALTIES[name]
+
+    def objective(flat):
+        p = torch.from_numpy(np.asarray(flat).reshape(3, 2))
+        return float(((p - x) ** 2).sum()) / 2 + t * float(penalty.value(p))
+
+    ours = penalty.prox(x, t).numpy().ravel()
+    options = {"xatol": 1e-10, "fatol": 1e-14, "maxiter": 20_000, "maxfev": 20_000}
+    found = x.numpy().ravel()
+    for _ in range(4):
+        found = minimize(objective, found, method="Nelder-Mead", options=options).x
+    assert objective(ours) <= objective(found) + 1e-12
+    np.testing.assert_allclose(found, ours, atol=1e-4)
