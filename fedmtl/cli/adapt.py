@@ -49,7 +49,6 @@ def adapt(words: list[str]) -> int:
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
     config = _config(options)
 
-    from ..trainer.personalize import NOTHING_SENT
     from ..trainer.result import Result
 
     objects = settings(config)
@@ -68,7 +67,7 @@ def adapt(words: list[str]) -> int:
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
     files = "clients.csv, result.json, models.safetensors"
-    print(f"{adapted.summary()}\n\n{NOTHING_SENT}.\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
+    print(f"{adapted.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
     return 0
 
 

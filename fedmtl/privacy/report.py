@@ -188,9 +188,10 @@ class PrivacyReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the printed block under its headline: what each is about, and its text. None without
-        privacy."""
+        privacy, but where nothing is released for what is said of that."""
+        outside = ("outside", "; ".join(self.outside))
         if not self.private:
-            return []
+            return [outside] if self.outside and not self.names else []
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
         if self.search is not None:
@@ -223,7 +224,7 @@ class PrivacyReport:
             ("accountant", self.accountant),
             ("noise source", f"{self.source}, {self.numerics}"),
             ("ledger", self.ledger),
-            ("outside", "; ".join(self.outside)),
+            outside,
         ]
 
     def text(self) -> str:

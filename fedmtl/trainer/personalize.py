@@ -158,17 +158,20 @@ def _chosen(
     return rows, {client: names[k] for client, k in zip(problem.data.ids, best.tolist(), strict=True)}
 
 
-def not_covered(privacy: Privacy | None) -> tuple[str, ...]:
-    """Return why nothing is charged for finetuned models, for the report; nothing without privacy."""
-    if privacy is None:
-        return ()
-    return (RECORD_LEVEL,) if isinstance(privacy, RecordPrivacy) else (CLIENT_LEVEL,)
-
-
 NOTHING_SENT = (
     "nothing was sent: these models cost no epsilon. What the clients of the run may lose is bounded by the epsilon of "
     "the released model; of the new clients nobody learns anything while their models and scores stay with them"
 )
+
+
+def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...]:
+    """Return why nothing is charged for finetuned models, for the report; nothing without privacy, but where new
+    clients start from a model that an earlier run has released."""
+    if isinstance(algorithm, Released):
+        return (NOTHING_SENT,)
+    if privacy is None:
+        return ()
+    return (RECORD_LEVEL,) if isinstance(privacy, RecordPrivacy) else (CLIENT_LEVEL,)
 
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:

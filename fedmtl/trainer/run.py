@@ -184,7 +184,7 @@ def single_run(
                 metrics=settings.asked_metrics,
             )
             final = result.final | numbers_of(evaluated, measured)
-            outside = (*result.privacy.outside, *not_covered(settings.privacy))
+            outside = (*result.privacy.outside, *not_covered(settings.algorithm, settings.privacy))
             result = replace(result, final=final, privacy=replace(result.privacy, outside=outside))
     if folder is not None:
         ranks.share(lambda: folder.write_run(result, problem, settings.model))

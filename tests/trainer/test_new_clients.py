@@ -42,7 +42,7 @@ def test_a_result_adapts_by_the_settings_of_its_run() -> None:
         assert found.personal_accuracy[client] == pytest.approx(float(right))
         assert found.shared_accuracy[client] == pytest.approx(float(before))
     said = found.summary()
-    assert "nothing is released: epsilon = 0" in said
+    assert "nothing is released: epsilon = 0\n  outside      nothing was sent" in said
     assert [line for line in said.split("\n\n")[1].splitlines() if len(line) > 80] == []
     assert len(repr(found)) < 200
 
@@ -88,6 +88,8 @@ def test_the_command_publishes_no_more_than_the_released_model(finished, tmp_pat
     assert public == {"manifest.json", "model.safetensors", "privacy.json"}
     released, again = (load_file(folder / "public/model.safetensors") for folder in (finished, tmp_path / "new"))
     assert all(torch.equal(released[name], again[name]) for name in released)
+    [outside] = json.loads((tmp_path / "new/public/privacy.json").read_text())["outside"]
+    assert "bounded by the epsilon of the released model" in outside, "the model beside it was not free"
     told = json.loads((tmp_path / "new/private/result.json").read_text())
     assert told["epsilon"] == 0.0
     with open(tmp_path / "new/private/clients.csv", newline="") as file:
