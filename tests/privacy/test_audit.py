@@ -13,11 +13,15 @@ from fedmtl.privacy import (
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
+    GradientPlan,
     Ledger,
     PoissonSampling,
     QuantileClip,
+    RecordPrivacy,
     ReleasePlan,
+    price,
 )
+from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Claim, Effort, Finding, Setup, any_refuted, audit_channel, table
 from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
 from fedmtl.privacy.audit.freshness import _lags
@@ -253,9 +257,22 @@ def test_findings_say_what_happened() -> None:
 def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without a folder would go on past its budget."""
     counted = Ledger._charge
-    monkeypatch.setattr(Ledger, "_charge", lambda self, line: self._file is not None and counted(self, line))
+    monkeypatch.setattr(Ledger, "_charge", lambda self, line: self._files is not None and counted(self, line))
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=8.0, noise_multiplier=2.0, delta=1e-4)
     plans = (ReleasePlan(name="a", dimension=20, uses=60),)
     setup = Setup(privacy=privacy, plans=plans, schedule=FullParticipation().bind(40), steps=60)
     findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
     assert "charges: steps in the ledger" in [finding.check for finding in findings if finding.refuted]
+
+
+def test_an_accountant_that_is_wrong_for_small_figures_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budgets of clients differ, and the largest epsilon is right."""
+    whole = composition._epsilon
+    monkeypatch.setattr(composition, "_epsilon", lambda *of: (lambda made: made / 2 if made < 2 else made)(whole(*of)))
+    monkeypatch.setattr(price, "_multiplier", price._multiplier.__wrapped__)  # what is cached is sound
+    ids, counts = ("a", "b", "c"), np.array([6, 7, 8])
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon={"a": 0.5, "b": 0.7, "c": 8.0}, delta=1e-4)
+    plan = GradientPlan(ids=ids, counts=counts, dimension=20, steps=np.array([2, 2, 2]), batch_size=4)
+    setup = Setup(privacy=privacy, plans=(plan,), schedule=FullParticipation().bind(3), steps=5)
+    findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
+    assert "charges: epsilon by dp-accounting" in [finding.check for finding in findings if finding.refuted]

@@ -22,7 +22,7 @@ from ..accounting.library import TOLERANCE
 from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
-from .lines import Reading, differences
+from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Claims, Setup
 
@@ -292,16 +292,19 @@ def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
 
 
 def _by_library(claims: Claims, ledger: Reading) -> Finding:
-    """Check that epsilon after all that a ledger charges is not below what dp-accounting makes of its prices."""
-    check, figure = "charges: epsilon by dp-accounting", max(claims.spent(k, u) for k, u in enumerate(ledger.uses))
-    if ledger.header["refuted"] is not None or not math.isfinite(figure):
-        return skipped(check, "no finite epsilon is stated")
-    least, among = ledger.least_epsilon(figure, _EXAMINED)
-    if least is None:
-        return skipped(check, "dp-accounting lacks a law of the run")
-    ratio = least / figure if figure > 0 else (math.inf if least else 0.0)
-    text = f"epsilon {rounded_up(figure, 5)}, by dp-accounting {least:.5g}{among}"
-    return too_large(check, ratio, 1 + TOLERANCE, text)
+    """Check that no epsilon after what a ledger charges an account is below what dp-accounting makes of its price."""
+    check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
+    for account in spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ():
+        uses = int(ledger.uses[account])
+        figure = claims.spent(account, uses)
+        least = ledger.library_epsilon(account, figure) if math.isfinite(figure) else None
+        if least is None:
+            lacking = "dp-accounting lacks a law of the run" if math.isfinite(figure) else lacking
+            continue
+        ratio = least / figure if figure > 0 else (math.inf if least else 0.0)
+        if not ratio <= worst:
+            worst, text = ratio, f"epsilon {rounded_up(figure, 5)} of {uses} uses, by dp-accounting {least:.5g}"
+    return too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:

@@ -70,6 +70,11 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
+def spread(values: Sequence[int], most: int) -> Sequence[int]:
+    """Return up to ``most`` of some values, evenly chosen."""
+    return values[:: max(1, math.ceil(len(values) / most))]
+
+
 def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:
     """Return what the lines after the header charge.
 
@@ -173,25 +178,18 @@ class Reading:
         above = [f"{over} clients are charged above their caps"] if over else []
         return [*self.charges.problems, *cohorts, *self._bands(), *above]
 
-    def least_epsilon(self, near: float, most: int) -> tuple[float | None, str]:
-        """Return the largest epsilon of the kinds of accounts by ``dp_accounting``, each with its most charged uses, or
-        None where that does not have the law of their noise; and which of them were computed, in words.
+    @cached_property
+    def most_charged(self) -> list[int]:
+        """Return of each kind of accounts that is charged the account with the most uses."""
+        uses = [np.where(self.kind_of == k, self.uses, 0) for k in range(len(self.kinds))]
+        return [int(each.argmax()) for each in uses if each.any()]
 
-        Args:
-            near: the epsilon that it is compared with.
-            most: kinds that are computed.
-        """
-        uses = [int(self.uses[self.kind_of == k].max(initial=0)) for k in range(len(self.kinds))]
-        charged = [
-            (Price.from_dict(kind["price"]), kind["multiplier"], count)
-            for kind, count in zip(self.kinds, uses, strict=True)
-            if count
-        ]
-        tested = charged[:: max(1, math.ceil(len(charged) / most))]
-        bounds = [library_epsilon(composition(*each), self.header["delta"], near) for each in tested]
-        least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
-        among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
-        return least, "" if len(tested) == len(charged) else among
+    def library_epsilon(self, account: int, near: float) -> float | None:
+        """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that does not have the
+        law of the noise; ``near`` is the epsilon that it is compared with."""
+        kind, uses = self.kinds[self.kind_of[account]], int(self.uses[account])
+        events = composition(Price.from_dict(kind["price"]), kind["multiplier"], uses)
+        return library_epsilon(events, self.header["delta"], near)
 
     def _cohorts(self) -> list[str]:
         """Return the charged cohorts that the sampler does not draw, or activations of several clients.
