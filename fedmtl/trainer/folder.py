@@ -174,8 +174,15 @@ class RunFolder:
         """Make the folder of a run.
 
         Raises:
-            ConfigError: no file can be written there.
+            ConfigError: no file can be written there, or it would be in the public part of another run.
         """
+        root = self.root.absolute()
+        runs = (place.parent for place in (root, *root.parents) if place.name == "public")
+        if other := next((run for run in runs if RunFolder(run).started), None):
+            raise ConfigError(
+                f"folder is {str(self.root)!r}, in the public part of the run in {other}, and a run has a private "
+                f"part; choose another folder."
+            )
         try:
             self.private.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self.private):

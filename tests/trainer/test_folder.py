@@ -14,7 +14,7 @@ from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
 from fedmtl import ClientPrivacy, FedAvg, Local, models
-from fedmtl.errors import ResumeError
+from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.trainer.folder import RunFolder
 from tests.conftest import quick_figures
 
@@ -48,6 +48,15 @@ def finished(tmp_path_factory, figures):
 
 def files(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("below", ["", "of/new/clients"])
+def test_no_run_is_in_the_public_part_of_another(finished, below):
+    folder, found = finished
+    before = files(folder)
+    with pytest.raises(ConfigError, match=r"in the public part of the run in .*; choose another folder"):
+        found.adapt(DATA, folder=folder / "public" / below)
+    assert files(folder) == before
 
 
 def test_layout(finished):
