@@ -20,7 +20,7 @@ from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.config import build, choices, combinations, compose, resolve, settings
 from fedmtl.cli.names import nearest
-from fedmtl.cli.options import Process, with_absolute_paths
+from fedmtl.cli.options import Process, with_absolute_paths, write_config
 from fedmtl.cli.run import _run, unlike
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
@@ -78,6 +78,7 @@ def process(
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
+        (["check", "visits.csv"], "cannot read 'visits.csv'; settings are written KEY=VALUE, such as rounds=200"),
         (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
@@ -703,7 +704,16 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*TINY, "-m", "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
-    done = command(*words, cwd=tmp_path)
+    begun: list[list[str]] = []
+
+    def noted(folder: Path, run: list[str], config: dict) -> None:
+        begun.append(list(run))
+        write_config(folder, run, config)
+
+    monkeypatch.setattr("fedmtl.cli.run.write_config", noted)
+    done = command(*words, "hydra.sweep.dir=multirun/a/b", cwd=tmp_path)
+    assert begun
+    assert not any("hydra" in word for run in begun for word in run)
     assert done.returncode == 2
     assert done.stderr.count("fedmtl: error: ") == 2  # 31 of 30 clients, for both methods
     assert done.stdout.splitlines()[-1].startswith("not private: choosing among runs")

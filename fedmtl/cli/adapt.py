@@ -66,8 +66,9 @@ def adapt(words: list[str]) -> int:
     finetune = objects["finetune"] if of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
-    files = "clients.csv, result.json, models.safetensors"
-    print(f"{adapted.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
+    public = "public/   the released model, covered by the epsilon of the run it comes from"
+    private = "private/  covered by no epsilon: clients.csv, result.json, models.safetensors"
+    print(f"{adapted.summary()}\n\nSaved in {out}\n  {public}\n  {private}")
     return 0
 
 

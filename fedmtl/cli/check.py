@@ -118,7 +118,8 @@ def _write(config: Config, words: list[str]) -> None:
 
     data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
     data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
-    data = {name: value for name, value in data.items() if name != "seed"}
+    dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
+    data = {name: value for name, value in data.items() if name != "seed" and (name != "partition" or dealt)}
     values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
     lines = ["# @package _global_", "# A draft: confirm that the bounds are public, or replace them.", "defaults:"]
     lines += ["  - override /data: table", "  - override /algorithm: auto"]

@@ -158,6 +158,8 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     if isinstance(error, OverrideParseException):
+        if "=" not in str(error.override):
+            return ConfigError(f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200.")
         return ConfigError(f"cannot read {error.override!r}: {first_line(error)}.")
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")

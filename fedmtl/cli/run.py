@@ -111,7 +111,8 @@ def train(words: list[str], process: Process) -> int:
             if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
                 for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
                     if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
-                        write_config(job.sweep / str(number), run, configs[number])
+                        of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
+                        write_config(job.sweep / str(number), of_task, configs[number])
             with process.agree():
                 resolved = resolve(without_leftovers(config, overrides))
             result = _run(resolved, folder, process, command=overrides, job=job)

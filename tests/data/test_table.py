@@ -121,7 +121,7 @@ BAD = {
     "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{'kind': ...... with every category"),
     "ids": (HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)), {}, r"the column looks like an id"),
     "stray text": (HEAD + ROWS + "s,n/a,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'n/a'; accepted"),
-    "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"'age' holds 'NA'; accepted: a finite number \(or leave"),
+    "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"'age' holds 'NA'; accepted: a finite number \(fill it, or leave"),
     "empty cell": (HEAD + ROWS + "s,,a,1\n", NUMERIC, r"line 6, column 'age' is empty; .*or leave the row or"),
     "empty category": (HEAD + ROWS + "s,3,,1\n", {"one_hot": ["kind"]}, r"'kind' is empty; accepted: a value \("),
     "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"line 6, column 'stay' is empty; accepted: a finite number"),

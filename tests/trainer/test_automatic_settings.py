@@ -255,7 +255,9 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
         assert main([*same, more, *["data.features=[sex]"] * (more == "data.target=age")]) == 0
         assert said in capsys.readouterr().out
     assert draft.read_text() == confirmed
-    assert "override /privacy: record" in Path("experiment/visits_3.yaml").read_text()
+    third = Path("experiment/visits_3.yaml").read_text()
+    assert "override /privacy: record" in third
+    assert "partition" not in third
 
 
 def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
@@ -281,7 +283,7 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert main(["check", *words]) == 2
     printed = capsys.readouterr()
     assert "  number: 0 to 1190, 1 missing\n  hum: 0 to 17, 2 missing\n" in printed.out
-    assert "line 5, column 'number' is empty; accepted: a finite number (or leave the row" in printed.err
+    assert "line 5, column 'number' is empty; accepted: a finite number (fill it, or leave the row" in printed.err
 
 
 def test_a_table_is_doubted_in_one_line_each(caplog) -> None:

@@ -199,7 +199,7 @@ def _advice(values: pd.Series, name: str) -> str:
     numeric = pd.api.types.is_numeric_dtype(values.dtype)
     texts = values[[] if numeric else values.map(lambda value: isinstance(value, str))]
     if texts.empty or pd.to_numeric(texts, errors="coerce").notna().any():
-        return "or leave the row or the column out"
+        return "fill it, or leave the row or the column out"
     if looks_like_id(texts):
         return "the column looks like an id of rows: leave it out of data.features"
     return f"or of texts bounds={{{name!r}: [...]}} with every category, or leave the row or the column out"
