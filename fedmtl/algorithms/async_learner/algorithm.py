@@ -14,7 +14,8 @@ At a tick owner i answers with the noised mean gradient of its n_i records (x_j,
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
 
-where a = rho / (T^2 sigma). The printed (7) differs, see :mod:`.published`.
+where a = rho / (T^2 sigma). ``points`` has (6), the channel computes (3) and (4) there, ``serve`` has (5) and (7'). The
+printed (7) differs, see :mod:`.published`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data, model=models.linear_regression(bias=False),
             schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=5.0, epsilon=1.0), rounds=999).fit()

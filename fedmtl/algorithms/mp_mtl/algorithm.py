@@ -19,8 +19,9 @@ W = P + Q, 1 / (2 L)):
              or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                                     (Algorithm 3)
     what_i = M w_i,   z_i = what_i + b_t (what_i - what_i of before),   w_i = z_i - eta grad L_i(z_i)     Step 7
 
-In Algorithm 4 w_i, what_i, z_i above are those of p_i; beside them q_i, which is never released, steps the same way
-from prox_{eta own_lam h}(q_i), with the gradient at the sum of both.
+what_i is w_i with a hat. The release does Step 3, the clip, and the sum and noise of Step 4; M and b_t are in
+:mod:`.sharing`. In Algorithm 4 w_i, what_i, z_i above are those of p_i; beside them q_i, which is never released, steps
+the same way from prox_{eta own_lam h}(q_i), with the gradient at the sum of both.
 
 Without noise and clip this is proximal gradient descent. The protected unit is a task with its model and all its data,
 the observers are the other tasks and the public.
