@@ -995,6 +995,7 @@ def _charged_as_poisson(kind: type) -> _Patch:
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         for fact in ("relation", "amplified", "per_participation"):
             patch.setattr(kind, fact, getattr(samplers.BoundPoisson, fact))
+        patch.setattr(opening, "_caps", lambda sampler: None)
 
     return apply
 
