@@ -678,6 +678,15 @@ def _added_twice(original, total, clients, rows):
         add_clipped(cells, rows[0], *total._bounds, total._width)
 
 
+@_instead(RowTotal, "add")
+def _added_twice_unseen(original, total, clients, rows):
+    """Nobody watches what is handed to the release."""
+    original(total, clients, rows)
+    if total._tap is None:
+        with total._part() as cells:
+            add_clipped(cells, rows[0], *total._bounds, total._width)
+
+
 @_instead(RowTotal, "sum")
 def _part_lost(original, total):
     del total._parts[-1]
@@ -1920,6 +1929,7 @@ MUTANTS = [
     ),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
+    Mutant("a client added twice where nobody watches", _in_place(_added_twice_unseen), RELEASES, *_LONG),
     Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
     Mutant(
         "clip skipped where rows are made",

@@ -79,6 +79,7 @@ def watched(
     coins: int | None = None,
     replay: Recording | None = None,
     publish: bool = False,
+    tapped: bool = True,
 ) -> Notes:
     """Run a configuration for some rounds, and note what it computes.
 
@@ -89,13 +90,13 @@ def watched(
         coins: seed of the secret coins, in place of the trainer's.
         replay: what is released in place of what the data give.
         publish: whether files are written and noted.
+        tapped: whether what is handed to releases is noted, which no other run does.
     """
     few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)
     trainer = replace(trainer, data=trainer.data if data is None else data, evaluate_clients=few)
     seed = trainer.seed if coins is None else coins
-    engine = _Watching(
-        coins=_source(trainer, trainer.seed), secret=_source(trainer, seed), rounds=rounds, replay=replay
-    )
+    public, secret = _source(trainer, trainer.seed), _source(trainer, seed)
+    engine = _Watching(coins=public, secret=secret, rounds=rounds, replay=replay, tapped=tapped)
     notes = engine.notes
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder = RunFolder(Path(name) / "run")
@@ -133,7 +134,7 @@ class _Watching(Engine):
         secret: where the coins come from that nobody may see the effect of: of the records that take part in a
             release; else of cohorts, unless who takes part is charged for it.
         rounds: that are run.
-        replay: see :func:`watched`.
+        replay, tapped: see :func:`watched`.
         notes: of the run.
         event: number of the last event.
     """
@@ -141,6 +142,7 @@ class _Watching(Engine):
     secret: NoiseSource
     rounds: int
     replay: Recording | None
+    tapped: bool
     notes: Notes = field(default_factory=Notes)
     event: int = -1
 
@@ -149,14 +151,14 @@ class _Watching(Engine):
             run.problem, run.fingerprint, run.ledger, resume, replay=self.replay, coins=self.coins
         )
         self.channel, self.evaluated, self._run = channel, run.clients, run
-        channel.record, channel.tap = self.notes.releases, self._tap
+        channel.record, channel.tap = self.notes.releases, self._tap if self.tapped else None
         if channel.records is not None:
             channel.records.coins = [self.secret]
         elif not channel.account.by_client:
             channel.sources = [self.secret]
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the round that is computed
         self._other: Rounds | None = None
-        if isinstance(channel, Rounds) and channel.records is None and self.replay is None:
+        if isinstance(channel, Rounds) and channel.records is None and self.replay is None and self.tapped:
             self._other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
         return channel, replace(source, stop=min(source.stop, self.rounds))
 

@@ -7,10 +7,12 @@ a record, and for algorithms whose clients act one at a time, the numbers of rec
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...algorithms.local import Local
@@ -81,12 +83,20 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
 
     All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
     threads meanwhile. It is the ``first`` one, and two rounds with a clip norm of 2^-10 of its own, so that rows are
-    clipped.
+    clipped. Both are made again without a tap, as every run is, and release the same.
     """
-    privacy, wrong = trainer.privacy, first.otherwise
+    privacy, runs = trainer.privacy, [(trainer, first)]
     if privacy is not None and isinstance(privacy.clip_norm, float) and all(p.form == "vector" for p in setup.releases):
         tight = replace(trainer, privacy=replace(privacy, clip_norm=privacy.clip_norm * 2.0**-10), finetune=None)
-        wrong += watched(tight, 2).otherwise
+        runs.append((tight, watched(tight, 2)))
+    wrong = 0
+    for run, noted in runs:
+        made = [release for release in noted.releases if release[0] < 2]
+        plain = watched(replace(run, finetune=None), 1 + max((step for step, _, _ in made), default=0), tapped=False)
+        pairs = itertools.zip_longest(made, plain.releases, fillvalue=(-1, "", torch.zeros(0)))
+        wrong += noted.otherwise + sum(
+            one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs
+        )
     detail = "releases of a run that are not those of its rows handed to a channel, or of clients that were not drawn"
     return exact("transcript: releases", wrong, detail)
 
