@@ -62,11 +62,14 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     """
     import pandas as pd
 
-    from ..data.readers.columns import Table, looks_like_id
+    from ..data.readers.columns import Table, check_texts, looks_like_id
 
     frame = Table.of(node["path"]).frame
     bounds, target, lines = dict(node.get("bounds") or {}), node["target"], list[str]()
-    chosen = node.get("features") or [name for name in frame.columns if name not in (node["client"], target)]
+    given = node.get("features")
+    chosen = (
+        check_texts("features", given) if given else [n for n in frame.columns if n not in (node["client"], target)]
+    )
     classes = node.get("labels") or isinstance(node.get("classes"), int)
     node["features"] = list(chosen)
     for name in [*chosen, target]:

@@ -189,7 +189,7 @@ def plan_search(
             except ConfigError as error:
                 raise ConfigError(
                     f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
-                    f"{score_noise:g}), or lower PrivateSearch.mean."
+                    f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
                 ) from error
             except PrivacyError as error:
                 raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error

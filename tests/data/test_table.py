@@ -145,6 +145,12 @@ def test_bad_tables_have_a_clear_error(tmp_path, case):
         read_table(tmp_path / "wards.csv", **{"client": "ward", "target": "stay", **options})
 
 
+@pytest.mark.parametrize("option", ["features", "one_hot"])
+def test_the_name_of_one_column_is_no_list_of_columns(option):
+    with pytest.raises(ConfigError, match=rf"data\.{option} is 'age'; it must be distinct texts, .* in a list\."):
+        read_table(frame(), client="ward", target="stay", **{option: "age"})
+
+
 def test_missing_values_of_parquet_are_named(tmp_path):
     table = pd.DataFrame({"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]})
     table.to_parquet(tmp_path / "t.parquet")
@@ -313,7 +319,11 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
     ("bounds", "error", "message"),
     [
         ({"kind": ["b", "c"]}, DataError, r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the"),
-        ({"age": ["1"]}, ConfigError, r"read_table\.bounds contains 'age', which is not a feature column"),
+        (
+            {"age": ["1"]},
+            ConfigError,
+            r"read_table\.bounds contains 'age', which is not a feature column; accepted: 'kind'\.",
+        ),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
         ({"kind": ["a", "a", "b"]}, ConfigError, r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct"),
         ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),

@@ -252,5 +252,5 @@ def looks_like_id(values: pd.Series) -> bool:
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:
     """Return distinct texts as a list; raise :class:`ConfigError` where they are not."""
     if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
-        raise ConfigError(f"data.{option} is {texts!r}; it must be distinct texts, at least one.")
+        raise ConfigError(f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list.")
     return list(texts)

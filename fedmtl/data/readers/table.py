@@ -79,6 +79,9 @@ def read_table(
         ConfigError: an impossible setting.
     """
     bounds = dict(bounds or {})
+    for option, given in (("features", features), ("one_hot", one_hot)):
+        if given:
+            check_texts(option, given)
     ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
     coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
     names = [target] if client is None else [client, target]
@@ -95,7 +98,10 @@ def read_table(
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
         for column in columns:
             if column not in features and not (column == target and column in ranges and labels is None):
-                raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
+                accepted = ", ".join(map(repr, features))
+                raise ConfigError(
+                    f"read_table.{option} contains {column!r}, which is not a feature column; accepted: {accepted}."
+                )
     if not features:
         raise DataError(f"{file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
     if client is not None:
