@@ -25,8 +25,9 @@ taken to its present model by the public curvature h of the domain, and reads no
 
     grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
 
-With one release its gradient is at the public start, since no other agent moves its model, and however the agents wake,
-they end at the minimum of (2) with quadratic losses of those gradients: the solution Theta of the linear system
+(``_data_gradients``). An agent's first release is at the public start, since no other agent moves its model. With
+``releases=1`` the agents therefore end, in whatever order they wake, at the minimum of (2) with quadratic losses of
+those gradients: the solution Theta of the linear system
 
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
 
