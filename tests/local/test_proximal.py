@@ -139,3 +139,14 @@ def test_no_general_minimizer_does_better(name):
         found = minimize(objective, found, method="Nelder-Mead", options=options).x
     assert objective(ours) <= objective(found) + 1e-12
     np.testing.assert_allclose(found, ours, atol=1e-4)
+
+
+@pytest.mark.parametrize("ratio", [1e1, 1e3, 1e5, 1e7])
+@pytest.mark.parametrize("shape", [(20, 28), (60, 30)])
+def test_several_matrices_are_as_exact_as_one(shape, ratio):
+    values, t = torch.logspace(0, -math.log10(ratio) - 1, min(shape), dtype=torch.float64), 1 / ratio
+    each = [spectrum(*shape, values, seed=seed) for seed in range(4)]
+    found = prox_nuclear(torch.stack([x for x, _, _ in each]), t)
+    for (x, u, v), p in zip(each, found, strict=True):
+        exact = (u * (values - t).clamp_min(0)) @ v.mT
+        assert float(torch.linalg.matrix_norm(p - exact)) <= 1e-9 * float(torch.linalg.matrix_norm(x))
