@@ -905,6 +905,14 @@ def _fixed_subsets(_, self, clients, numbers, sources):
 
 
 @_instead(Records, "_subsets")
+def _more_of_the_shorter(original, self, clients, numbers, sources):
+    """Records are drawn twice, and take part if either draw has them; of the clients with the most records once."""
+    counts = self.plan.counts
+    shorter = (counts[clients] < counts.max())[..., None]
+    return original(self, clients, numbers, sources) | (shorter & original(self, clients, numbers + 1000, sources))
+
+
+@_instead(Records, "_subsets")
 def _known_subset(original, self, clients, numbers, sources):
     return original(self, clients, numbers, [SeededSource(7)] * len(sources))
 
@@ -1636,6 +1644,7 @@ NO_OP = [
     ),
     Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
+    Mutant("cohort that is charged in the public state", _in_public(_members), (), ("fixed",), ("fedavg",)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
     Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(FURTHER)),
     Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled")),
@@ -1812,6 +1821,8 @@ MUTANTS = [
     Mutant("rows of clients that were not drawn", _another_cohort, RELEASES, ("poisson", "fixed"), ("pmtl", "fedavg")),
     Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSETS),
     Mutant("all records, charged as a subset", _everybody, SAMPLER, CLOCK, _SUBSETS),
+    Mutant("more records of the shorter clients", _more_of_the_shorter, ("sampler: records, rates",), RECORDS),
+    Mutant("more records of the shorter clients", _more_of_the_shorter, ("sampler: records, rates",), CLOCK, _SUBSETS),
     Mutant("one subset for all uses", _one_subset, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subsets of a fixed size", _fixed_subsets, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subset of the noise", _subset_of_the_noise, BESIDE, CLOCK, _SUBSETS),

@@ -153,10 +153,16 @@ def test_nothing_sound_is_refuted(name: str) -> None:
     findings = audit_channel(made, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
-    assert kinds == set(CHECKS) - {"transcript", "independence"} - ({"grid"} if "secure" not in name else set())
-    unchecked = [finding.check for finding in findings if finding.skipped]
     everybody = made.sampler.probability == 1  # then who takes part cannot follow the noise
+    apart = (
+        {"transcript", "independence"}
+        | ({"grid"} if "secure" not in name else set())
+        | ({"sampler"} if everybody else set())
+    )
+    assert kinds == set(CHECKS) - apart
+    unchecked = [finding.check for finding in findings if finding.skipped]
     assert ("sampler: noise of part 0" in unchecked) == everybody
+    assert ("sampler: pairs" in [finding.check for finding in findings]) == (made.sampler.amplified and not everybody)
     assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
 
 
@@ -204,10 +210,10 @@ def test_claims_follow_from_the_settings() -> None:
         assert claim.scale == pytest.approx(2.0 * sensitivity / m)
 
 
-def test_without_noise_only_the_clip_and_the_cohorts_are_checked() -> None:
+def test_without_noise_only_the_clip_is_checked() -> None:
     findings = audit_channel(setup(epsilon=math.inf), effort=SMALL)
     checked = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
-    assert checked == {"sensitivity", "sampler", "exact sum"}
+    assert checked == {"sensitivity", "exact sum"}
     assert not any_refuted(findings)
 
 

@@ -1,5 +1,8 @@
 """Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the charged event says.
 
+A price that is not amplified counts on no secret coin: all take part, or who does is public and charged for it. Then
+there is no law to check, and only that who takes part says nothing of the noise of the same release.
+
 Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations the channel
 sums over itself: channels are opened with next to no noise, and gradients of 2^-1, 2^-2, ... of the clip norm along
 one axis spell the subset in the released sum.
@@ -17,14 +20,12 @@ import torch
 from scipy import sparse, special, stats
 
 from ..records import LocalSteps
-from ..samplers import BoundCyclic, BoundFixed, BoundFull
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import MARKED, Sample, gathered, played
+from .play import MARKED, Released, Sample, gathered, played
 from .setup import GRADIENTS, MOST_ELEMENTS, Claims, Setup
 from .statistics import (
     auditor,
     correlations,
-    energy_p,
     from_binomial,
     from_hypergeometric,
     normal_p,
@@ -42,33 +43,30 @@ _LEAST, _COORDINATES = 100, 16
 
 
 def _law(
-    prefix: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool, fixed: bool = False
+    prefix: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool
 ) -> list[Finding]:
     """Check that subsets are fair, and independent across units, rounds and channels.
 
     Args:
         prefix: of the checks' names.
-        drawn: the subsets that two channels drew; secure mode has the same seed twice, which must not matter.
+        drawn: the subsets that two channels drew, and another client's; secure mode has the same seed twice, which must
+            not matter.
         q: probability that one unit is drawn.
         coins: the audit's own.
         secure: whether both channels had the same seed.
-        fixed: whether all subsets have the same size.
     """
     made = drawn[0]
     (draws, n), sizes, inclusion = made.shape, np.diff(made.indptr), made.sum(0)
     detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
     detail += f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"
-    if fixed:  # a count of each unit is binomial, their sum is given
-        size = exact(f"{prefix}exact size", int((sizes != round(q * n)).sum()), f"cohorts that are not of {q * n:g}")
-        spread = float(((inclusion - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (n - 1) / n)
-        p = float(energy_p(spread, n - 1))
-    else:
-        size = low_p(f"{prefix}sizes", normal_p(from_binomial(sizes, n, q, coins)), detail)
-        p = normal_p(from_binomial(inclusion, draws, q, coins))
-    fair = low_p(f"{prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
-    both = q * (q * n - 1) / max(n - 1, 1) if fixed else q**2
-    pairs, rounds = _pairs(f"{prefix}pairs", made, both, coins), _rounds(f"{prefix}rounds", made, coins)
-    return [size, fair, pairs, rounds, _channels(f"{prefix}channels", drawn, coins, secure=secure)]
+    uses = f"uses of one from {inclusion.min()} to {inclusion.max()}"
+    return [
+        low_p(f"{prefix}sizes", normal_p(from_binomial(sizes, n, q, coins)), detail),
+        low_p(f"{prefix}fairness", normal_p(from_binomial(inclusion, draws, q, coins)), uses),
+        _pairs(f"{prefix}pairs", made, q**2, coins),
+        _rounds(f"{prefix}rounds", made, coins),
+        _channels(f"{prefix}channels", drawn, coins, secure=secure),
+    ]
 
 
 def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) -> Finding:
@@ -95,10 +93,11 @@ def _rounds(check: str, made: _Subsets, coins: np.random.Generator) -> Finding:
 
 
 def _channels(check: str, drawn: Sequence[_Subsets], coins: np.random.Generator, *, secure: bool) -> Finding:
-    """Check that the subsets of two channels say nothing of one another."""
+    """Check that subsets say nothing of those of another channel, nor of another client's."""
     seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
-    detail = f"overlap of the cohorts of two channels with {seeds}"
-    return low_p(check, normal_p(_overlaps(drawn[0], drawn[1], coins)), detail)
+    detail = f"overlap of the draws of two channels with {seeds}" + ", and of two clients" * (len(drawn) > 2)
+    overlaps = [_overlaps(drawn[0], other, coins) for other in drawn[1:]]
+    return low_p(check, normal_p(np.concatenate(overlaps)), detail)
 
 
 def _overlaps(left: _Subsets, right: _Subsets, coins: np.random.Generator) -> np.ndarray:
@@ -117,12 +116,39 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
 
 
 def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
-    """Check that who takes part in a release, or which records do, says nothing of the noise of the same release."""
+    """Check that who takes part in a release, or which records do, says nothing of the noise of the same release, and
+    that the records of every client are drawn at its own rate."""
     size = min(claims.of(name).size for name in claims.names)
     draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
     (first,) = seeds(seed, "sampler/noise", 1)
     samples = gathered(setup, claims, first, draws * size)
-    return [_unrelated(f"sampler: noise of {name}", sample) for name, sample in samples.items() if sample.drawn.any()]
+    findings = [
+        _unrelated(f"sampler: noise of {name}", sample) for name, sample in samples.items() if sample.drawn.any()
+    ]
+    return findings + (
+        [_rates(setup, samples[GRADIENTS], auditor(seed, "rates"))] if setup.gradients is not None else []
+    )
+
+
+def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:
+    """Check the number of records, of the first 64, that take part in all releases of each client whose records are
+    sampled: it is binomial, the least likely one of all clients."""
+    check, counted = "sampler: records, rates", dict[int, list[Released]]()
+    for each in sample.releases:
+        if each.claim.sampled is not None:
+            counted.setdefault(each.client, []).append(each)
+    if not counted:
+        return skipped(check, "every release is of all records")
+    clients = np.array(list(counted))
+    trials = np.minimum(setup.sizes[clients], MARKED) * np.array([len(made) for made in counted.values()])
+    taken = np.array([sum(int(each.drawn.sum()) for each in made) for made in counted.values()])
+    rates = np.array([made[0].claim.sampled for made in counted.values()])
+    far = np.abs(from_binomial(taken, trials, rates, coins))
+    worst = int(far.argmax())
+    detail = (
+        f"{taken[worst]} of {trials[worst]} records of {setup.name(clients[worst])} took part, at {rates[worst]:.4g}"
+    )
+    return low_p(check, min(1.0, 2 * len(far) * float(special.ndtr(-far[worst]))), detail)
 
 
 def _unrelated(check: str, noise: Sample) -> Finding:
@@ -149,61 +175,32 @@ def sampler(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding
     these have the same seed, which must not matter."""
     if setup.gradients is not None:
         return _subsets(setup, claims, seed, draws)
-    return _cohorts(setup, claims.of(claims.names[0]).sampled if claims else None, seed, draws)
-
-
-def _cohorts(setup: Setup, sampled: float | None, seed: int, draws: int) -> list[Finding]:
-    """Check sizes, fairness and independence across clients, rounds and channels.
-
-    Poisson: sizes are binomial with the q of the event, ``sampled``. Fixed: of the exact size. In turn: without coins.
-    Full: everybody, always. Where nothing is charged, the sampler's own word is the claim.
-    """
-    n, bound, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
+    q, n, coins = claims.of(claims.names[0]).sampled, setup.sampler.n, auditor(seed, "cohorts")
+    if q is None:
+        return [skipped("sampler", "who takes part is public, or charged: no secret draw is claimed")]
     first, second = seeds(seed, "cohorts", 2)
     channels = [setup.open(each) for each in (first, first if setup.secure else second)]
     members = [[channel.draw(step).numpy() for step in range(draws)] for channel in channels]
-    wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
-    findings = [exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")]
-    sizes = np.array([len(m) for m in members[0]])
-    if sampled is None and isinstance(bound, BoundCyclic):
-        return [*findings, *_in_turn(members, n, bound.cohort)]
-    cohort = getattr(bound, "cohort", bound.denominator)
-    if sampled is None and (isinstance(bound, BoundFull) or cohort >= n):  # nothing random is claimed
-        missing = int((sizes != n).sum())
-        return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
-    q = float(cohort) / n if sampled is None else sampled
-    fixed = sampled is None and isinstance(bound, BoundFixed)
-    drawn = [_subsets_of(each, n) for each in members]
-    return [*findings, *_law("sampler: ", drawn, q, coins, secure=setup.secure, fixed=fixed)]
-
-
-def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
-    """Check a public order without coins: everybody equally often, and the same in every channel."""
-    turns = np.bincount(np.concatenate(members[0]), minlength=n)
-    sizes = sum(len(m) != cohort for m in members[0])
-    differing = sum(not np.array_equal(a, b) for a, b in zip(*members, strict=True))
-    return [
-        exact("sampler: exact size", sizes, f"cohorts that are not of {cohort}"),
-        exact("sampler: turns", max(0, int(turns.max() - turns.min()) - 1), f"{turns.min()} to {turns.max()} turns"),
-        exact("sampler: public order", differing, "cohorts that depend on the seed"),
-    ]
+    wrong = sum(len(np.unique(m)) < len(m) or not np.isin(m, np.arange(n)).all() for m in members[0])
+    distinct = exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")
+    return [distinct, *_law("sampler: ", [_subsets_of(each, n) for each in members], q, coins, secure=setup.secure)]
 
 
 # Records
 
 
 def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
-    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records that are
-    sampled; where nothing is, that all take part. Where a channel sums over what it has drawn, it is told so by the
-    sums, too."""
-    able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0)).tolist()
-    if not able:
-        return [skipped("sampler", "no client has records and may act")]
-    client = max(able, key=lambda k: (claims.of(GRADIENTS, k).sampled is not None, int(setup.sizes[k])))
+    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records among those that
+    are sampled, and of another one with as many. Where a channel sums over what it has drawn, the sums must be those of
+    the subsets that it says."""
+    able = (setup.sizes > 0) & (setup.open(seed).caps > 0)
+    sampled = [k for k in np.flatnonzero(able).tolist() if claims.of(GRADIENTS, k).sampled is not None]
+    if not sampled:
+        return [skipped("sampler", "who acts is public, and every release is of all records")]
+    client = max(sampled, key=lambda k: int(setup.sizes[k]))
     q, n, coins = claims.of(GRADIENTS, client).sampled, int(setup.sizes[client]), auditor(seed, "subsets")
-    if setup.one_at_a_time and q is None:
-        return [skipped("sampler", "who acts when is public, and every release uses all records")]
-    others = [k for k in able if setup.sizes[k] == n and k != client and q is not None][:1]  # one of the same size
+    assert q is not None
+    others = [k for k in sampled if setup.sizes[k] == n and k != client][:1]
     first, second = seeds(seed, "subsets", 2)
     asked = [(client, first), (client, first if setup.secure else second), *((k, first) for k in others)]
     findings, drawn = list[Finding](), list[_Subsets]()
@@ -217,14 +214,7 @@ def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Findin
         drawn = [sparse.csr_array(subsets.astype(np.int64)) for _, subsets in spelled]
     else:
         drawn = [_shown(setup, of, other, draws) for of, other in asked]
-    if q is None:
-        left_out = sum(draws * n - each.nnz for each in drawn)
-        return [*findings, exact("sampler: all records", left_out, "records left out, with nothing sampled")]
-    findings += _law("sampler: records, ", drawn[:2], q, coins, secure=setup.secure)
-    for each in drawn[2:]:
-        check = "sampler: records of two clients, channels"
-        findings.append(_channels(check, [drawn[0], each], coins, secure=False))
-    return findings
+    return findings + _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
 
 
 def _shown(setup: Setup, client: int, seed: int, draws: int) -> _Subsets:

@@ -61,7 +61,9 @@ def from_discrete(below: np.ndarray, mass: np.ndarray, coins: np.random.Generato
     return special.ndtri(np.clip(uniform, 0.0, 1.0))
 
 
-def from_binomial(count: np.ndarray, trials: int, probability: float, coins: np.random.Generator) -> np.ndarray:
+def from_binomial(
+    count: np.ndarray, trials: np.ndarray | int, probability: np.ndarray | float, coins: np.random.Generator
+) -> np.ndarray:
     """Return N(0, 1) numbers from binomial counts."""
     law = stats.binom(trials, probability)
     return from_discrete(law.cdf(count - 1), law.pmf(count), coins)

@@ -87,7 +87,7 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
         return [skipped("release path", "no noise is claimed: epsilon is infinite")]
     if not claims:
         why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
-        without = dict.fromkeys(("noise law", "freshness", "charges", "grid"), why)
+        without = dict.fromkeys(("noise law", "freshness", "sampler", "charges", "grid"), why)
     elif sums and claims.refuted is not None:
         why = "the published law is not one of independent coordinates"
         without = dict.fromkeys(("noise law", "freshness", "grid"), why)
