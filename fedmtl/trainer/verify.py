@@ -197,7 +197,7 @@ class _Run:
     @property
     def header(self) -> Mapping[str, Any] | None:
         """Return the first line of the ledger; None without a chain."""
-        return None if self.chain is None else self.ledger.header
+        return None if self.chain is None else self.chain.lines[0]
 
     @cached_property
     def ledger(self) -> Reading:
@@ -385,13 +385,13 @@ def _charges(run: _Run) -> _Answer:
         return None
     if run.secret:
         raise _NotCovered("a search: its runs have ledgers of their own, which stay private")
-    charges, wrong = run.ledger.charges, run.ledger.problems()
-    steps, done = {step for _, step, _ in charges.steps}, int(result["rounds"])
+    steps, remaining, wrong = run.ledger.by_step, run.ledger.remaining, run.ledger.problems()
+    done = int(result["rounds"])
     if sum(0 <= step < done for step in steps) < done:
         wrong.append(f"{done} steps are done, and not all of them are charged")
     if run.checkpoint is not None and run.checkpoint.step != done:
         wrong.append(f"result.json has {done} rounds, the checkpoint {run.checkpoint.step}")
-    if result.get("stopped") == "early" and charges.remaining is None:
+    if result.get("stopped") == "early" and remaining is None:
         wrong.append("the run stopped early, and the steps that were planned are not charged")
     planned = result.get("planned_rounds")
     if planned is not None and steps and max(steps) >= planned:
@@ -399,15 +399,15 @@ def _charges(run: _Run) -> _Answer:
     stated, releases = run.report.get("releases"), run.ledger.releases
     if stated != releases:
         wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
-    if bool(run.report.get("remaining_charged")) != (charges.remaining is not None):
+    if bool(run.report.get("remaining_charged")) != (remaining is not None):
         wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
-    text = f"{len(charges.steps):,} steps, in order and each once"
+    text = f"{len(run.ledger.steps):,} steps, in order and each once"
     if run.ledger.by_client:
         what = "participations" if "schedule" in header else "activations"
         text += f"; at most {int(run.ledger.uses.max(initial=0))} {what} of one client"
     if header.get("bands"):
         text += f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
-    return wrong, text + (", the rest after an early stop included" if charges.remaining is not None else "")
+    return wrong, text + (", the rest after an early stop included" if remaining is not None else "")
 
 
 def _epsilon(run: _Run) -> _Answer:

@@ -101,7 +101,7 @@ def _read(path: Path) -> Reading:
 
 def _by_step(path: Path) -> list[list[int]]:
     """Return the clients that each step of a ledger file is charged to; -2 of a step that is not charged."""
-    steps = _read(path).charges.by_step()
+    steps = _read(path).by_step
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 

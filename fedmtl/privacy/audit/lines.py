@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,40 +18,6 @@ from .setup import composition
 
 _UNLIMITED = 1 << 62
 _BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
-
-
-@dataclass
-class Charges:
-    """What the lines of a ledger charge: every line counts, since a seeded session does not charge a replayed step.
-
-    Attributes:
-        steps: session, step, and the clients that it is charged to, or None where it is charged to all.
-        remaining: uses to which the charge was raised after an early stop, or None.
-        problems: lines that no run writes, in words.
-    """
-
-    steps: list[tuple[int, int, tuple[int, ...] | None]] = field(default_factory=list)
-    remaining: int | None = None
-    problems: list[str] = field(default_factory=list)
-
-    def uses(self, n: int) -> np.ndarray:
-        """Return (n,) int64 charged participations by client; a step that is charged to all counts for each.
-
-        Raises:
-            ValueError: a client beyond the ``n``.
-        """
-        clients = np.array([client for _, _, cohort in self.steps for client in cohort or ()], dtype=np.int64)
-        if clients.size and not 0 <= clients.min() <= clients.max() < n:
-            raise ValueError(f"a client is charged that is none of {n:,}")
-        return np.bincount(clients, minlength=n) + sum(cohort is None for _, _, cohort in self.steps)
-
-    def by_step(self) -> dict[int, list[int]]:
-        """Return the clients that each step is charged to, -1 for all; of a step that is charged twice they are there
-        twice."""
-        clients: dict[int, list[int]] = {}
-        for _, step, cohort in self.steps:
-            clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
-        return clients
 
 
 def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
@@ -75,15 +40,21 @@ def spread(values: Sequence[int], most: int) -> Sequence[int]:
     return values[:: max(1, math.ceil(len(values) / most))]
 
 
-def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:
-    """Return what the lines after the header charge.
+_Steps: TypeAlias = list[tuple[int, int, tuple[int, ...] | None]]
+"""Session, step, and the clients that it is charged to, or None where it is charged to all."""
+
+
+def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, list[str]]:
+    """Return what the lines after the header charge: every line counts, since a seeded session does not charge a
+    replayed step; the uses to which the charge was raised after an early stop, or None; and the lines that no run
+    writes, in words.
 
     Raises:
         KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
     """
-    charges, session, reached = Charges(), 0, 0
+    steps, remaining, problems = _Steps(), None, list[str]()
+    session, reached, opened = 0, 0, False
     following: int | None = None  # the next step of the session that is open
-    opened = False
     for number, line in enumerate(lines[1:], start=2):
         kind, wrong = line["kind"], None
         if kind == "open":
@@ -94,10 +65,9 @@ def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:
             wrong = f"{kind!r} is no kind of line"
         elif not opened:
             wrong = f"{kind} outside of an open session"
-        if kind == "close":
-            opened = False
+        opened = opened and kind != "close"
         if kind == "remaining":
-            charges.remaining = max(charges.remaining or 0, int(line["uses"]))
+            remaining = max(remaining or 0, int(line["uses"]))
         if kind == "charge":
             first, end, cohorts = line["first"], line["end"], line.get("cohorts")
             expected = reached if following is None else following
@@ -109,53 +79,64 @@ def read_charges(lines: Sequence[Mapping[str, Any]]) -> Charges:
             if cohorts is None and end - first > _BLOCK:
                 raise ValueError(f"line {number} charges {end - first} steps without cohorts")
             for step in range(first, end):
-                charges.steps.append((session, step, None if cohorts is None else tuple(cohorts[step - first])))
+                steps.append((session, step, None if cohorts is None else tuple(cohorts[step - first])))
             following, reached = end, max(reached, end)
         if wrong is not None:
-            charges.problems.append(f"line {number}: {wrong}")
-    return charges
+            problems.append(f"line {number}: {wrong}")
+    return steps, remaining, problems
 
 
-@dataclass(frozen=True)
 class Reading:
     """What a ledger says.
 
-    Attributes:
+    Args:
         lines: of the file, the header first.
+
+    Attributes:
+        header: the first line.
+        steps: session, step, and the clients that it is charged to, or None where it is charged to all.
+        remaining: uses to which the charge was raised after an early stop, or None.
+        kinds: the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``.
+        kind_of: (m,) int64, the kind of each account: a single one where all clients are charged for every step.
+        caps: (m,) int64, most uses of each account.
+
+    Raises:
+        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
     """
 
-    lines: Sequence[Mapping[str, Any]]
-
-    @property
-    def header(self) -> Mapping[str, Any]:
-        """Return the first line."""
-        return self.lines[0]
-
-    @cached_property
-    def charges(self) -> Charges:
-        """Return what the lines charge."""
-        return read_charges(self.lines)
-
-    @cached_property
-    def kinds(self) -> list[dict[str, Any]]:
-        """Return the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``."""
-        return list(self.header["kinds"])
-
-    @cached_property
-    def kind_of(self) -> np.ndarray:
-        """Return (m,) int64, the kind of each account: a single one where all clients are charged for every step."""
-        return np.array(self.header.get("kind_of", [0] * self.header["accounts"]), dtype=np.int64)
-
-    @cached_property
-    def caps(self) -> np.ndarray:
-        """Return (m,) int64, most uses of each account."""
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.header = lines[0]
+        self.steps, self.remaining, self._problems = _charged(lines)
+        self.kinds: list[dict[str, Any]] = list(self.header["kinds"])
+        self.kind_of = np.array(self.header.get("kind_of", [0] * self.header["accounts"]), dtype=np.int64)
         caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
-        return np.array(caps, dtype=np.int64)[self.kind_of]
+        self.caps = np.array(caps, dtype=np.int64)[self.kind_of]
+
+    @cached_property
+    def by_step(self) -> dict[int, list[int]]:
+        """Return the clients that each step is charged to, -1 for all; of a step that is charged twice they are there
+        twice."""
+        clients: dict[int, list[int]] = {}
+        for _, step, cohort in self.steps:
+            clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
+        return clients
+
+    @cached_property
+    def participations(self) -> np.ndarray:
+        """Return (m,) int64, steps that each account is charged; one that is charged to all counts for each.
+
+        Raises:
+            ValueError: a client beyond the accounts.
+        """
+        n, clients = len(self.kind_of), np.array([k for each in self.by_step.values() for k in each], dtype=np.int64)
+        if clients.size and not -1 <= clients.min() <= clients.max() < n:
+            raise ValueError(f"a client is charged that is none of {n:,}")
+        return np.bincount(clients[clients >= 0], minlength=n) + int((clients < 0).sum())
 
     @cached_property
     def uses(self) -> np.ndarray:
         """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
-        uses, rest = self.charges.uses(len(self.kind_of)), self.charges.remaining
+        uses, rest = self.participations, self.remaining
         return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
 
     @property
@@ -168,15 +149,15 @@ class Reading:
         """Return the number of releases that are charged."""
         if "releases" not in self.header:
             return int(self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of])
-        steps = len(self.charges.steps) if self.by_client else int(self.uses[0])
+        steps = len(self.steps) if self.by_client else int(self.uses[0])
         return steps * len(self.header["releases"])
 
     def problems(self) -> list[str]:
         """Return what is wrong with the lines: steps, cohorts, caps, and turns too close for correlated noise."""
         cohorts = self._cohorts() if self.by_client else []
-        over = int((self.charges.uses(len(self.kind_of)) > self.caps).sum())
+        over = int((self.participations > self.caps).sum())
         above = [f"{over} clients are charged above their caps"] if over else []
-        return [*self.charges.problems, *cohorts, *self._bands(), *above]
+        return [*self._problems, *cohorts, *self._bands(), *above]
 
     @cached_property
     def most_charged(self) -> list[int]:
@@ -201,7 +182,7 @@ class Reading:
         schedule = self.header.get("schedule", {"class": "BoundFixed", "cohort": 1})
         kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
         latest = np.full(n, -(1 << 40))  # turns
-        for _, step, clients in self.charges.steps:
+        for _, step, clients in self.steps:
             if clients is None or len(set(clients)) < len(clients):
                 problems.append(f"step {step} has no cohort of distinct clients")
                 continue
@@ -228,7 +209,7 @@ class Reading:
         if not bands:
             return []
         problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
-        for session, step, clients in self.charges.steps:
+        for session, step, clients in self.steps:
             session *= not header["replays_free"]  # seeded sessions continue with the same noise
             for client in clients or ():
                 if step - last.get((session, client), -len(bands)) < len(bands):
