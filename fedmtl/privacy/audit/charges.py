@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,21 +41,18 @@ def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     if setup.rows:
         uses = np.array([sum(1 for _ in rounds(setup, setup.open(seed)))])
         return [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    made = _steps(setup, claims, seed, _planned)
-    again, most, caps = made.again, made.uses, setup.open(seed).account.caps
-    detail = f"{made.steps:,} steps charged before they release, uses and epsilons of all accounts"
-    findings = [exact("charges: steps in the ledger", len(made.wrong), "; ".join(made.wrong[:3]) or detail)]
+    wrong, ledger = _steps(setup, claims, seed, _planned)
+    detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
+    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
+    uses = ledger.uses
     if setup.one_at_a_time:
-        past = _steps(setup, claims, seed, _past_caps)
-        again, most = again + past.again, caps
-        detail = f"activations past the cap are refused, or silent and free, after {past.steps:,} within it"
-        findings.append(exact("charges: cap on uses", len(past.wrong), "; ".join(past.wrong[:3]) or detail))
-        if not past.steps and not past.wrong:
+        wrong, past = _steps(setup, claims, seed, _past_caps)
+        uses, detail = past.caps, f"activations past the cap are refused, or silent and free, after {len(past.steps):,}"
+        findings.append(exact("charges: cap on uses", len(wrong), "; ".join(wrong[:3]) or detail))
+        if not past.steps and not wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
-    findings.append(exact("charges: a step happens once", again, "second or unpaid times accepted"))
-    uses = most if setup.gradients is not None else most.max(keepdims=True)
     findings += [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    return [*findings, _by_library(claims, made.ledger)]
+    return [*findings, _by_library(claims, ledger)]
 
 
 # What a price says
@@ -105,38 +102,19 @@ def _by_step(path: Path) -> list[list[int]]:
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
-@dataclass
-class _Made:
-    """Steps that were made.
-
-    Attributes:
-        wrong: what is wrong with their charges.
-        again: second or unpaid times that were accepted.
-        steps: how many.
-        uses: (m,) of the accounts.
-        ledger: what was written.
-    """
-
-    wrong: list[str]
-    again: int
-    steps: int
-    uses: np.ndarray
-    ledger: Reading
-
-
-def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterator[_Block]]) -> _Made:
+def _steps(
+    setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterator[_Block]]
+) -> tuple[list[str], Reading]:
     """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
-    before it releases something, to those that take part; a block that must be refused is not charged."""
-    wrong, charged, again = list[str](), list[list[int]](), 0
-
-    def begun_again(first: int, members: Tensor) -> None:
-        channel.begin(first, members if setup.one_at_a_time else channel.draw(first))
-
+    before it releases something, to those that take part, and happens once; a block that must be refused is not
+    charged. Return what is wrong, and what was written."""
+    wrong, charged = list[str](), list[list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
             channel.start(0)
-            for first, members, clients in blocks(setup, channel, seed):
+            for block in blocks(setup, channel, seed):
+                first, members, clients = block
                 try:
                     channel.begin(first, members)
                 except BudgetExhausted:
@@ -150,14 +128,10 @@ def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterat
                 charged += clients
                 if (setup.one_at_a_time or len(charged) <= _STEPS) and _by_step(path)[first:] != clients:
                     wrong.append(f"steps from {first} began without a charge on the disk")
-                if setup.one_at_a_time or first < 3 or first % 16 == 0:
-                    values, accepted = _again(setup, channel, first, members, clients)
-                    again += accepted
-                    if any(bool(value.any()) for value, taking in zip(values, clients, strict=False) if not taking):
-                        wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
-                    if _accepted(begun_again, first, members):
-                        wrong.append(f"step {first} began twice")
-                        break
+                acted = setup.one_at_a_time or first < 3 or first % 16 == 0
+                if acted and (more := _acted(setup, channel, block)):
+                    wrong += more
+                    break
         if _by_step(path) != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         ledger = _read(path)
@@ -167,22 +141,18 @@ def _steps(setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterat
             made = sum(1 for _ in rounds(setup, memory))
         if made != min(len(charged), setup.steps):
             wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
-    happened = np.bincount([max(k, 0) for clients in charged for k in clients], minlength=channel.account.uses.shape[1])
     try:
-        wrong += _misstated(setup, claims, channel, ledger, happened)
+        wrong += _misstated(setup, claims, channel, ledger)
     except PrivacyError as error:  # no figure for so many uses
         wrong.append(str(error))
-    return _Made(wrong, again, len(charged), happened, ledger)
+    return wrong, ledger
 
 
-def _misstated(
-    setup: Setup, claims: Claims, channel: Rounds | Activations, ledger: Reading, happened: np.ndarray
-) -> list[str]:
-    """Return what the account and the report say otherwise than the ledger and ``happened``, (m,) uses of the
-    accounts."""
-    wrong, report = list[str](), channel.report
-    if channel.account.uses[0].tolist() != happened.tolist():
-        wrong.append("the account has other uses than happened")
+def _misstated(setup: Setup, claims: Claims, channel: Rounds | Activations, ledger: Reading) -> list[str]:
+    """Return what the account and the report say otherwise than the ledger."""
+    wrong, report, uses = list[str](), channel.report, ledger.uses.tolist()
+    if channel.account.uses[0].tolist() != uses:
+        wrong.append("the account has other uses than the ledger")
     if report.releases != ledger.releases:
         wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
     if claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
@@ -190,7 +160,7 @@ def _misstated(
     if report.delta != setup.delta:
         wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
     stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
-    spent = {f"account {k}": claims.spent(k, used) for k, used in enumerate(happened.tolist())}
+    spent = {f"account {k}": claims.spent(k, used) for k, used in enumerate(uses)}
     stated["the report"], spent["the report"] = report.epsilon, max(spent.values())
     for of in stated if claims.refuted is None else ():
         if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
@@ -239,43 +209,44 @@ def _past_caps(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block
 # What must be refused
 
 
-def _accepted(act: Callable[..., Any], *arguments: Any) -> bool:
+def _accepted(act: Callable[[], Any]) -> bool:
     """Return whether an act is not refused."""
     try:
-        act(*arguments)
+        act()
     except (PrivacyError, BudgetExhausted):
         return False
     return True
 
 
-def _again(
-    setup: Setup, channel: Rounds | Activations, first: int, members: Tensor, clients: list[list[int]]
-) -> tuple[list[np.ndarray], int]:
-    """Release what has begun, with clients that contribute nothing; return what activations released, and how many
-    releases are accepted that must be refused."""
-    sent = silence(setup)
+def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterator[tuple[Callable[[], Any], int]]:
+    """Yield the acts of a block that has begun, and how often each is paid for: releases of clients that contribute
+    nothing, of local steps those of one client and of another one that takes no part; and the beginning, again."""
+    (first, members, clients), sent = block, silence(setup)
     if isinstance(channel, Activations):
-        values = [activation(setup, channel, first, sent) for _ in members[0]]
-        return values, int(_accepted(activation, setup, channel, first, sent))
-    if setup.gradients is not None:
-        return [], _steps_again(setup, channel, torch.tensor(clients[0])) if first < 3 and clients[0] else 0
-    again = 0
-    for plan in channel.plans:
-        channel.release(plan.name, *sent(plan.name, first, members))
-        again += _accepted(channel.release, plan.name, *sent(plan.name, first, members))
-    return [], again
+        yield partial(activation, setup, channel, first, sent), len(members[0])
+    elif channel.local is None:
+        for plan in channel.plans:
+            yield partial(channel.release, plan.name, *sent(plan.name, first, members)), 1
+    elif clients is not None:
+        records, taking = channel.local.plan, clients[0]
+        nothing = [(torch.zeros(0, records.dimension), torch.zeros(0, dtype=torch.int64))]
+        others = [k for k in range(len(records.ids)) if k not in taking]
+        for k, paid in [(k, int(records.local_steps[k])) for k in taking[:1]] + [(k, 0) for k in others[:1]]:
+            yield partial(channel.local.release, torch.tensor([k]), nothing), paid
+    yield lambda: channel.begin(first, members if isinstance(channel, Activations) else channel.draw(first)), 0
 
 
-def _steps_again(setup: Setup, channel: Rounds, clients: Tensor) -> int:
-    """Return how many releases are accepted that must be refused: after the last step, of a client outside the
-    round."""
-    local, plan = channel.local, setup.records
-    assert local is not None
-    empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
-    for _ in range(int(plan.local_steps[clients[0]])):
-        local.release(clients[:1], empty)
-    others = [torch.tensor([k]) for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
-    return sum(_accepted(local.release, attempt, empty) for attempt in (clients[:1], *others))
+def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
+    """Make the acts of a block as often as they are paid for, and once more; return what is wrong."""
+    (first, _, clients), wrong = block, list[str]()
+    for act, paid in _acts(setup, channel, block):
+        values = [act() for _ in range(paid)]
+        if _accepted(act):
+            wrong.append(f"step {first} is begun twice, or releases once more than is paid for")
+        silent = [value for value, taking in zip(values, clients or (), strict=False) if not taking]
+        if setup.one_at_a_time and any(bool(value.any()) for value in silent):
+            wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
+    return wrong
 
 
 # Figures
