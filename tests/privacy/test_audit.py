@@ -190,7 +190,7 @@ def test_several_releases_in_a_step() -> None:
     findings = audit_channel(both, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
-    claims = both.claims(both.open(0))
+    claims = both.claims
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
     ((event, count),) = claims.composition(0, 3)
     assert count == 3
@@ -204,7 +204,7 @@ def test_claims_follow_from_the_settings() -> None:
         (FullParticipation(), "add_remove", 0.7),
     ):
         one = setup(sampler, epsilon=None, noise_multiplier=2.0)
-        claim = one.claims(one.open(0)).of("part 0")
+        claim = one.claims.of("part 0")
         m = 40 if isinstance(sampler, FullParticipation) else 8
         assert (claim.relation, claim.sensitivity, claim.denominator) == (relation, sensitivity, m)
         assert claim.scale == pytest.approx(2.0 * sensitivity / m)

@@ -302,15 +302,14 @@ def ditto(schedule: Any, privacy: Any) -> Trainer:
 def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference of the two gradients would have no noise at all."""
     setup = setup_of(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
-    claims = setup.claims(setup.open(0))
-    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
+    assert [finding.refuted for finding in training_freshness(setup, 0)] == [False]
     noised = LocalSteps._noised
 
     def again(self, total, clients, steps):
         return noised(self, total, clients, steps % self.steps(clients))
 
     monkeypatch.setattr(LocalSteps, "_noised", again)
-    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
+    assert [finding.refuted for finding in training_freshness(setup, 0)] == [True]
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy"])

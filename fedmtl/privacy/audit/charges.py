@@ -24,7 +24,7 @@ from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Claims, Setup
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -36,32 +36,32 @@ _Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
 the block must be refused."""
 
 
-def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+def charges(setup: Setup, seed: int) -> list[Finding]:
     """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
     if setup.rows:
         uses = np.array([sum(1 for _ in rounds(setup, setup.open(seed)))])
-        return [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    wrong, ledger = _steps(setup, claims, seed, _planned)
+        return [_prices(setup, seed), _budgets(setup, uses)]
+    wrong, ledger = _steps(setup, seed, _planned)
     detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
     findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
     uses = ledger.uses
     if setup.one_at_a_time:
-        wrong, past = _steps(setup, claims, seed, _past_caps)
+        wrong, past = _steps(setup, seed, _past_caps)
         uses, detail = past.caps, f"activations past the cap are refused, or silent and free, after {len(past.steps):,}"
         findings.append(exact("charges: cap on uses", len(wrong), "; ".join(wrong[:3]) or detail))
         if not past.steps and not wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
-    findings += [_prices(setup, claims, seed), _budgets(setup, claims, uses)]
-    return [*findings, _by_library(claims, ledger)]
+    findings += [_prices(setup, seed), _budgets(setup, uses)]
+    return [*findings, _by_library(setup, ledger)]
 
 
 # What a price says
 
 
-def _prices(setup: Setup, claims: Claims, seed: int) -> Finding:
+def _prices(setup: Setup, seed: int) -> Finding:
     """Check that the prices agree with the settings, the public facts, and the noise that the channel says it adds, in
     the first use of every account, the last and one between."""
-    channel, wrong = setup.open(seed), []
+    channel, claims, wrong = setup.open(seed), setup.claims, []
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
     for k in claims.accounts:
@@ -102,9 +102,7 @@ def _by_step(path: Path) -> list[list[int]]:
     return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
 
 
-def _steps(
-    setup: Setup, claims: Claims, seed: int, blocks: Callable[..., Iterator[_Block]]
-) -> tuple[list[str], Reading]:
+def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> tuple[list[str], Reading]:
     """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
     before it releases something, to those that take part, and happens once; a block that must be refused is not
     charged. Return what is wrong, and what was written."""
@@ -142,27 +140,27 @@ def _steps(
         if made != min(len(charged), setup.steps):
             wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
     try:
-        wrong += _misstated(setup, claims, channel, ledger)
+        wrong += _misstated(setup, channel, ledger)
     except PrivacyError as error:  # no figure for so many uses
         wrong.append(str(error))
     return wrong, ledger
 
 
-def _misstated(setup: Setup, claims: Claims, channel: Rounds | Activations, ledger: Reading) -> list[str]:
+def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
     """Return what the account and the report say otherwise than the ledger."""
     wrong, report, uses = list[str](), channel.report, ledger.uses.tolist()
     if channel.account.uses[0].tolist() != uses:
         wrong.append("the account has other uses than the ledger")
     if report.releases != ledger.releases:
         wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
-    if claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
+    if setup.claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
         wrong.append("the published accounting does not hold, and the report states its figure without the reason")
     if report.delta != setup.delta:
         wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
     stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
-    spent = {f"account {k}": claims.spent(k, used) for k, used in enumerate(uses)}
+    spent = {f"account {k}": setup.claims.spent(k, used) for k, used in enumerate(uses)}
     stated["the report"], spent["the report"] = report.epsilon, max(spent.values())
-    for of in stated if claims.refuted is None else ():
+    for of in stated if setup.claims.refuted is None else ():
         if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
     return wrong
@@ -252,22 +250,22 @@ def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[s
 # Figures
 
 
-def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
+def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
     """Check that all that an account may be charged for, ``uses`` (m,), stays within its budget."""
     limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
     if not limits:
         return skipped("charges: budget", "no budget is set")
-    ratio, worst = max((claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
+    ratio, worst = max((setup.claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
     detail = f"largest epsilon over budget, of account {worst} after {uses[worst]} uses"
     return too_large("charges: budget", ratio, _SLACK, detail)
 
 
-def _by_library(claims: Claims, ledger: Reading) -> Finding:
+def _by_library(setup: Setup, ledger: Reading) -> Finding:
     """Check that no epsilon after what a ledger charges an account is below what dp-accounting makes of its price."""
     check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
     for account in spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ():
         uses = int(ledger.uses[account])
-        figure = claims.spent(account, uses)
+        figure = setup.claims.spent(account, uses)
         least = ledger.library_epsilon(account, figure) if math.isfinite(figure) else None
         if least is None:
             lacking = "dp-accounting lacks a law of the run" if math.isfinite(figure) else lacking
@@ -281,7 +279,7 @@ def _by_library(claims: Claims, ledger: Reading) -> Finding:
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
     channel = setup.open(seed)
-    claims, caps = setup.claims(channel), channel.account.caps
+    claims, caps = setup.claims, channel.account.caps
     if claims.refuted is not None:
         return math.inf
     if caps is None or not channel.account.by_client:

@@ -17,7 +17,7 @@ from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, low_p, skipped
 from .play import Sample, gathered, noise_of, steps_for
-from .setup import CLIENTS, GRADIENTS, Claims, Setup
+from .setup import CLIENTS, GRADIENTS, Setup
 from .statistics import correlations, seeds, unrelated_p
 
 _SHORTEST, _ROWS = 64, 64  # fewest numbers of consecutive releases that are joined for a comparison; most rows compared
@@ -28,9 +28,7 @@ _BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
 
 
-def freshness(
-    setup: Setup, claims: Claims, noise: Mapping[str, Sample], seed: int, *, processes: bool
-) -> list[Finding]:
+def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int, *, processes: bool) -> list[Finding]:
     """Make all checks of freshness of ``noise``, by release; with ``processes`` also against a forked process and a
     restored run."""
     first, second = seeds(seed, "noise", 2)
@@ -46,43 +44,43 @@ def freshness(
         if sample.releases and sample.releases[0].claim.bands:
             findings.append(_lags(f"freshness: rounds of {name}", units.T))
     if len(noise) > 1:
-        smallest = min(claims.of(name).size for name in claims.names)
-        findings += _names(gathered(setup, claims, first, _STEPS * smallest))
-    findings += [*_of_replicates(setup, claims, first), *training_freshness(setup, claims, first)]
-    findings += _beside_other_cohorts(setup.seeded(), claims, first)
-    return findings + _elsewhere(setup, claims, first, second, processes=processes)
+        smallest = min(setup.claims.of(name).size for name in setup.claims.names)
+        findings += _names(gathered(setup, first, _STEPS * smallest))
+    findings += [*_of_replicates(setup, first), *training_freshness(setup, first)]
+    findings += _beside_other_cohorts(setup.seeded(), first)
+    return findings + _elsewhere(setup, first, second, processes=processes)
 
 
-def _of_replicates(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+def _of_replicates(setup: Setup, seed: int) -> list[Finding]:
     """Check that replicates have noise of their own, where clients act one at a time."""
     if not setup.one_at_a_time or setup.secure:
         return []
-    count = steps_for(setup, claims, _ROWS * _SHORTEST)
-    single = noise_of(setup, claims, setup.open(seed), 0, count)[GRADIENTS]
+    count = steps_for(setup, _ROWS * _SHORTEST)
+    single = noise_of(setup, setup.open(seed), 0, count)[GRADIENTS]
     with closing(setup.open(seed, replicates=2)) as both:
-        two = noise_of(setup, claims, both, 0, count)[GRADIENTS]
+        two = noise_of(setup, both, 0, count)[GRADIENTS]
     return [_unrelated("freshness: replicates of gradients", _rows(single.units), _rows(two.units))]
 
 
-def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     """Check that no local training of a participation has the noise of another one, where there are several."""
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
     few, total = np.arange(len(setup.sizes))[:CLIENTS], setup.records.local_steps
-    sample = noise_of(setup, claims, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
+    sample = noise_of(setup, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
     return [_unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
 
 
-def _beside_other_cohorts(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+def _beside_other_cohorts(setup: Setup, seed: int) -> list[Finding]:
     """Check that noise does not depend on who takes part: that on a sum of rows, on the count of unclipped clients, on
     a client's local step and on its activation."""
     n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
     who = np.arange(n)[: None if setup.gradients is None else 2 * CLIENTS]
     steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
-    whole, *fewer = (noise_of(setup, claims, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
+    whole, *fewer = (noise_of(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
     pairs = moved = 0
     for name, sample in whole.items():
         at = {key: row for row, key in enumerate(zip(sample.clients.tolist(), sample.steps.tolist(), strict=True))}
@@ -170,7 +168,7 @@ _Noise = dict[str, np.ndarray]
 """Noise (T, D) by release, i.i.d. N(0, 1)."""
 
 
-def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, processes: bool) -> list[Finding]:
+def _elsewhere(setup: Setup, first: int, second: int, *, processes: bool) -> list[Finding]:
     """Compare the noise with that of another channel, of a forked process and of a restored run.
 
     In seeded mode channels have different seeds, and processes continue at the next step, since the same step is by
@@ -185,7 +183,7 @@ def _elsewhere(setup: Setup, claims: Claims, first: int, second: int, *, process
 
     def sample(channel: Rounds | Activations, start: int, stop: int) -> _Noise:
         with closing(channel):
-            samples = noise_of(setup, claims, channel, start, stop)
+            samples = noise_of(setup, channel, start, stop)
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
     def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .findings import Finding, exact, skipped
 from .play import played
-from .setup import CLIENTS, MOST_ELEMENTS, Claims, Setup
+from .setup import CLIENTS, MOST_ELEMENTS, Setup
 from .statistics import auditor
 
 _STEPS, _LOCAL = 4, 2
@@ -23,7 +23,7 @@ _FEWEST = 64  # numbers that are checked
 _ROUNDING = 2.0**-49  # of a product, a division and the scaling of an off-diagonal entry
 
 
-def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+def on_public_grids(setup: Setup, seed: int) -> list[Finding]:
     """Check releases of clients that contribute small vectors."""
     if not setup.secure:
         return [skipped("grid", "seeded noise is not rounded")]
@@ -36,7 +36,7 @@ def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
         return torch.from_numpy(rows), few
 
     steps = _STEPS * CLIENTS if setup.one_at_a_time else min(_STEPS, setup.steps)
-    samples = played(setup, claims, setup.open(seed), 0, steps, loud, local=_LOCAL)
+    samples = played(setup, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
     for name, sample in samples.items():
         scales = [each.claim.denominator / each.claim.width for each in sample.releases]

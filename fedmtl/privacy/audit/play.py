@@ -24,7 +24,7 @@ from ..activations import Activations
 from ..records import Gradients
 from ..release import Form
 from ..rounds import Rounds
-from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
 from .statistics import seeds
 
 Sent = Callable[[str, int, Tensor], Any]
@@ -163,7 +163,6 @@ def silence(setup: Setup) -> Sent:
 
 def noise_of(
     setup: Setup,
-    claims: Claims,
     channel: Rounds | Activations,
     start: int,
     stop: int,
@@ -173,7 +172,7 @@ def noise_of(
     """Return the noise of steps ``start`` to ``stop`` of a channel, by release, in which clients contribute nothing; of
     noise that is correlated over rounds what is independent, in the middle of a run without the rounds that earlier
     ones enter."""
-    samples = played(setup, claims, channel, start, stop, who=who, local=local)
+    samples = played(setup, channel, start, stop, who=who, local=local)
     for name, sample in samples.items():
         if sample.releases and sample.releases[0].claim.bands:
             claim = sample.releases[0].claim
@@ -183,12 +182,12 @@ def noise_of(
     return samples
 
 
-def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, Sample]:
+def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
     """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
     drawn: list[dict[str, Sample]] = []
     left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
-        drawn.append(noise_of(setup, claims, setup.open(other), 0, steps_for(setup, claims, left)))
+        drawn.append(noise_of(setup, setup.open(other), 0, steps_for(setup, left)))
         least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
         left -= least
         if left <= 0 or not least:
@@ -199,9 +198,9 @@ def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, 
     }
 
 
-def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
+def steps_for(setup: Setup, wanted: int) -> int:
     """Return how many steps of one channel give about so many numbers of noise, where the run has them."""
-    rows = -(-wanted // min(claims.of(name).size for name in claims.names))
+    rows = -(-wanted // min(setup.claims.of(name).size for name in setup.claims.names))
     if setup.one_at_a_time:
         return min(ACTIVATIONS, rows)
     if setup.gradients is not None:
@@ -212,7 +211,6 @@ def steps_for(setup: Setup, claims: Claims, wanted: int) -> int:
 
 def played(
     setup: Setup,
-    claims: Claims,
     channel: Rounds | Activations,
     start: int,
     stop: int,
@@ -225,7 +223,6 @@ def played(
 
     Args:
         setup: of the run.
-        claims: on its releases.
         channel: an open one.
         start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
             charged yet, and are left out.
@@ -240,18 +237,18 @@ def played(
     """
     sent = silence(setup) if sent is None else sent
     if isinstance(channel, Activations):
-        return {GRADIENTS: _activations(setup, claims, channel, start, stop, sent, who)}
+        return {GRADIENTS: _activations(setup, channel, start, stop, sent, who)}
     if who is not None:
         channel = _drawing(channel, who)
     if setup.gradients is not None:
-        return {GRADIENTS: _local_steps(setup, claims, channel, start, stop, sent, local)}
-    return _sums(setup, claims, channel, start, stop, sent)
+        return {GRADIENTS: _local_steps(setup, channel, start, stop, sent, local)}
+    return _sums(setup, channel, start, stop, sent)
 
 
-def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
-    names = [*claims.names, *(f"{name}/count" for name in claims.names if setup.adaptive is not None)]
-    made = {name: Sample(claims.of(name).size) for name in names}
+    names = [*setup.claims.names, *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None)]
+    made = {name: Sample(setup.claims.of(name).size) for name in names}
     growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, cohort in rounds(setup, channel, start, stop):
@@ -262,24 +259,22 @@ def _sums(setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, 
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}
             if setup.rows:
-                claim, no_member = claims.of(names[0]), np.zeros(MARKED, dtype=bool)
+                claim, no_member = setup.claims.of(names[0]), np.zeros(MARKED, dtype=bool)
                 hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
                 if plan.name == setup.rows:
                     made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
                 continue
-            claim = claims.of(plan.name, use=use)
+            claim = setup.claims.of(plan.name, use=use)
             claim = replace(claim, bound=claim.bound * growth[plan.name])
             made[plan.name].releases.append(Released(value, claim, -1, step, drawn))
             if setup.adaptive is not None:
                 name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
-                made[name].releases.append(Released(np.array([count]), claims.of(name), -1, step, drawn))
+                made[name].releases.append(Released(np.array([count]), setup.claims.of(name), -1, step, drawn))
                 growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
     return made
 
 
-def _local_steps(
-    setup: Setup, claims: Claims, channel: Rounds, start: int, stop: int, sent: Sent, local: int
-) -> Sample:
+def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made, total = Sample(setup.records.dimension), setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
@@ -293,12 +288,12 @@ def _local_steps(
             value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
             for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
                 drawn, use = _marked(at[there].numpy()), step * int(total[k]) + count
-                made.releases.append(Released(noised, claims.of(GRADIENTS, k), k, use, drawn))
+                made.releases.append(Released(noised, setup.claims.of(GRADIENTS, k), k, use, drawn))
     return made
 
 
 def _activations(
-    setup: Setup, claims: Claims, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
+    setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
     """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
     its cap, where an earlier session brought it there, nothing is returned."""
@@ -319,7 +314,7 @@ def _activations(
             drawn = _members(channel, client)
             value = activation(setup, channel, block, sent)
             if uses[client] < channel.caps[client] and at + place >= start:
-                claim = claims.of(GRADIENTS, client, int(uses[client]))
+                claim = setup.claims.of(GRADIENTS, client, int(uses[client]))
                 made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
             uses[client] += 1
         at, block = at + len(acting), block + 1

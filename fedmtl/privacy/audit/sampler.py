@@ -22,7 +22,7 @@ from scipy import sparse, special, stats
 from ..records import LocalSteps
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Released, Sample, gathered, played
-from .setup import GRADIENTS, MOST_ELEMENTS, Claims, Setup
+from .setup import GRADIENTS, MOST_ELEMENTS, Setup
 from .statistics import (
     auditor,
     correlations,
@@ -115,13 +115,13 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
     )
 
 
-def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+def beside_noise(setup: Setup, seed: int, draws: int) -> list[Finding]:
     """Check that who takes part in a release, or which records do, says nothing of the noise of the same release, and
     that the records of every client are drawn at its own rate."""
-    size = min(claims.of(name).size for name in claims.names)
+    size = min(setup.claims.of(name).size for name in setup.claims.names)
     draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
     (first,) = seeds(seed, "sampler/noise", 1)
-    samples = gathered(setup, claims, first, draws * size)
+    samples = gathered(setup, first, draws * size)
     findings = [
         _unrelated(f"sampler: noise of {name}", sample) for name, sample in samples.items() if sample.drawn.any()
     ]
@@ -170,12 +170,12 @@ def _unrelated(check: str, noise: Sample) -> Finding:
 # Cohorts
 
 
-def sampler(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
     """Check ``draws`` cohorts, or subsets of records where the unit is a record, of two channels each; in secure mode
     these have the same seed, which must not matter."""
     if setup.gradients is not None:
-        return _subsets(setup, claims, seed, draws)
-    q, n, coins = claims.of(claims.names[0]).sampled, setup.sampler.n, auditor(seed, "cohorts")
+        return _subsets(setup, seed, draws)
+    q, n, coins = setup.claims.of(setup.claims.names[0]).sampled, setup.sampler.n, auditor(seed, "cohorts")
     if q is None:
         return [skipped("sampler", "who takes part is public, or charged: no secret draw is claimed")]
     first, second = seeds(seed, "cohorts", 2)
@@ -189,16 +189,16 @@ def sampler(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding
 # Records
 
 
-def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records among those that
     are sampled, and of another one with as many. Where a channel sums over what it has drawn, the sums must be those of
     the subsets that it says."""
     able = (setup.sizes > 0) & (setup.open(seed).caps > 0)
-    sampled = [k for k in np.flatnonzero(able).tolist() if claims.of(GRADIENTS, k).sampled is not None]
+    sampled = [k for k in np.flatnonzero(able).tolist() if setup.claims.of(GRADIENTS, k).sampled is not None]
     if not sampled:
         return [skipped("sampler", "who acts is public, and every release is of all records")]
     client = max(sampled, key=lambda k: int(setup.sizes[k]))
-    q, n, coins = claims.of(GRADIENTS, client).sampled, int(setup.sizes[client]), auditor(seed, "subsets")
+    q, n, coins = setup.claims.of(GRADIENTS, client).sampled, int(setup.sizes[client]), auditor(seed, "subsets")
     assert q is not None
     others = [k for k in sampled if setup.sizes[k] == n and k != client][:1]
     first, second = seeds(seed, "subsets", 2)
@@ -206,7 +206,7 @@ def _subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Findin
     findings, drawn = list[Finding](), list[_Subsets]()
     if setup.one_at_a_time:
         records = np.sort(coins.permutation(min(MARKED, n))[:_RECORDS])
-        spelled = [_spelled(setup, claims, of, other, records, draws) for of, other in asked]
+        spelled = [_spelled(setup, of, other, records, draws) for of, other in asked]
         powers = 2.0 ** np.arange(len(records))
         strange = sum(int((np.abs(sums - subsets @ powers) > 1e-3).sum()) for sums, subsets in spelled)
         detail = f"of {draws} are not sums of the gradients drawn over q n"
@@ -230,19 +230,17 @@ def _shown(setup: Setup, client: int, seed: int, draws: int) -> _Subsets:
     return _subsets_of(subsets, int(setup.sizes[client]))
 
 
-def _spelled(
-    setup: Setup, claims: Claims, client: int, seed: int, records: np.ndarray, draws: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _spelled(setup: Setup, client: int, seed: int, records: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
     """Return at least ``draws`` sums (T,) of 2^i over the i whose ``records[i]`` are drawn, by the releases of one
     channel after the other, with next to no noise; and which are drawn, (T, k)."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
     d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
     rows = torch.zeros(int(records.max()) + 1, d, dtype=torch.float64)
     rows[torch.from_numpy(records), d // 2] = unit * 2.0 ** torch.arange(len(records), dtype=torch.float64)
-    made, scale = Sample(d), claims.of(GRADIENTS, client).denominator / unit
+    made, scale = Sample(d), setup.claims.of(GRADIENTS, client).denominator / unit
     for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
-        sample = played(quiet, claims, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
+        sample = played(quiet, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
         made.releases.extend(sample[GRADIENTS].releases)
         if len(made.releases) >= draws:
             break

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..settings import ClientPrivacy
 from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
 
 _COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
 _ROUNDING = 1 + 1e-9  # noise is added in floating point
@@ -49,25 +49,25 @@ def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
     return too_large(check, share, 1.0, f"{detail}; {where}" if share > 1 else detail)
 
 
-def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
+def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Check every release, also where it is clipped and not noised."""
     setup, findings = setup.seeded(), []
-    for name in claims.names:
-        findings += _neighbours(setup, claims, name, seed, coins)
-        findings += [_over_rounds(setup, claims, name, seed)] if claims.of(name).bands else []
+    for name in setup.claims.names:
+        findings += _neighbours(setup, name, seed, coins)
+        findings += [_over_rounds(setup, name, seed)] if setup.claims.of(name).bands else []
     if setup.one_at_a_time:
-        findings += [_of_factors(setup, setup.x, claims, seed, coins)] if setup.x is not None else []
+        findings += [_of_factors(setup, setup.x, seed, coins)] if setup.x is not None else []
     return findings
 
 
-def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.random.Generator) -> list[Finding]:
+def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Try random and aligned clients or records with and without an adversary, and every client as the adversary.
 
     Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one of the records of a
     client, is there or not. Replace: it is there, or its opposite is. What others release must be the same to the last
     bit. The count of unclipped clients is compared, too, where the clip norm adapts.
     """
-    relation, plan = claims.of(name).relation, setup.rows or name
+    relation, plan = setup.claims.of(name).relation, setup.rows or name
     n, d = len(setup.sizes) if setup.gradients is not None else setup.sampler.n, setup.dimension(plan)
     able = np.arange(n) if setup.gradients is None else np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
@@ -86,11 +86,11 @@ def _neighbours(setup: Setup, claims: Claims, name: str, seed: int, coins: np.ra
             rows = torch.from_numpy(coins.standard_normal((n, d))).to(dtype)
         others = rows[:0] if crowd == "silent" else rows
         pair = []
-        for row in (adversary, _opposite(adversary, claims.of(name)) if relation == "replace" else None):
+        for row in (adversary, _opposite(adversary, setup.claims.of(name)) if relation == "replace" else None):
             drawn = clients if row is not None or relation != "add_remove" else clients[clients != who]
             sent = _with(setup, plan, others, who, row)
             stop = _TURNS * len(clients) if setup.one_at_a_time else 1
-            pair.append(played(setup, claims, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
+            pair.append(played(setup, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
         where = f"adversary {index} is client {setup.name(who)} among {crowd} others"
         for released, sample in pair[0].items():
             moved = _shares(sample, pair[1][released], [who])
@@ -137,11 +137,11 @@ def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> lis
     return shares
 
 
-def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
+def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
     """Check that clients which send all they can whenever they take part move the noise that is correlated over rounds
     by no more than they are charged for, after every round: the squared length of C (y - y') / S is at most the number
     of participations. Every client has a coordinate of its own."""
-    claim, d = claims.of(name), setup.release(name).dimension
+    claim, d = setup.claims.of(name), setup.release(name).dimension
     width = min(setup.sampler.n, d, 64, max(1, MOST_ELEMENTS // max(d, setup.steps)))
 
     def loud(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
         who = cohort[cohort < width]
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
-    moving, still = (played(setup, claims, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
+    moving, still = (played(setup, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
     if not moving.releases:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
@@ -166,21 +166,21 @@ def _over_rounds(setup: Setup, claims: Claims, name: str, seed: int) -> Finding:
 # Exact sums
 
 
-def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
+def exact_sums(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Check the sums of all releases of vectors of clients."""
-    names = [name for name in claims.names if setup.gradients is None and claims.of(name).form == "vector"]
+    names = [name for name in setup.claims.names if setup.gradients is None and setup.claims.of(name).form == "vector"]
     if not names:
         return [skipped("exact sum", "no vectors of clients are clipped and summed")]
-    return [_exact_sum(setup, name, claims.of(name), seed, coins) for name in names]
+    return [_exact_sum(setup, name, setup.claims.of(name), seed, coins) for name in names]
 
 
-def _released(setup: Setup, claims: Claims, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
+def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
     """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are drawn."""
 
     def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
         return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, cohort)
 
-    (made,) = played(setup, claims, setup.open(seed), 0, 1, sent, who=clients)[name].releases
+    (made,) = played(setup, setup.open(seed), 0, 1, sent, who=clients)[name].releases
     return made.value * made.claim.denominator
 
 
@@ -190,17 +190,17 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     assert isinstance(setup.privacy, ClientPrivacy)
     quiet = replace(setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None)
     setup = replace(setup, privacy=quiet).seeded()
-    claims, dimension, n = setup.claims(setup.open(seed)), setup.release(name).dimension, setup.sampler.n
+    dimension, n = setup.release(name).dimension, setup.sampler.n
     clients = np.sort(coins.permutation(n)[: max(2, min(_COHORT, 2 * MOST_ELEMENTS // dimension))])
     width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
-    counted = _released(setup, claims, name, seed, torch.from_numpy(cells * width)[None], clients) / width
+    counted = _released(setup, name, seed, torch.from_numpy(cells * width)[None], clients) / width
     wrong = int((np.abs(counted - np.trunc(cells)) > 1e-6).sum())
     rows = torch.from_numpy(coins.standard_normal((len(clients), dimension)))
     rows *= claim.bound * torch.logspace(-6, 2, len(clients), dtype=torch.float64)[:, None]
     order = coins.permutation(len(clients))
-    first = _released(setup, claims, name, seed, rows, clients)
-    second = _released(setup, claims, name, seed, rows[order], clients[order])
+    first = _released(setup, name, seed, rows, clients)
+    second = _released(setup, name, seed, rows[order], clients[order])
     differ = int((first != second).sum())
     detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
     return exact(f"exact sum: {name}", wrong + differ, detail)
@@ -209,7 +209,7 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
 # Multiples of rows
 
 
-def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
+def _of_factors(setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.Generator) -> Finding:
     """Check that one record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i),
     where gradients are multiples of rows ``x`` that the channel has.
 
@@ -237,7 +237,7 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], claims: Claims, seed: int, co
             return sent
 
         pair = [
-            played(setup, claims, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, scaled(side), who=few)[GRADIENTS]
+            played(setup, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, scaled(side), who=few)[GRADIENTS]
             for side, rows in enumerate((base, other))
         ]
         for client, share in zip(pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True):

@@ -202,8 +202,10 @@ class Setup:
             replicates=replicates,
         )
 
-    def claims(self, channel: Rounds | Activations) -> Claims:
-        """Return what is claimed of the releases of an open channel."""
+    @cached_property
+    def claims(self) -> Claims:
+        """Return what is claimed of the releases, which does not depend on the seed."""
+        channel = self.open(0)
         if not isinstance(channel, Rounds) or self.gradients is not None:
             return Claims(self, channel.account.prices)
         if self.rows:

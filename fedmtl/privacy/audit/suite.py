@@ -80,7 +80,7 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 
 def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
-    claims = setup.claims(setup.open(seed))
+    claims = setup.claims
     asked, without = set(effort.checks), dict[str, str]()
     sums = setup.gradients is None
     if not claims and not sums:
@@ -88,26 +88,26 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     if not claims:
         why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
         without = dict.fromkeys(("noise law", "freshness", "sampler", "charges", "grid"), why)
-    elif sums and claims.refuted is not None:
+    elif sums and setup.claims.refuted is not None:
         why = "the published law is not one of independent coordinates"
         without = dict.fromkeys(("noise law", "freshness", "grid"), why)
     noised = "noise law" not in without
     noise = {}
     if noised and {"noise law", "freshness"} & asked:
-        noise = gathered(setup, claims, next(seeds(seed, "noise", 1)), effort.noise)
+        noise = gathered(setup, next(seeds(seed, "noise", 1)), effort.noise)
 
     def cohorts() -> list[Finding]:
-        beside = beside_noise(setup, claims, seed, effort.cohorts) if noised else []
-        return sampler(setup, claims, seed, effort.cohorts) + beside
+        beside = beside_noise(setup, seed, effort.cohorts) if noised else []
+        return sampler(setup, seed, effort.cohorts) + beside
 
     checks: dict[str, Callable[[], list[Finding]]] = {
         "noise law": lambda: noise_laws(setup, noise),
-        "freshness": lambda: freshness(setup, claims, noise, seed, processes=effort.processes),
-        "sensitivity": lambda: sensitivity(setup, claims, seed, auditor(seed, "sensitivity")),
+        "freshness": lambda: freshness(setup, noise, seed, processes=effort.processes),
+        "sensitivity": lambda: sensitivity(setup, seed, auditor(seed, "sensitivity")),
         "sampler": cohorts,
-        "charges": lambda: charges(setup, claims, seed),
-        "grid": lambda: on_public_grids(setup, claims, seed),
-        "exact sum": lambda: exact_sums(setup, claims, seed, auditor(seed, "exact sums")),
+        "charges": lambda: charges(setup, seed),
+        "grid": lambda: on_public_grids(setup, seed),
+        "exact sum": lambda: exact_sums(setup, seed, auditor(seed, "exact sums")),
     }
     findings: list[Finding] = []
     for kind in [kind for kind in checks if kind in asked]:
