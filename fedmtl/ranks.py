@@ -13,12 +13,18 @@ import logging
 import os
 import pickle
 import re
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -48,6 +54,7 @@ class Ranks:
         local: number of this process on its machine.
         beside: how many processes the launch started on this machine.
         begins: whether the launch's process group was made with this, and not by the program before.
+        may_fork: whether a run of this single process may start more of them.
     """
 
     rank: int = 0
@@ -56,11 +63,12 @@ class Ranks:
     local: int = 0
     beside: int = 1
     begins: bool = False
+    may_fork: bool = False
 
     @classmethod
     def of_launch(cls) -> Ranks:
         """Return the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE) started, or those of the
-        process group that the program has made; a single one without either.
+        process group that the program has made; a single one, which may start others, without either.
 
         Raises:
             ConfigError: torch was built without gloo, what the environment says of the launch is incomplete, or the
@@ -83,13 +91,64 @@ class Ranks:
                 f"The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as for several processes, but {error}"
                 "; start them with torchrun, or unset WORLD_SIZE for a single one."
             ) from error
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if not dist.is_initialized():
+            return cls(may_fork=cls.can_fork())
+        if dist.get_world_size() == 1:
             return cls()
         if not dist.is_gloo_available():
             raise ConfigError("A run over several processes needs a build of torch with gloo.")
         rank, size = dist.get_rank(), dist.get_world_size()
         local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
         return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside, begins)
+
+    @staticmethod
+    def can_fork() -> bool:
+        """Return whether copies of this process can compute clients: on Linux, where no GPU has been found, whose
+        libraries have threads that a copy lacks."""
+        return sys.platform == "linux" and dist.is_gloo_available() and not torch.cuda.is_available()
+
+    @contextmanager
+    def forked(self, count: int) -> Iterator[Ranks]:
+        """Compute the block in ``count`` processes, copies of this one, each with its own rank; of 1 in this one.
+
+        Only this process, rank 0, goes on after the block; the others end there, and with this one. Their operations
+        use one thread, since a copy has no others.
+        """
+        if count == 1:
+            yield self
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            meeting, children, threads = f"file://{folder}/ranks", list[int](), torch.get_num_threads()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of this process's threads a copy uses none
+                while len(children) < count - 1 and (not children or children[-1]):
+                    children.append(os.fork())
+            rank = 0 if children[-1] else len(children)
+            try:
+                yield Ranks._met(meeting, rank, count)
+            except BaseException as error:
+                if rank and not getattr(error, "agreed", False):
+                    traceback.print_exception(error)
+                for child in children if not rank else ():
+                    os.kill(child, signal.SIGKILL)  # it may wait for this one
+                raise
+            finally:
+                if rank:
+                    os._exit(0)
+                dist.destroy_process_group()
+                torch.set_num_threads(threads)
+                for child in children:
+                    os.waitpid(child, 0)
+
+    @classmethod
+    def _met(cls, meeting: str, rank: int, size: int) -> Ranks:
+        """Return the place ``rank`` of this process among ``size`` on this machine that meet at an address."""
+        torch.set_num_threads(1)
+        if rank:
+            logging.disable(logging.WARNING)  # the first one says it
+        with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}):  # nothing leaves the machine
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
+        return cls(rank, size, dist.group.WORLD, rank, size)
 
     @property
     def first(self) -> bool:

@@ -196,7 +196,7 @@ def tasks() -> Workload:
 
 def problem_of(data: FederatedDataset, events: int) -> Problem:
     model = models.linear_regression(bias=False)
-    return build_problem(data, model, "mse", Execution(threads=0), events, 0, "cpu", "float64")
+    return build_problem(data, model, "mse", Execution(), events, 0, "cpu", "float64")
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Contender:
         records = arguments.unit == "record"
         total = WARM_UP + arguments.rounds
         self.problem = build_problem(
-            data, model, "cross_entropy", Execution(threads=0), total, 0, arguments.device, "float32",
+            data, model, "cross_entropy", Execution(), total, 0, arguments.device, "float32",
             protects_records=records, trainable=trainable,
         )  # fmt: skip
         self.algorithm = ALGORITHMS[arguments.algorithm](local=LocalSGD(lr=0.1, batch_size=10))  # type: ignore[call-arg]
@@ -119,7 +119,6 @@ def main() -> None:
     )
     for name, contender in contenders.items():
         print(contender.line(name))
-        contender.problem.executor.close()
 
 
 if __name__ == "__main__":

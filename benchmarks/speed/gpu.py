@@ -59,9 +59,7 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
         settings |= {"cohort": 4} | ({"data": settings["data"] | few} if "data" in settings else {})
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
-    prepared.problem.executor.close()
-    stacked = ["--execution", json.dumps({"threads": 0})]
-    sides = [("fedmtl", "fedmtl", sys.executable, stacked), ("plain loop", "plain loop", sys.executable, [])]
+    sides = [("fedmtl", "fedmtl", sys.executable, []), ("plain loop", "plain loop", sys.executable, [])]
     if given.pfl_python and settings["method"] == "fedprox":
         sides.append(("pfl", "pfl", given.pfl_python, []))
     return sides

@@ -82,7 +82,7 @@ def run(
 ) -> tuple[float, float]:
     """Seconds to open everything, and wake-ups a second after that."""
     began = clock()
-    execution, model = Execution(threads=0), models.linear_regression(bias=False)
+    execution, model = Execution(), models.linear_regression(bias=False)
     problem = build_problem(data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)

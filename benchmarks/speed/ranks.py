@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from fedmtl import PMTL, Callback, ClientPrivacy, Execution, FixedCohort, LocalSGD, Trainer, models
+from fedmtl import PMTL, Callback, ClientPrivacy, FixedCohort, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.ranks import Ranks
 
@@ -81,7 +81,6 @@ def rank(arguments: argparse.Namespace) -> None:
         privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5),
         rounds=rounds,
         eval_every=rounds,
-        execution=Execution(threads=arguments.threads),
         callbacks=[clock],
         progress=False,
     ).fit(ranks=ranks)
@@ -95,7 +94,7 @@ def group(arguments: argparse.Namespace, size: int, weak: bool) -> dict[str, flo
     """Start a group of ranks; return what the first one measured."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(Path(__file__)), "--rank"]
-    for name in ("clients", "cohort", "features", "classes", "rounds", "threads"):
+    for name in ("clients", "cohort", "features", "classes", "rounds"):
         command += [f"--{name}", str(getattr(arguments, name))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -112,7 +111,6 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=784)
     parser.add_argument("--classes", type=int, default=62)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1, help="of a rank, over which its clients are spread")
     parser.add_argument("--repeats", type=int, default=2, help="groups of each size, in turn; the fastest counts")
     parser.add_argument("--weak", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)

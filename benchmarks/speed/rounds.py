@@ -108,7 +108,6 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
     }  # fmt: skip
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
-    prepared.problem.executor.close()
     sides = [("fedmtl", sys.executable, n) for n in given.fedmtl_threads]
     sides += [("plain loop", sys.executable, n) for n in given.threads]
     for name, python in (("pfl", given.pfl_python), ("flower", given.flower_python)):
@@ -216,7 +215,7 @@ def main() -> None:
     parser.add_argument("--lam", type=float, default=0.1)
     parser.add_argument("--clip-norm", type=float, default=0.5)
     parser.add_argument("--epsilon", type=float, default=8.0)
-    parser.add_argument("--execution", default="{}", help='fedmtl\'s, as JSON: {"threads": 2, "chunk": 4}')
+    parser.add_argument("--execution", default="{}", help='fedmtl\'s, as JSON: {"chunk": 4}')
     parser.add_argument("--out", type=Path, help="folder for rounds.jsonl, rounds.md and rounds.png")
     given = parser.parse_args()
     about = machine() + "; fewer than 5 repetitions, whose median says little" * (given.repetitions < 5)

@@ -303,8 +303,8 @@ def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Ten
 def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
     """Return hits and a tenth of the log likelihood of models (m, D) on training records ``index`` (n,): (m,)."""
     x, y = problem.data.gather("train", index, dtype=models.dtype, device=models.device)
-    with problem.executor.stack() as stack:
-        outputs = torch.cat([stack.predict(model[None].contiguous(), x[None]) for model in models]).double()
+    stack = problem.executor.stack
+    outputs = torch.cat([stack.predict(model[None].contiguous(), x[None]) for model in models]).double()
     logs = outputs.log_softmax(-1).gather(-1, y.expand(len(models), -1)[..., None])[..., 0].clamp(min=-27.6)
     scores: Array = ((outputs.argmax(-1) == y) + _LIKELIHOOD * logs).sum(1).cpu().numpy()
     return scores

@@ -83,6 +83,11 @@ class Problem:
     def clients(self) -> int:
         return len(self.data)
 
+    def over(self, ranks: Ranks) -> Problem:
+        """Return the problem with its clients divided among ``ranks``."""
+        owner = None if ranks.size == 1 else ranks.owners(self.data.train.counts)
+        return replace(self, ranks=ranks, owner=owner)
+
     def own(self, clients: Tensor) -> Tensor:
         """Return the places in ``clients``, int64 (k,), of those that this process computes: all, in a single one."""
         if self.owner is None:
@@ -302,30 +307,28 @@ class Algorithm(Checked):
             channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
-        with problem.executor.one_thread() as threads:
-            channel.threads = threads
-            cohort, store = block.cohort, state.private
-            clients = cohort[problem.own(cohort)]
-            part, ids = problem, clients
-            if self.all_at_once and problem.owner is not None:
-                part, ids = problem.mine, torch.arange(len(clients))
-            c = Cohort(
-                problem=part,
-                ids=ids,
-                public=state.public,
-                own=store.gather_all(clients),
-                round=block.first,
-                clip=channel.clip,
-                local=channel.local,
-                members=cohort,
-                total=channel.total,
-            )
-            rows, own = self.client(c)
-            store.scatter_all(clients, own)
-            state.public = self.conclude(problem, state.public, rows, block, channel)
-            if type(self).receive is not Algorithm.receive:
-                store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
-            return state
+        cohort, store = block.cohort, state.private
+        clients = cohort[problem.own(cohort)]
+        part, ids = problem, clients
+        if self.all_at_once and problem.owner is not None:
+            part, ids = problem.mine, torch.arange(len(clients))
+        c = Cohort(
+            problem=part,
+            ids=ids,
+            public=state.public,
+            own=store.gather_all(clients),
+            round=block.first,
+            clip=channel.clip,
+            local=channel.local,
+            members=cohort,
+            total=channel.total,
+        )
+        rows, own = self.client(c)
+        store.scatter_all(clients, own)
+        state.public = self.conclude(problem, state.public, rows, block, channel)
+        if type(self).receive is not Algorithm.receive:
+            store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
+        return state
 
     def conclude(
         self,

@@ -210,7 +210,7 @@ class Cohort:
 
     def _train(self, run: LocalTraining, receive: Finish) -> None:
         """Train the clients, and hand places among them and models to ``receive`` as they finish; of a client without
-        a local step its start. Several threads may call it."""
+        a local step its start."""
         tally, diverged = self.problem.tally, list[int]()
 
         def finish(place: Tensor, models: Tensor) -> None:

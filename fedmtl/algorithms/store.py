@@ -130,9 +130,10 @@ class ClientStore:
             self._rows[name][place] = values.detach().to(self._rows[name])
 
     def _take(self, rows: Mapping[str, Tensor]) -> None:
-        """Replace the rows of all clients here, (m, *shape) by field, without a copy."""
+        """Replace the rows of all clients here, (m, *shape) by field, without a copy of those that are contiguous:
+        products of others have other last bits."""
         self._ids = self.members
-        self._rows = {name: rows[name].detach().to(zero) for name, zero in self._zero.items()}
+        self._rows = {name: rows[name].detach().to(zero).contiguous() for name, zero in self._zero.items()}
         self._line[self.members] = torch.arange(self._length, self._length + len(self.members), dtype=torch.int32)
 
     def _hold(self, new: Tensor, but: Mapping[str, Tensor]) -> None:

@@ -1,10 +1,11 @@
-"""Strategies for computing many clients: all stacked in one batched program, or a few in each of several threads.
+"""How many clients one batched program computes, and how many processes share a run's clients.
 
-Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device.
-On a CPU several small stacks in threads win for convolutions, whose batching rule is a grouped convolution, and for
-perceptrons, whose batched products cost little to call: a stack that stays in a core's cache through all of its local
-steps is read from memory once. One batched program wins elsewhere. Operations within a thread use one thread: nothing
-waits for a core that is busy with other work.
+The numbers are the same for any choice up to the order of floating-point sums, and for perceptrons and networks of
+convolutions on a CPU to the bit. Which is faster depends on the model and the device. On a CPU small stacks win for
+convolutions, whose batching rule is a grouped convolution, and for perceptrons, whose batched products cost little to
+call: a stack that stays in a core's cache through all of its local steps is read from memory once. Operations on so few
+numbers gain nothing from several threads, and Python has one interpreter for all of a process's threads: further cores
+are used by further processes. One batched program, whose operations divide themselves over threads, wins elsewhere.
 """
 
 from __future__ import annotations
@@ -15,23 +16,21 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import nn
 
-from .._check import Checked, Count, Whole
-from .._threads import Threads
+from .._check import Checked, Count
 from .batches import LANES, max_clients
 from .module import Layout, StackedModule, place_module
 from .products import Perceptron
 
 _SMALL = 1 << 20
-_A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
+_CLIENTS = 8  # of a stack: enough to spread the cost of a call, few enough to stay in the cache
 _ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
 _CACHE_BYTES = 3 << 20  # of parameters in a stack
-_WORTH_A_THREAD = 1 << 17  # parameters in a stack
+_WORTH_A_PROCESS = 1 << 15  # parameters of a perceptron; a network of convolutions always is
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -40,57 +39,59 @@ class Execution(Checked):
     """How client work runs.
 
     Args:
-        chunk: clients computed in one batched program, at most; ``None`` takes in a worker thread 8, or 1 where a model
-            has 2**16 parameters or more, and of a perceptron as many as have 3 MiB of parameters but at least 4;
-            without worker threads as many as would have about 1 GiB of parameters if none of the model's were frozen.
-            Local training takes fewer than 4 one by one, and without padding.
-        threads: worker threads over which clients are spread; 0 for none, and operations divide themselves; ``None``
-            takes the number of available cores for convolutions and perceptrons on a CPU, and 0 otherwise.
+        chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a network of convolutions,
+            or 1 where it has 2**16 parameters or more, and of a perceptron as many as have 3 MiB of parameters but at
+            least 4; else as many as would have about 1 GiB of parameters if none of the model's were frozen. Local
+            training takes fewer than 4 one by one, and without padding.
+        processes: how many compute the clients of a run by :meth:`Trainer.fit <fedmtl.Trainer.fit>`, each with its own
+            clients (see :class:`~fedmtl.Ranks`); the others are copies of this process (by ``fork``, on Linux), and end
+            with the run. ``None`` takes, on a CPU, the number of available cores for networks of convolutions and for
+            perceptrons of 2**15 parameters or more, at most one for 8 clients of a round; and 1 for all other
+            models, and where the run needs a single process.
 
     Example:
         >>> from fedmtl import Execution
-        >>> Execution(chunk=16, threads=2)
-        Execution(chunk=16, threads=2)
+        >>> Execution(chunk=16, processes=2)
+        Execution(chunk=16, processes=2)
     """
 
     chunk: Count | None = None
-    threads: Whole | None = None
+    processes: Count | None = None
 
     def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
         """Return the same settings with every choice made for this module and device, on so many cores; None for those
         that this process may use."""
-        threads, size = self.threads, sum(p.numel() for p in module.parameters())
-        perceptron = Perceptron.of(module, Layout.of(module)) is not None
-        if threads is None:
-            convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-            spread = (convolutional or perceptron) and device.type == "cpu"
-            threads = (cores or available_cores()) if spread else 0
-        row = size * next(module.parameters()).element_size()
-        cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
-        few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
-        return Execution(self.chunk or (few if threads else max_clients(size)), threads)
+        size = sum(p.numel() for p in module.parameters())
+        chunk, processes = max_clients(size), 1
+        if in_small_stacks(module, device):
+            perceptron, convolutional = _is_perceptron(module), _is_convolutional(module)
+            row = size * next(module.parameters()).element_size()
+            cached = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
+            chunk = cached if perceptron else 1 if size >= _ALONE else _CLIENTS
+            if convolutional or size >= _WORTH_A_PROCESS:
+                processes = cores or available_cores()
+        return Execution(self.chunk or chunk, self.processes or processes)
 
 
 class Executor:
-    """Runs a function over chunks of clients, each call with a :class:`StackedModule` of its own.
+    """Runs a function over chunks of clients.
 
     Args:
         execution: resolved settings.
         module: a prepared module.
         device, dtype: of the parameters and the computation.
+
+    Attributes:
+        stack: computes up to a chunk of clients as one batch; its buffers are overwritten by every call.
+        one_thread: whether operations gain nothing from several threads.
     """
 
     def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.execution = execution
         assert execution.chunk is not None
-        assert execution.threads is not None
-        self.chunk = execution.chunk
-        self._least = _WORTH_A_THREAD // sum(p.numel() for p in module.parameters())
-        module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
-        self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
-        for _ in range(max(1, execution.threads)):
-            self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
-        self._threads = Threads(execution.threads) if execution.threads else None
+        self.execution, self.chunk = execution, execution.chunk
+        self.one_thread = in_small_stacks(module, device) or (execution.processes or 1) > 1
+        module = place_module(module, device=device, dtype=dtype)
+        self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
     def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
@@ -99,52 +100,23 @@ class Executor:
         and of 1 exactly 1.
         """
         size = self.chunk
-        if self._threads is not None:  # at least two slices a thread, so that none waits long for the last
-            size = min(size, max(1, self._least, count // (2 * self._threads.count)))
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
-        slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
+        for first in range(0, count, size):
+            work(self.stack, slice(first, min(first + size, count)))
 
-        def run(part: slice) -> None:
-            with self.stack() as stack:
-                work(stack, part)
 
-        if self._threads is not None and len(slices) > 1:
-            self._threads.map(run, slices)
-        else:
-            for part in slices:
-                run(part)
+def in_small_stacks(module: nn.Module, device: torch.device) -> bool:
+    """Return whether clients are best computed in small stacks: perceptrons and networks of convolutions on a CPU."""
+    return device.type == "cpu" and (_is_perceptron(module) or _is_convolutional(module))
 
-    @contextmanager
-    def one_thread(self) -> Iterator[Threads | None]:
-        """Inside the block, the caller's operations use one thread where clients are spread over several.
 
-        What is divided within an operation waits for its slowest part every time; beside other work that is most of the
-        time, and the parts are small.
+def _is_perceptron(module: nn.Module) -> bool:
+    return Perceptron.of(module, Layout.of(module)) is not None
 
-        Yields:
-            The threads over which clients are spread; None without such.
-        """
-        before = torch.get_num_threads()
-        torch.set_num_threads(before if self._threads is None else 1)
-        try:
-            yield self._threads
-        finally:
-            torch.set_num_threads(before)
 
-    @contextmanager
-    def stack(self) -> Iterator[StackedModule]:
-        """Borrow one of the stacked modules."""
-        stack = self._stacks.get()
-        try:
-            yield stack
-        finally:
-            self._stacks.put(stack)
-
-    def close(self) -> None:
-        """Stop the worker threads."""
-        if self._threads is not None:
-            self._threads.close()
+def _is_convolutional(module: nn.Module) -> bool:
+    return any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from .._threads import Threads
 from ..errors import PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
@@ -75,7 +74,6 @@ class Channel(ABC):
         on_grid: in secure mode, the last value of every release with its grid, by name.
         canaries, record_canaries: set one of them where an audit has added clients to the population, or records to
             clients; None elsewhere.
-        threads: over which the sum of a cohort's rows is spread, if any.
         records: what clients release of their own records, where the unit is one record; else None.
     """
 
@@ -100,7 +98,6 @@ class Channel(ABC):
         self.on_grid: dict[str, GridValue] = {}
         self.canaries: Canaries | None = None
         self.record_canaries: RecordCanaries | None = None
-        self.threads: Threads | None = None
         self.records: Records | None = None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from .._check import positive
-from .._threads import Threads
 from ..errors import ConfigError
 from .noise.laws import Norm
 from .noise.symmetric import svec
@@ -37,7 +36,6 @@ LEAST, MOST = 1e-100, 1e100
 """Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones overflow."""
 
 _BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
-_WORTH_THREADS = 1 << 20
 _LONG = 1 << 14  # numbers of a row from which blocks of rows gain nothing
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
 _MATRIX_ELEMENTS = 1 << 17
@@ -146,9 +144,7 @@ def sum_width(bound: float, rows: int) -> float:
     return math.ldexp(1.0, max(exponent, -1021))  # no smaller than that its inverse is a double
 
 
-def clipped_sum(
-    rows: Tensor, clip: Clip | None, width: float | None = None, *, threads: Threads | None = None
-) -> Tensor:
+def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> Tensor:
     """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
@@ -158,7 +154,6 @@ def clipped_sum(
         clip: the bound, or None for no clipping.
         width: g from :func:`sum_width`, the same for all parts of one sum; None for that of only these rows, by the
             bound of the clip or, without one, by their largest norm.
-        threads: that share many rows on the CPU, if any; exact sums do not show how many there are.
 
     Returns:
         (D,) float64 on the CPU, whole multiples of g.
@@ -170,13 +165,7 @@ def clipped_sum(
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
         return whole_cells(rows, limit, order, width).cpu().mul_(width)
     program = whole_cells_by_row if are_long(rows.shape[1]) else whole_cells
-    if threads is None or rows.numel() < _WORTH_THREADS:
-        return program(rows, limit, order, width).mul_(width)
-    parts = rows.tensor_split(threads.count)
-    total, *others = threads.map(lambda part: program(part, limit, order, width), parts)
-    for part in others:
-        total.add_(part)
-    return total.mul_(width)
+    return program(rows, limit, order, width).mul_(width)
 
 
 def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
@@ -242,16 +231,14 @@ def largest_norm(rows: Tensor) -> float:
     return float(torch.where(torch.isfinite(norms), norms, 0.0).max()) if len(norms) else 0.0
 
 
-def contributions(
-    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None, *, threads: Threads | None = None
-) -> Tensor:
+def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | None = None) -> Tensor:
     """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
 
     Args:
         rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
         clip: the bound on one row, or None.
         form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
-        width, threads: of that grid, and of the sum of vectors, see :func:`clipped_sum`.
+        width: of that grid, see :func:`clipped_sum`.
 
     Returns:
         float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
@@ -259,8 +246,8 @@ def contributions(
     """
     if form == "vector":
         if rows.ndim == 2:
-            return clipped_sum(rows, clip, width, threads=threads)
-        return torch.stack([contributions(each, clip, form, width, threads=threads) for each in rows])
+            return clipped_sum(rows, clip, width)
+        return torch.stack([contributions(each, clip, form, width) for each in rows])
     wide = rows.detach().cpu().double()
     if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
         parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))

@@ -253,7 +253,7 @@ class Rounds(Channel):
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
             width = sum_width(bound, self.sampler.n)
-            return self.ranks.sum(contributions(rows, clip, form, width, threads=self.threads))
+            return self.ranks.sum(contributions(rows, clip, form, width))
         if self.ranks.size > 1:
             each = self.ranks.gather((clients, rows.detach().cpu()))
             clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))

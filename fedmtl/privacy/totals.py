@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,32 +26,17 @@ class RowTotal:
     def __init__(
         self, dimension: int, clip: Clip, width: float, tap: Callable[[Tensor, Tensor], None] | None = None
     ) -> None:
-        self._dimension, self._width, self._bounds, self._tap = dimension, width, bounds_of(clip), tap
+        self._width, self._bounds, self._tap = width, bounds_of(clip), tap
         self._clients: list[Tensor] = []
-        self._parts: list[Tensor] = []
-        self._free: SimpleQueue[Tensor] = SimpleQueue()
+        self._cells = torch.zeros(dimension, dtype=torch.float64)
 
     def add(self, clients: Tensor, rows: Tensor) -> None:
-        """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU. Several threads may call it."""
+        """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU."""
         self._clients.append(clients)
         if self._tap is not None:
             self._tap(clients, rows)
-        with self._part() as cells:
-            for row in rows:
-                add_clipped(cells, row, *self._bounds, self._width)
-
-    @contextmanager
-    def _part(self) -> Iterator[Tensor]:
-        """Borrow a part of the sum, float64 (D,), to which no other thread adds meanwhile."""
-        try:
-            cells = self._free.get_nowait()
-        except Empty:
-            cells = torch.zeros(self._dimension, dtype=torch.float64)
-            self._parts.append(cells)
-        try:
-            yield cells
-        finally:
-            self._free.put(cells)
+        for row in rows:
+            add_clipped(self._cells, row, *self._bounds, self._width)
 
     @property
     def clients(self) -> list[int]:
@@ -62,7 +45,4 @@ class RowTotal:
 
     def sum(self) -> Tensor:
         """Return the sum, float64 (D,), whole multiples of the width."""
-        total = torch.zeros(self._dimension, dtype=torch.float64)
-        for cells in self._parts:
-            total += cells
-        return total.mul_(self._width)
+        return self._cells * self._width

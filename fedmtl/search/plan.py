@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,52 +156,50 @@ def plan_search(
     delta = privacy.resolved_delta(n)
     assert privacy.epsilon is not None
     assert isinstance(sampler, BoundSampler)
-    with ExitStack() as stack:
-        problems, plans = {}, {}
-        for name, trainer in candidates.items():
-            with _named(name):
-                problems[name] = trainer.problem()
-                stack.enter_context(closing(problems[name].executor))
-                every = trainer.algorithm.plan(problems[name], sampler)
-                plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
-        _check_equal({name: _released(name, plans[name], privacy) for name in candidates})
-        sampler = sampler.capped(first.rounds)
-        uses = sampler.cap if sampler.cap is not None else first.rounds
-        sensitivity = SCORE_BOUND * (2 if sampler.relation == "replace" else 1)  # of the sum of ``score - 1/2``
-        score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
-        largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
-        price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
+    problems, plans = {}, {}
+    for name, trainer in candidates.items():
+        with _named(name):
+            problems[name] = trainer.problem()
+            every = trainer.algorithm.plan(problems[name], sampler)
+            plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
+    _check_equal({name: _released(name, plans[name], privacy) for name in candidates})
+    sampler = sampler.capped(first.rounds)
+    uses = sampler.cap if sampler.cap is not None else first.rounds
+    sensitivity = SCORE_BOUND * (2 if sampler.relation == "replace" else 1)  # of the sum of ``score - 1/2``
+    score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
+    largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
+    price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
 
-        def candidate(multiplier: float) -> Any:
-            return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
+    def candidate(multiplier: float) -> Any:
+        return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
 
-        runs, z = most_repetitions(mean, shape), noise_multiplier
+    runs, z = most_repetitions(mean, shape), noise_multiplier
 
-        def rounded(value: float) -> float:
-            """Return what noise in whole numbers, of all the runs and their scores, adds to an epsilon."""
-            return price.slack(uses * runs, value) + slack(runs, value)
+    def rounded(value: float) -> float:
+        """Return what noise in whole numbers, of all the runs and their scores, adds to an epsilon."""
+        return price.slack(uses * runs, value) + slack(runs, value)
 
-        within_delta = delta / (1 + rounded(0.0))
-        if z is None:
-            try:
-                within = privacy.epsilon - rounded(privacy.epsilon)
-                z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
-                    f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
-                ) from error
-            except PrivacyError as error:
-                raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
-        budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
-        trainers, marks, reports = {}, {}, {}
-        for name, trainer in candidates.items():
-            inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
-            trainers[name] = replace(  # without what belongs to a run of its own
-                trainer, privacy=inner, folder=None, baselines=(), callbacks=(), progress=False
-            )
-            with _named(name):
-                marks[name], reports[name] = _opened(name, trainers[name], problems[name])
+    within_delta = delta / (1 + rounded(0.0))
+    if z is None:
+        try:
+            within = privacy.epsilon - rounded(privacy.epsilon)
+            z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
+                f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
+            ) from error
+        except PrivacyError as error:
+            raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+    budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
+    trainers, marks, reports = {}, {}, {}
+    for name, trainer in candidates.items():
+        inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
+        trainers[name] = replace(  # without what belongs to a run of its own
+            trainer, privacy=inner, folder=None, baselines=(), callbacks=(), progress=False
+        )
+        with _named(name):
+            marks[name], reports[name] = _opened(name, trainers[name], problems[name])
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     return SearchPlan(
         trainers=trainers,

@@ -186,11 +186,11 @@ def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence
     if not len(index):
         return _unscored(len(clients), metrics).expand(count, -1, -1)
     batches = list[tuple[Tensor, Tensor]]()
-    with problem.executor.stack() as stack:
-        for some in index.split(_FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))):
-            x, y = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
-            y = y.expand(count, *y.shape)
-            batches.append((stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit), y))
+    stack = problem.executor.stack
+    for some in index.split(_FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))):
+        x, y = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
+        y = y.expand(count, *y.shape)
+        batches.append((stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit), y))
     outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
     values = torch.stack(per_example(problem, outputs, y)).cpu()
     return _table(problem, outputs, y[0], values, test.counts[clients], metrics)

@@ -88,7 +88,7 @@ def check_kinds(settings: Any) -> None:
         ("algorithm", algorithm, Algorithm, "an algorithm object such as PMTL(lam=1.0)"),
         ("privacy", settings.privacy, Privacy | None, privacy),
         ("folder", settings.folder, str | os.PathLike | None, "a path, as text or Path, or None to keep nothing"),
-        ("execution", settings.execution, Execution, "Execution(chunk=..., threads=...)"),
+        ("execution", settings.execution, Execution, "Execution(chunk=..., processes=...)"),
         ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
         ("finetune", finetune, Personalization | None, "Finetune(...), Average(...) or None"),
         ("the algorithm's local", local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),

@@ -99,11 +99,11 @@ def build_problem(
                 raise
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
-            resolved = Execution(chunk=1, threads=cores)
+            resolved = Execution(chunk=1, processes=cores)
     if place.type != "cpu" and not isinstance(data.transform, MappedImages):  # these are read as they are needed
         data = data.to(place)
     executor = Executor(resolved, template, device=place, dtype=kind)
-    return Problem(
+    problem = Problem(
         data=data,
         module=template,
         initial=layout.flatten(template).to(place),
@@ -112,9 +112,8 @@ def build_problem(
         rounds=rounds,
         seed=seed,
         protects_records=protects_records,
-        ranks=ranks,
-        owner=None if ranks.size == 1 else ranks.owners(data.train.counts),
     )
+    return problem.over(ranks)
 
 
 def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
@@ -260,10 +259,7 @@ def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None =
 
     A release repeated under the same digest is the same release; under another it would be a new one.
     """
-    execution = problem.executor.execution
     alike = problem.initial.device.type == "cpu"
-    if alike:  # no number depends on how many worker threads there are, but on whether operations divide themselves
-        execution = replace(execution, threads=min(1, execution.threads or 0))
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(settings.algorithm),
@@ -275,7 +271,7 @@ def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None =
         "loss": describe(problem.loss),
         "rounds": problem.rounds,
         "seed": problem.seed,
-        "execution": describe(execution),
+        "execution": problem.executor.chunk,
         "threads": torch.get_num_threads(),
         "device": problem.initial.device.type,
         "dtype": str(problem.initial.dtype),

@@ -48,7 +48,9 @@ OUTSIDE = (
 )
 _CHECKPOINT_SECONDS = 20.0
 _HISTORY_SECONDS = 1.0
+NO_FORK = "a run has others on Linux only, and where there is no GPU (torchrun starts them anywhere)"
 _FIRST_ROUNDS = 3
+_FEW_CLIENTS = 8  # of a round, for a process
 _HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds, and fewer of them say nothing
 
 
@@ -99,18 +101,33 @@ def check_ranks(settings: Trainer, ranks: Ranks) -> None:
     Raises:
         ConfigError: a run whose clients act one at a time, or one with several replicates, or with canaries.
     """
-    if ranks.size == 1:
-        return
+    size, asked, kind = ranks.size, settings.execution.processes or 1, _single_kind(settings)
+    if kind and size > 1:
+        raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
+    if asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
+        reason = f"a run with {kind} needs one" if kind else f"{size} were started by torchrun" if size > 1 else NO_FORK
+        raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
+
+
+def _single_kind(settings: Trainer) -> str:
+    """Return what of the settings needs a single process; empty for nothing."""
     kinds = {
         "audit=Interval(...)": settings.audit is not None,
         f"{settings.runs} replicates": settings.runs > 1,
         f"{settings.algorithm.name}, whose clients act one at a time,": settings.algorithm.one_at_a_time,
     }
-    if any(kinds.values()):
-        kind = next(kind for kind, present in kinds.items() if present)
-        raise ConfigError(
-            f"A run with {kind} needs one process, and {ranks.size} were started. Start it without torchrun."
-        )
+    return next((kind for kind, present in kinds.items() if present), "")
+
+
+def processes(settings: Trainer, problem: Problem) -> int:
+    """Return how many processes compute a run: as many as are asked for or, where its clients train models of their own
+    for long, one for each core; at most one for 8 clients of a round."""
+    algorithm, schedule, asked = settings.algorithm, settings.bound, settings.execution.processes
+    if not problem.ranks.may_fork or _single_kind(settings) or not isinstance(schedule, BoundSampler):
+        return 1
+    if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
+        return asked or 1
+    return asked or min(problem.executor.execution.processes or 1, max(1, int(schedule.denominator) // _FEW_CLIENTS))
 
 
 def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
@@ -138,12 +155,19 @@ def single_run(
     """
     with ranks.agree():
         problem = settings.problem(ranks=ranks)
+    with ranks.forked(processes(settings, problem)) as ranks:
+        return _single_run(settings, problem.over(ranks), folder, resume, engine or Engine())
+
+
+def _single_run(settings: Trainer, problem: Problem, folder: RunFolder | None, resume: bool, engine: Engine) -> Result:
+    """Return the result of one run of the processes of a problem."""
+    ranks = problem.ranks
     cohort, products = 1.0, math.inf
     if isinstance(settings.bound, BoundSampler):
         cohort = settings.bound.denominator
     else:
         products = problem.clients * problem.dimension
-    with closing(problem.executor), operation_threads(cohort * problem.dimension, products):
+    with operation_threads(0.0 if problem.executor.one_thread else cohort * problem.dimension, products):
         resolved = settings.resolved(problem)
         algorithm = resolved.algorithm
         bound = algorithm.row_bound(problem)
@@ -173,7 +197,7 @@ def single_run(
         about["unscaled"] = bool(unscaled(problem.data))
         about["chosen"] = chosen(settings, algorithm)
         about["terms"] = terms_of(replace(settings, finetune=resolved.finetune))
-        result = Run(resolved, problem, clients, evaluated, engine or Engine(), folder, ranks, about)(resume)
+        result = Run(resolved, problem, clients, evaluated, engine, folder, ranks, about)(resume)
         if resolved.finetune is not None:
             result, measured = finetuned(
                 result,

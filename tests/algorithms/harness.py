@@ -20,7 +20,7 @@ from tests.privacy.activations import Door
 def problem_of(data, *, rounds=10, model=None, loss="mse", seed=0, execution=None, device="cpu") -> Problem:
     """A float64 problem; linear regression without intercept unless another model is given."""
     model = models.linear_regression(bias=False) if model is None else model
-    return build_problem(data, model, loss, execution or Execution(threads=0), rounds, seed, device, "float64")
+    return build_problem(data, model, loss, execution or Execution(), rounds, seed, device, "float64")
 
 
 def run(

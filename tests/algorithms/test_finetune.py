@@ -118,7 +118,7 @@ def test_without_a_pull_it_is_vanilla_and_local_training(kind: str) -> None:
 def test_no_client_notices_the_data_of_another(kind: str, dtype: str) -> None:
     """To the last bit, though the other one has other values and another number of records."""
     data, threads = ragged_classification(11), torch.get_num_threads()
-    problem = build_problem(data, models.mlp(hidden=5), "auto", Execution(threads=0), 1, 0, "cpu", dtype)
+    problem = build_problem(data, models.mlp(hidden=5), "auto", Execution(), 1, 0, "cpu", dtype)
     torch.set_num_threads(1)
     try:
         finetune = Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))

@@ -72,7 +72,7 @@ def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) ->
         partial(torch.optim.SGD, lr=0.2, momentum=0.5) if solver == "momentum" else partial(torch.optim.Adam, lr=0.03)
     )
     data, model, cohorts = ragged_classification(), models.mlp(hidden=3), []
-    problem = problem_of(data, rounds=4, model=model, loss="auto", execution=Execution(chunk=2, threads=2))
+    problem = problem_of(data, rounds=4, model=model, loss="auto", execution=Execution(chunk=2))
     algorithm = APFL(alpha=0.4, adaptive=adaptive, local=local)
 
     def loss(row, x, y):

@@ -102,7 +102,7 @@ def outcome(name: str, **changes: Any) -> list[Any]:
         eval_every=12,
         seed=1,
         dtype="float64",
-        execution=fedmtl.Execution(threads=0),
+        execution=fedmtl.Execution(processes=1),
         progress=False,
     ).fit()
     row = {key: value for key, value in result.final.items() if key not in ("time", "seconds")}

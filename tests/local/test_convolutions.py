@@ -215,13 +215,12 @@ def test_runs_are_those_of_automatic_differentiation(algorithm, monkeypatch) -> 
     rows = {f"client-{n}": torch.randn(3 + 4 * n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in range(5)}
     data = FederatedDataset.from_tensors({name: (x, (x[:, 0, 2, :3]).argmax(1)) for name, x in rows.items()}, classes=3)
     found = []
-    execution = Execution(chunk=1, threads=2)
+    execution = Execution(chunk=1)
     for automatic in (False, True):
         if automatic:
             monkeypatch.setattr(ConvolutionalNetwork, "of", lambda module, layout: None)
         problem = problem_of(data, model=small, loss="cross_entropy", rounds=3, execution=execution)
         state = run(algorithm, problem, sampler=FullParticipation(), privacy=None)
         found.append(algorithm.personalize(problem, state, torch.arange(problem.clients)))
-        problem.executor.close()
     assert not torch.equal(found[0], problem.initial.expand_as(found[0]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)

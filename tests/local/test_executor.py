@@ -1,6 +1,4 @@
-"""Choosing a strategy, covering every client once, and borrowing threads."""
-
-import threading
+"""Choosing sizes and processes, covering every client once, and the threads of operations."""
 
 import pytest
 import torch
@@ -13,14 +11,14 @@ CPU = torch.device("cpu")
 LINEAR, CNN = nn.Linear(4, 3), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
 
 
-def test_auto_takes_threads_for_convolutions_and_perceptrons_on_a_cpu_only():
-    assert Execution().resolve(LINEAR, CPU, 3).threads == 3
-    assert Execution().resolve(CNN, CPU, 3).threads == 3
-    assert Execution().resolve(nn.Sequential(LINEAR, nn.LayerNorm(3)), CPU, 3).threads == 0
-    assert Execution().resolve(LINEAR, torch.device("cuda"), 3).threads == 0
-    assert Execution().resolve(CNN, torch.device("cuda"), 3).threads == 0
-    assert Execution(5, 0).resolve(CNN, CPU) == Execution(5, 0)
-    assert Execution(threads=3).resolve(CNN, CPU) == Execution(8, 3)
+def test_convolutions_and_large_perceptrons_take_several_processes_on_a_cpu_only():
+    assert Execution().resolve(CNN, CPU, 3).processes == 3
+    assert Execution().resolve(nn.Linear(1 << 13, 4), CPU, 3).processes == 3
+    assert Execution().resolve(LINEAR, CPU, 3).processes == 1
+    assert Execution().resolve(nn.Sequential(nn.Linear(1 << 13, 4), nn.LayerNorm(4)), CPU, 3).processes == 1
+    assert Execution().resolve(CNN, torch.device("cuda"), 3).processes == 1
+    assert Execution(5, 1).resolve(CNN, CPU, 3) == Execution(5, 1)
+    assert Execution(processes=2).resolve(CNN, CPU, 3) == Execution(8, 2)
 
 
 @pytest.mark.parametrize(
@@ -40,46 +38,19 @@ def test_clients_with_large_convolutions_are_computed_one_by_one():
     assert Execution().resolve(nn.Conv2d(64, 256, 3), CPU).chunk == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "sizes"),
-    [
-        (nn.Conv2d(64, 256, 3), {3: 1, 8: 2, 100: 8}),  # 147,712 numbers
-        (LINEAR, {3: 3, 8: 8, 100: 8}),  # too small to be worth a thread
-    ],
-)
-def test_small_cohorts_are_spread_over_the_threads(module, sizes):
-    executor = Executor(Execution(8, 2), module, device=CPU, dtype=torch.float32)
-    found: list[int] = []
-    for count, expected in sizes.items():
-        found.clear()
-        executor.map(lambda stack, part: found.append(part.stop - part.start), count)
-        assert sum(found) == count
-        assert max(found) == expected
-    executor.close()
-
-
 def test_stacks_are_bounded_by_memory():
-    large = nn.Linear(1 << 14, 1 << 12, bias=False)
-    assert Execution(threads=0).resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
+    large = nn.Sequential(nn.Linear(1 << 14, 1 << 12, bias=False), nn.LayerNorm(1 << 12, elementwise_affine=False))
+    assert Execution().resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
 
 
-@pytest.mark.parametrize("execution", [Execution(4, 0), Execution(3, 2)])
 @pytest.mark.parametrize("count", [0, 1, 12, 13])
-def test_every_client_is_visited_once_by_a_stack_of_its_own(execution, count):
-    executor = Executor(execution, LINEAR, device=CPU, dtype=torch.float32)
-    visits, busy, lock = [], set(), threading.Lock()
-
-    def work(stack, part):
-        with lock:
-            assert id(stack) not in busy, "a stack was used by two workers at once"
-            busy.add(id(stack))
-        visits.extend(range(part.start, part.stop))
-        with lock:
-            busy.remove(id(stack))
-
-    executor.map(work, count)
-    executor.close()
-    assert sorted(visits) == list(range(count))
+@pytest.mark.parametrize("grain", [None, 1, 2])
+def test_every_client_is_visited_once_in_stacks_of_the_grain(count, grain):
+    executor = Executor(Execution(5), LINEAR, device=CPU, dtype=torch.float32)
+    parts: list[slice] = []
+    executor.map(lambda stack, part: parts.append(part), count, grain=grain)
+    assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
+    assert all(part.stop - part.start == {None: 5, 1: 1, 2: 4}[grain] for part in parts[:-1])
 
 
 def test_few_numbers_take_one_thread_and_the_setting_comes_back():
@@ -111,13 +82,3 @@ def test_small_products_of_numpy_take_one_thread_and_the_setting_comes_back():
         with pytest.raises(ValueError, match="inside"), operation_threads(1, 1):
             raise ValueError("inside")
         assert threads() == {2}
-
-
-def test_worker_threads_leave_the_callers_threads_alone():
-    before = torch.get_num_threads()
-    executor = Executor(Execution(1, 2), LINEAR, device=CPU, dtype=torch.float32)
-    seen = []
-    executor.map(lambda stack, part: seen.append(torch.get_num_threads()), 4)
-    executor.close()
-    assert seen == [1] * 4
-    assert torch.get_num_threads() == before

@@ -648,13 +648,13 @@ _clipped_sum, _clip_rows = clip.clipped_sum, clip.clip_rows
 
 
 def _sum(make: Callable) -> _Patch:
-    return _set(clip, "clipped_sum", lambda rows, bound, width=None, *, threads=None: make(rows, bound))
+    return _set(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
 
 
 def _sum_on(cells: Callable, finer: float = 1.0) -> _Patch:
     """Rows that are taken to the grid of the sum in another way, or to a finer grid."""
 
-    def make(rows, bound, width, *, threads=None):
+    def make(rows, bound, width):
         return cells(_clip_rows(rows.double(), bound) / (width * finer)).sum(0) * (width * finer)
 
     return _set(clip, "clipped_sum", make)
@@ -762,7 +762,7 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
 
-    patch.setattr(clip, "clipped_sum", lambda rows, bound, width=None, *, threads=None: make(rows, bound))
+    patch.setattr(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
 
 
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

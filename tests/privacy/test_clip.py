@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl._threads import Threads
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import clip as module
 from fedmtl.privacy.clip import (
@@ -221,21 +220,6 @@ def test_factors():
     for clip in (Clip(2.0, "l1"), Clip(2.0)):
         assert clip_factors(norms, clip).tolist() == [1.0, 1.0, LIMIT, LIMIT / 4, 0.0, 0.0]
     assert clip_factors(norms, None).tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-
-
-@pytest.mark.usefixtures("both_ways")
-def test_several_threads_give_the_same_sum_to_the_last_bit() -> None:
-    rows = torch.randn(70, 1 << 14, generator=torch.Generator().manual_seed(0))
-    rows[3, 5] = torch.nan
-    before = torch.get_num_threads()
-    found = [clipped_sum(rows, Clip(20.0))]
-    for count in (2, 3):
-        threads = Threads(count)
-        found.append(clipped_sum(rows, Clip(20.0), threads=threads))
-        threads.close()
-    assert torch.get_num_threads() == before
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("bound", [1e-101, 1e101])

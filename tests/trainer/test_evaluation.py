@@ -19,9 +19,8 @@ from tests.helpers import ragged_classification, regression
 from .settings import DATA, SOLVER, trainer
 
 EXECUTIONS = {
-    "stacked": Execution(threads=0),
-    "chunks": Execution(3, 0),
-    "threads": Execution(threads=2),
+    "stacked": Execution(),
+    "chunks": Execution(3),
 }
 
 
@@ -59,7 +58,6 @@ def test_each_model_on_its_own_client(monkeypatch, make, execution):
     rows = random_rows(problem, len(clients))
     found = evaluate_each(problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients)
     expected = [plain_loop(data, problem.module, row, int(c)) for row, c in zip(rows, clients, strict=True)]
-    problem.executor.close()
     assert found.loss.dtype == found.score.dtype == torch.float64
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
@@ -147,7 +145,6 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
         data, torch.nn.Linear(data.spec.shape[0], outputs), loss, Execution(), 1, 0, "cpu", "float64"
     )
     found = evaluation.constant_loss(problem)
-    problem.executor.close()
     constant = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
 
@@ -168,7 +165,6 @@ def test_a_loss_of_the_callers_own_has_no_constant():
         DATA, models.mlp(hidden=4), torch.nn.CrossEntropyLoss(reduction="none"), Execution(), 1, 0, "cpu", "float64"
     )
     assert evaluation.constant_loss(problem) is None
-    problem.executor.close()
 
 
 @pytest.mark.parametrize("noise", [0.0, 30.0])

@@ -33,7 +33,7 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("workers", [0, None])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
     opened, library = [], ctypes.CDLL
     monkeypatch.setattr(ctypes, "CDLL", lambda name=None, **options: opened.append(name) or library(name, **options))
@@ -41,7 +41,7 @@ def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
     torch.set_num_threads(2)
     try:
         before = state()
-        settings = {"algorithm": FedAvg(local=SOLVER), "execution": Execution(threads=workers), "rounds": 2}
+        settings = {"algorithm": FedAvg(local=SOLVER), "execution": Execution(processes=workers), "rounds": 2}
         run = trainer(**settings, privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0), callbacks=[Failing()] * fails)
         if fails:
             with pytest.raises(RuntimeError, match="in the middle"):

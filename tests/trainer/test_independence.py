@@ -97,7 +97,7 @@ def test_networks_of_clients_with_different_numbers_of_examples(network: str, so
     assert refuted(trainer(algorithm=PMTL(lam=0.5, local=SOLVERS[solver]), **settings)) == []
 
 
-@pytest.mark.parametrize("execution", [Execution(threads=2), Execution(chunk=1), Execution(chunk=3)])
+@pytest.mark.parametrize("execution", [Execution(chunk=1), Execution(chunk=3)])
 def test_whatever_the_execution(execution: Execution) -> None:
     assert refuted(trainer(execution=execution)) == []
 

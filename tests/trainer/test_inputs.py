@@ -229,7 +229,7 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
     with pytest.raises(
         ModelError, match=r"cannot be computed for several clients at once .*; use layers that"
     ) as error:
-        fit(sentences(), Choosing(), execution=Execution(threads=0))
+        fit(sentences(), Choosing(), execution=Execution(processes=1))
     assert "\n" not in str(error.value)
 
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_stacked_is_computed_one_by_one():
     data = sentences()
     torch.manual_seed(0)
     net = Choosing()
-    run = fit(data, net, algorithm=WHOLE, execution=Execution(chunk=1, threads=2))
+    run = fit(data, net, algorithm=WHOLE, execution=Execution(chunk=1, processes=2))
     for client in range(4):
         expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
         torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)

@@ -48,13 +48,13 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_order_chunks_and_threads_do_not_matter(name):
+def test_order_chunks_and_processes_do_not_matter(name):
     common = {"algorithm": ALGORITHMS[name], "model": models.mlp(hidden=4, dropout=0.3)}
     expected = run_of(**common)
     order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
     others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]
-    others += [{"execution": Execution(n, 0)} for n in (1, 3)]
-    others += [{"execution": Execution(threads=2)}]
+    others += [{"execution": Execution(n)} for n in (1, 3)]
+    others += [{"execution": Execution(processes=2)}]
     for other in others:
         assert_close(run_of(**common | other), expected, 1e-10)
     with pytest.raises(AssertionError):

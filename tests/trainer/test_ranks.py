@@ -1,8 +1,11 @@
 """Several processes give what one gives, to the last bit."""
 
 import json
+import os
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fedmtl import PPDMTL, PoissonClocks, cli
+from fedmtl import PPDMTL, Execution, PoissonClocks, cli
 from fedmtl import ranks as module
 from fedmtl.cli.options import Process
 from fedmtl.cli.run import Job
@@ -183,7 +186,66 @@ def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.Captur
         assert capsys.readouterr().err == printed
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_processes_that_a_run_starts_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    own = outcome(trainer(CASES[name] | {"execution": Execution(processes=2)}, tmp_path / "two"))
+    assert own == outcome(trainer(CASES[name], tmp_path / "one"))
+    assert not dist.is_initialized()
+
+
+def test_a_run_whose_process_is_lost_goes_on_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, two = outcome(trainer(DYING, tmp_path / "whole")), {"execution": Execution(processes=2)}
+    monkeypatch.setattr(ranked, "VICTIM", 1)
+    with pytest.raises(TrainingError, match=r"Rank 0 of 2 can no longer reach the others.*resume"):
+        trainer(DYING | two, tmp_path / "run").fit()
+    monkeypatch.setattr(ranked, "VICTIM", None)
+    rest = outcome(trainer(DYING, tmp_path / "run"), resume=True)
+    assert (rest["models"], rest["epsilon"]) == (whole["models"], whole["epsilon"])
+
+
+@pytest.mark.parametrize("ended", [0, 9])
+def test_the_processes_that_a_run_started_end_with_it(ended: int, tmp_path: Path) -> None:
+    parent = os.fork()
+    if parent == 0:
+        os.setpgrp()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the other process says that this one is gone
+        torch.set_num_threads(1)
+        ranked.VICTIM = 0 if ended else None
+        trainer(DYING | {"execution": Execution(processes=2)}, tmp_path / "run").fit()
+        os._exit(0)
+    _, status = os.waitpid(parent, 0)
+    assert os.waitstatus_to_exitcode(status) == ended
+    left = time.monotonic() + 30
+    while time.monotonic() < left:
+        try:
+            os.killpg(parent, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("a process that the run started is still there")
+
+
+def test_an_error_of_another_process_is_that_of_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    def run(error: Exception, agreed: bool) -> None:
+        with Ranks().forked(2) as ranks, ranks.agree() if agreed else nullcontext():
+            if ranks.rank == 1:
+                raise error
+            if not agreed:
+                ranks.gather(None)
+
+    with pytest.raises(TrainingError, match="rank 1: of the second"):
+        run(TrainingError("of the second"), True)
+    with pytest.raises(TrainingError, match="can no longer reach"):
+        run(ValueError("of no operation of all"), False)
+    assert "ValueError: of no operation of all" in capfd.readouterr().err
+
+
 def test_what_needs_one_process_says_so() -> None:
+    two = {"execution": Execution(processes=2)}
+    with pytest.raises(ConfigError, match=r"execution.processes is 2, but a run with 4 replicates needs one; leave"):
+        trainer(CASES["mp_mtl"] | {"replicates": 4} | two, Path()).fit()
+    with pytest.raises(ConfigError, match=r"execution.processes is 2, but 3 were started by torchrun"):
+        check_ranks(trainer(CASES["mp_mtl"] | two, Path()), Ranks(0, 3))
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
     with pytest.raises(ConfigError, match=r"A run with pp_dmtl, whose clients act one at a time, needs one process"):
         check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))

@@ -36,9 +36,9 @@ def run_of(**settings):
 
 
 @pytest.mark.parametrize("algorithm", [PMTL(lam=0.5, local=SOLVER), FedAvg(local=SOLVER), Local(local=SOLVER)])
-def test_chunks_and_threads_change_nothing(algorithm):
-    whole = run_of(algorithm=algorithm, execution=Execution(threads=0))
-    for execution in (Execution(5, 0), Execution(threads=2, chunk=2)):
+def test_chunks_and_processes_change_nothing(algorithm):
+    whole = run_of(algorithm=algorithm)
+    for execution in (Execution(5), Execution(processes=2, chunk=2)):
         part = run_of(algorithm=algorithm, execution=execution)
         assert torch.allclose(part.personal, whole.personal, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(run_of(algorithm=algorithm, seed=1).personal, whole.personal)
@@ -198,4 +198,4 @@ class _TwoAtOnce(FedAvg):
 @pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])
 def test_two_models_of_a_client_do_not_share_one_charge(chunk):
     with pytest.raises(PrivacyError, match=r"named twice|not charged"):
-        run_of(algorithm=_TwoAtOnce(local=SOLVER), execution=Execution(chunk, 0))
+        run_of(algorithm=_TwoAtOnce(local=SOLVER), execution=Execution(chunk))

@@ -101,7 +101,6 @@ def test_the_mean_of_all_samples_is_that_of_all_clients_and_their_spread_the_sta
     ).problem()  # fmt: skip
     values = np.random.default_rng(0).normal(size=30)
     drawn = [evaluated_clients(replace(problem, seed=seed), 7)[0].numpy() for seed in range(500)]
-    problem.executor.close()
     tested = np.delete(np.arange(30), [4, 9])
     means = np.array([values[clients].mean() for clients in drawn])
     error = values[tested].std(ddof=1) / math.sqrt(7) * math.sqrt(1 - 7 / TESTED)

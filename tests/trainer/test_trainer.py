@@ -178,7 +178,7 @@ OTHERS = {
     "schedule": {"schedule": PoissonSampling(cohort=5)},
     "model": {"model": models.mlp(hidden=5)},
     "dtype": {"dtype": "float32"},
-    "execution": {"execution": Execution(3, 0)},
+    "execution": {"execution": Execution(3)},
 }
 
 

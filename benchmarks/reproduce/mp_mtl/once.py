@@ -157,7 +157,7 @@ def averaged(setup: Setup, data: FederatedDataset, epsilon: float, seed: int, ch
 
 def problem_of(data: FederatedDataset, seed: int) -> Problem:
     model = models.linear_regression(bias=False)
-    return build_problem(data, model, "mse", Execution(threads=0), 1, seed, "cpu", "float64")
+    return build_problem(data, model, "mse", Execution(), 1, seed, "cpu", "float64")
 
 
 def open_one(problem: Problem, plan: Any, epsilons: Sequence[float], repetitions: int, clip: float, seed: int) -> Any:

@@ -150,7 +150,7 @@ def run(
     ``epsilons[e]``."""
     count = len(epsilons) * repetitions
     problem = build_problem(
-        data, models.linear_regression(bias=False), "mse", Execution(threads=0), rounds, seed, "cpu", "float64"
+        data, models.linear_regression(bias=False), "mse", Execution(), rounds, seed, "cpu", "float64"
     )
     options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism}
     privacy = tuple(ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions))

@@ -67,7 +67,6 @@ def score(result: Result, data: FederatedDataset, way: Finetune, seed: int) -> f
     everyone = torch.arange(problem.clients)
     tuned = way.train(problem, result.personal, everyone)
     scores = evaluate_each(problem, lambda own: tuned[own], everyone).by_client(problem)["accuracy"]
-    problem.executor.close()
     return sum(scores.values()) / len(scores)
 
 

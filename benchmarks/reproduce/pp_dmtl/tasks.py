@@ -59,7 +59,7 @@ def tasks(kind: Kind, seed: int, records: int = 60) -> Tasks:
     """20 tasks in 28 dimensions whose models have rank 3, with 60 training and 140 test examples as in the paper."""
     data = make_synthetic_tasks(TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed).data
     model = models.linear_regression(bias=False)
-    problem = build_problem(data, model, "auto", Execution(threads=0), 10**9, seed, "cpu", "float64")
+    problem = build_problem(data, model, "auto", Execution(), 10**9, seed, "cpu", "float64")
     sides = []
     for side in (data.train, data.test):
         y = 2 * side.y.double() - 1 if kind == "classification" else side.y.double()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import tempfile
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches
 from fedmtl.privacy import Channel, open_channel
+from fedmtl.ranks import ALONE, Ranks
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.problem import build_problem
 
@@ -55,13 +59,22 @@ class Run:
     batch: int
 
     @classmethod
-    def of(cls, settings: dict[str, Any], rounds: int, root: str, ledger: Path | None, device: str = "cpu") -> Run:
+    def of(
+        cls,
+        settings: dict[str, Any],
+        rounds: int,
+        root: str,
+        ledger: Path | None,
+        device: str = "cpu",
+        ranks: Ranks = ALONE,
+    ) -> Run:
         """Build it by the settings of a work."""
         data = made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
         execution = Execution(**settings.get("execution", {}))
         problem = build_problem(
-            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, "float32"
-        )
+            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, "float32",
+            ranks=ranks,
+        )  # fmt: skip
         solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
         lam = settings["lam"]
         algorithm = PMTL(lam=lam, local=solver) if settings["method"] == "pmtl" else FedProx(mu=lam, local=solver)
@@ -70,7 +83,7 @@ class Run:
         plans = algorithm.plan(problem, sampler)
         order = torch.argsort(data.keys, stable=True)
         channel = open_channel(
-            privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds, order=order
+            privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds, order=order, ranks=ranks
         )
         problem = replace(problem, tally=Tally())  # models that diverge are counted, as the trainer does it
         return cls(problem, algorithm, channel, settings["batch"])
@@ -93,14 +106,21 @@ class Run:
         return Work(x.cpu(), y.cpu(), data.train.offsets, self.problem.initial.cpu(), cohorts, by_round, given)
 
 
+def processor(ranks: Ranks) -> float:
+    """Return the processor seconds of all ranks; none of them goes on before all have come."""
+    return sum(ranks.gather(time.process_time()))
+
+
 def main() -> None:
-    """Time every round as the trainer makes it."""
+    """Time every round as the trainer makes it, in as many processes as the others have threads."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new(given.device)
+    work = Work.read(given.work)
     settings = work.settings | ({"execution": json.loads(given.execution)} if given.execution else {})
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(folder) / "ledger.jsonl"
-        run = Run.of(settings, work.rounds, given.root, ledger, given.device)
+    count = given.threads if given.device == "cpu" else 1
+    with tempfile.TemporaryDirectory() as folder, Ranks().forked(count) as ranks:
+        torch.set_num_threads(1 if count > 1 else given.threads)
+        clock = Clock.new(given.device, partial(processor, ranks))
+        run = Run.of(settings, work.rounds, given.root, Path(folder) / "ledger.jsonl", given.device, ranks)
         problem, algorithm, channel = run.problem, run.algorithm, run.channel
         state = algorithm.init(problem)
         events = round_events(channel.draw, start=0, stop=work.rounds)
@@ -113,17 +133,20 @@ def main() -> None:
             assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)
         taking_part = torch.unique(torch.cat(work.cohorts))
         rows = torch.zeros(len(problem.data), problem.dimension)
-        rows[taking_part] = algorithm.personalize(problem, state, taking_part).cpu()
+        mine = taking_part[problem.own(taking_part)]
+        rows[mine] = algorithm.personalize(problem, state, mine).cpu()
+        rows = sum(ranks.gather(rows))
         module = work.module().to(given.device)
 
         def model(client: int) -> nn.Module:
             nn.utils.vector_to_parameters(rows[client].to(given.device), module.parameters())
             return module
 
-        loss = work.loss(model, given.device)
-        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss)
+        peak = sum(ranks.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)) / (1 << 10)
+        if ranks.first:
+            loss = work.loss(model, given.device)
+            report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, peak_mib=round(peak))
         channel.close()
-        problem.executor.close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -40,9 +39,8 @@ def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
     problem = trainer.problem(device="cpu")
-    with closing(problem.executor):
-        if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
-            return skipped("charges: early stop", "no model is common to all, so no run stops early")
+    if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
+        return skipped("charges: early stop", "no model is common to all, so no run stops early")
     result = replace(trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy).fit()
     if result.stopped != "early":
         return skipped("charges: early stop", f"the run did not stop early: {result.stopped}")

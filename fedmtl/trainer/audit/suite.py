@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 from torch import Tensor
@@ -75,15 +74,14 @@ def setup_of(trainer: Trainer) -> Setup | None:
     if trainer.privacy is None:
         return None
     problem, bound = trainer.problem(device="cpu"), trainer.bound
-    with closing(problem.executor):
-        return Setup(
-            privacy=trainer.privacy,
-            plans=releases_of(trainer.algorithm, problem, bound),
-            schedule=bound if isinstance(bound, BoundSampler) else _clocks(trainer, bound, problem.rounds),
-            steps=problem.rounds,
-            tensors=tuple(b - a for a, b in itertools.pairwise(problem.layout.offsets)),
-            counts=tuple(trainer.data.train.counts.tolist()),
-        )
+    return Setup(
+        privacy=trainer.privacy,
+        plans=releases_of(trainer.algorithm, problem, bound),
+        schedule=bound if isinstance(bound, BoundSampler) else _clocks(trainer, bound, problem.rounds),
+        steps=problem.rounds,
+        tensors=tuple(b - a for a, b in itertools.pairwise(problem.layout.offsets)),
+        counts=tuple(trainer.data.train.counts.tolist()),
+    )
 
 
 def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:

@@ -8,7 +8,6 @@ a record, and for algorithms whose clients act one at a time, the numbers of rec
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
@@ -129,11 +128,10 @@ def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
     """Return the trainer with its settings from public rows, chosen once for all that is checked; every operation on
     the numbers of a record is appended to ``read``."""
     problem = trainer.problem(device="cpu")
-    with closing(problem.executor):
-        if read is not None:
-            problem = replace(problem, data=_watched(problem.data, read))
-            read.clear()  # of what a data set looks at when it is made
-        return trainer.resolved(problem)
+    if read is not None:
+        problem = replace(problem, data=_watched(problem.data, read))
+        read.clear()  # of what a data set looks at when it is made
+    return trainer.resolved(problem)
 
 
 def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
