@@ -32,8 +32,7 @@ class ConcatenatedModels(Algorithm):
     name = "concatenated_models"
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds = problem.clients * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
+        return (ReleasePlan(name="update", dimension=problem.clients * problem.dimension, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         models = problem.initial.expand(problem.clients, -1).clone()

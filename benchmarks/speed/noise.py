@@ -34,7 +34,7 @@ CLIENTS = 100
 def opened(mechanism: str, source: str, size: int, steps: int) -> Channel:
     """Return a channel whose steps each release one vector."""
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, mechanism=mechanism, source=source)
-    plan = ReleasePlan(name="update", dimension=size, uses=steps)
+    plan = ReleasePlan(name="update", dimension=size)
     return open_channel(privacy, (plan,), FullParticipation().bind(CLIENTS), seed=0, steps=steps)
 
 

@@ -188,7 +188,7 @@ class Algorithm(Checked):
         >>> class Average(Algorithm):
         ...     name, local = "average", LocalSGD(lr=0.1)
         ...     def plan(self, problem, schedule):  # what is released in each of the rounds
-        ...         return (ReleasePlan(name="step", dimension=problem.dimension, uses=problem.rounds),)
+        ...         return (ReleasePlan(name="step", dimension=problem.dimension),)
         ...     def init(self, problem, replicates=1):  # the public state, and nothing that clients keep
         ...         return State({"w": problem.initial}, problem.client_store({}))
         ...     def client(self, c):  # rows (k, D) of the clients, and what they keep

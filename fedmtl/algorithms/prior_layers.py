@@ -130,7 +130,7 @@ class PriorLayers(Algorithm):
         sizes = self._sizes(problem)
         if not sizes:
             raise ConfigError("PriorLayers.layers are vectors, which have no covariance; choose layers with matrices.")
-        return (ReleasePlan(name=RELEASE, dimension=sum(sizes), uses=1),)
+        return (ReleasePlan(name=RELEASE, dimension=sum(sizes)),)
 
     def shared_parts(self, problem: Problem) -> tuple[Part, ...]:
         """Return the tensors of the chosen layers, in the order of the flat parameters.

@@ -132,7 +132,7 @@ class PrivatePrior(TaskAlgorithm):
                 f"PrivatePrior.form is 'symmetric', which takes at most {LARGEST} features, and there are {d}; use "
                 f"form='diagonal' or share=1."
             )
-        return (ReleasePlan(name=RELEASE, dimension=sum(self._sizes(d)), uses=1),)
+        return (ReleasePlan(name=RELEASE, dimension=sum(self._sizes(d))),)
 
     def _sizes(self, d: int) -> tuple[int, int]:
         """Return the lengths of the two parts of a row."""

@@ -103,8 +103,8 @@ class SharedModel(Algorithm):
         return self
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds, trainings = problem.dimension, problem.rounds, self.trainings
-        update = ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True, trainings=trainings)
+        size, trainings = problem.dimension, self.trainings
+        update = ReleasePlan(name="update", dimension=size, from_training=True, trainings=trainings)
         # where single records are protected, their numbers are public
         return (update, replace(update, name="examples", dimension=1)) if self.counts else (update,)
 

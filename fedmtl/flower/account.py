@@ -89,7 +89,7 @@ class NodeAccount:
                 yield channel
         elif self.channel.rows:
             with self._of_rows() as ledger:
-                self._reach(ledger, step, self._row_uses)
+                self._reach(ledger, step, self.problem.rounds)
                 ledger.charge(step, step + 1, [[0]])
                 yield self.channel
         else:
@@ -153,11 +153,6 @@ class NodeAccount:
         assert isinstance(channel, Rounds)
         return channel
 
-    @property
-    def _row_uses(self) -> int:
-        """Return how many answers the noise on rows is calibrated to."""
-        return min(plan.uses for plan in self.channel.plans if plan.name in self.channel.rows)
-
     def _of_rows(self) -> Ledger:
         """Return the ledger of answers whose rows have noise."""
         rows, privacy = self.channel.rows, self.trainer.privacy
@@ -165,7 +160,7 @@ class NodeAccount:
         about = {
             "account": "rows",
             "client": self.problem.data.ids[0],
-            "answers": self._row_uses,
+            "answers": self.problem.rounds,  # to which the noise on rows is calibrated
             "clip_norm": None if privacy is None else privacy.initial_norm,
         }
         about |= {row_key(name): noise.multiplier for name, noise in rows.items()}

@@ -241,7 +241,7 @@ def _terms_of_rows(
             sensitivity, bound = release.independent
             largest = replace(release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,)))
             check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
-    rows = bind_rows(plans, releases, delta, prior)
+    rows = bind_rows(plans, releases, steps, delta, prior)
     header: dict[str, Any] = {
         "privacy": asdict(privacy),
         "delta": delta,
@@ -266,9 +266,9 @@ def _terms_of_rows(
     )
 
 
-def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler) -> Release:
+def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int) -> Release:
     """Return the release of a run in which it is the only one, with its noise; nothing is opened or charged."""
-    terms = _terms_of_rows((privacy,), (plan,), sampler, plan.uses, (SeededSource(0),), {})
+    terms = _terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
     release: Release = terms.options["releases"][plan.name]
     return release
 
@@ -309,10 +309,10 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
     if len(set(names)) != len(names):
         raise PrivacyError(f"Two releases have the same name: {sorted(names)}.")
     for plan in plans:
-        if plan.uses != steps:
+        if plan.allocation is not None and len(plan.allocation) != steps:
             raise PrivacyError(
-                f"Release {plan.name!r} has {plan.uses} uses, but the run has {steps} steps; every release "
-                f"happens in every step."
+                f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the run has {steps} "
+                f"steps, each with a weight."
             )
 
 

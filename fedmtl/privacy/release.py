@@ -31,30 +31,28 @@ Form = Literal["vector", "symmetric", "diagonal"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """What an algorithm says about one of its releases, before anything runs.
+    """What an algorithm says about one of its releases, before anything runs: each happens in every step.
 
     Args:
         name: key of the release, unique within an algorithm, such as ``"update"``.
         dimension: length d of the row that each client contributes.
-        uses: number of steps in which it is released.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: whether the rows depend on private data only through ``Cohort.train``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
         trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy` each of
             them is charged, and no more are made.
-        allocation: positive public weights of the uses, with mean 1: use t has the noise multiplier z / w_t, so a
+        allocation: positive public weights of the steps, with mean 1: step t has the noise multiplier z / w_t, so a
             larger weight is a larger part of the budget and less noise. None: all equal.
         rows: noise that every client adds to its own row, against the server (see :mod:`.row_noise`), or None.
 
     Raises:
-        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of uses below 1, or weights
-            that are not positive, one for each use and 1 on average.
+        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of trainings below 1, or
+            weights that are not positive and 1 on average.
     """
 
     name: str
     dimension: int
-    uses: int
     form: Form = "vector"
     from_training: bool = False
     trainings: int = 1
@@ -66,10 +64,10 @@ class ReleasePlan:
             raise ConfigError("ReleasePlan.name is empty; it must name the release.")
         if self.name.endswith("/count"):  # addresses the noise of the count of adaptive clipping
             raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not end in '/count'.")
-        positive_int(self, dimension=self.dimension, uses=self.uses, trainings=self.trainings)
+        positive_int(self, dimension=self.dimension, trainings=self.trainings)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
         if self.allocation is not None:
-            check_allocation(f"ReleasePlan {self.name!r}", self.allocation, self.uses)
+            check_allocation(f"ReleasePlan {self.name!r}", self.allocation)
 
     def weight(self, use: int) -> float:
         """Return w_t of the use numbered ``use`` from 0; 1 without an allocation."""
@@ -81,13 +79,11 @@ class ReleasePlan:
         return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
 
 
-def check_allocation(owner: str, weights: Sequence[float], uses: int) -> None:
-    """Raise ConfigError unless there are ``uses`` positive weights with mean 1."""
-    if len(weights) != uses:
-        raise ConfigError(f"{owner}: the allocation has {len(weights)} weights; it must have one for each use, {uses}.")
+def check_allocation(owner: str, weights: Sequence[float]) -> None:
+    """Raise ConfigError unless the weights are positive and have mean 1."""
     if not all(0 < weight < math.inf for weight in weights):
         raise ConfigError(f"{owner}: an allocation has positive finite weights; one is {min(weights):g}.")
-    mean = math.fsum(weights) / uses
+    mean = math.fsum(weights) / max(1, len(weights))
     if abs(mean - 1.0) > 1e-9:
         raise ConfigError(f"{owner}: the weights of an allocation have mean 1; these have {mean:.9g}. Divide by it.")
 

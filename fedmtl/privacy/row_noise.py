@@ -99,14 +99,16 @@ class BoundRowNoise:
 def bind_rows(
     plans: tuple[ReleasePlan, ...],
     releases: dict[str, Release],
+    steps: int,
     delta: float,
     prior: Mapping[str, Any],
 ) -> dict[str, BoundRowNoise]:
-    """Return the noise on the rows of every release that asks for it, calibrated to its uses.
+    """Return the noise on the rows of every release that asks for it, calibrated to its steps.
 
     Args:
         plans: of the run.
         releases: by name; empty without a clip.
+        steps: in which each is released.
         delta: of the released sums.
         prior: the header of the ledger that is resumed, or nothing.
 
@@ -126,7 +128,7 @@ def bind_rows(
         price = Price(
             mechanism="l2_laplace", sizes=(plan.dimension,), delta=delta if asked.delta is None else asked.delta
         )
-        z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, plan.uses)
+        z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, price)
     return bound
 

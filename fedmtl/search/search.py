@@ -360,7 +360,7 @@ class _Search:
     def _score(self, index: int, candidate: int, result: Result) -> float:
         """Return the noised mean score, through a channel of its own with its own ledger."""
         place, n = self._place(index), len(result.ids)
-        plans = (ReleasePlan(name=SCORE, dimension=1, uses=1),)
+        plans = (ReleasePlan(name=SCORE, dimension=1),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
             noise_multiplier=self.settings.score_noise * n / SCORE_BOUND,

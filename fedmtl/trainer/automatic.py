@@ -53,8 +53,8 @@ def noise_of(
         return 0.0
     clients, records = len(data), isinstance(privacy, RecordPrivacy)
     if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
-        plan = ReleasePlan(name="update", dimension=dimension, uses=rounds)
-        release = calibrated_release(replace(privacy, clip_norm=1.0), plan, schedule.bind(clients))
+        plan = ReleasePlan(name="update", dimension=dimension)
+        release = calibrated_release(replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds)
         return release.noise_std * math.sqrt(dimension)
     units = int(data.train.counts.sum()) if records else clients
     if privacy.epsilon is None:

@@ -327,7 +327,7 @@ def _claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
     sampler = _SAMPLERS[facts["class"]]
     plans = tuple(
-        ReleasePlan(name=name, form=form, dimension=dimension, uses=len(price.weights or "1"), allocation=price.weights)
+        ReleasePlan(name=name, form=form, dimension=dimension, allocation=price.weights)
         for name, form, dimension in header["releases"]
     )
     setup = Setup(

@@ -1205,7 +1205,7 @@ def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Steps beyond the allocation are let through, with the noise of its last use."""
     weight = ReleasePlan.weight
     patch.setattr(Account, "_room", lambda self, charged, wanted: wanted)
-    patch.setattr(ReleasePlan, "weight", lambda self, use: weight(self, min(use, self.uses - 1)))
+    patch.setattr(ReleasePlan, "weight", lambda self, use: weight(self, min(use, len(self.allocation or "") - 1)))
 
 
 def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

@@ -261,7 +261,7 @@ def test_a_target_that_needs_no_noise_is_refused() -> None:
 
 @pytest.mark.parametrize("multiplier", [1e-100, 1e100])
 def test_the_least_and_the_most_noise(multiplier: float) -> None:
-    plan = ReleasePlan(name="update", dimension=5, uses=2)
+    plan = ReleasePlan(name="update", dimension=5)
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5)
     channel = open_channel(privacy, [plan], FullParticipation().bind(3), seed=0, steps=2)
     channel.begin(0, channel.draw(0))

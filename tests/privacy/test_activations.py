@@ -210,7 +210,7 @@ def test_plans_that_activations_do_not_follow_are_refused() -> None:
             open_channel(PURE, (replace(plan, **unused),), "a schedule", seed=0)
     with pytest.raises(PrivacyError, match="caps"):
         open_channel(PURE, (replace(plan, caps=None),), "a schedule", seed=0)
-    rows_of = ReleasePlan(name="update", dimension=D, uses=4)
+    rows_of = ReleasePlan(name="update", dimension=D)
     with pytest.raises(PrivacyError, match="'update' is of rows"):
         open_channel(PURE, (plan, rows_of), "a schedule", seed=0)
     with pytest.raises(ConfigError, match="source"):

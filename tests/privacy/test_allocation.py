@@ -31,15 +31,13 @@ WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
 GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
 
 
-def plan(
-    form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, uses: int = 8, d: int = 3
-) -> ReleasePlan:
-    return ReleasePlan(name="c", dimension=d, uses=uses, form=form, allocation=weights)
+def plan(form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, d: int = 3) -> ReleasePlan:
+    return ReleasePlan(name="c", dimension=d, form=form, allocation=weights)
 
 
 def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Rounds:
-    bound = (sampler or FullParticipation()).bind(20)
-    return open_channel(privacy, (one,), bound, seed=seed, steps=one.uses, **options)
+    bound, steps = (sampler or FullParticipation()).bind(20), options.pop("steps", len(one.allocation or ()))
+    return open_channel(privacy, (one,), bound, seed=seed, steps=steps, **options)
 
 
 def step(channel: Rounds, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -104,12 +102,13 @@ def test_hundreds_of_different_pure_uses_are_composed() -> None:
     weights = normalized([t**0.4 for t in range(1, 201)])
     channel = opened(
         ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="l2_laplace"),
-        plan(weights=weights, uses=200, d=8),
+        plan(weights=weights, d=8),
     )
     assert 2.0 * (1 - 1e-4) < channel.epsilon_at(200) <= 2.0
     same = opened(
         ClientPrivacy(clip_norm=1.0, noise_multiplier=channel.noise_multiplier, delta=1e-5, mechanism="l2_laplace"),
-        plan(weights=None, uses=200, d=8),
+        plan(weights=None, d=8),
+        steps=200,
     )
     rms = math.sqrt(
         math.fsum(w * w for w in weights) / 200
@@ -119,7 +118,7 @@ def test_hundreds_of_different_pure_uses_are_composed() -> None:
 
 
 def test_the_noise_of_each_use_follows_its_weight() -> None:
-    channel = opened(GAUSSIAN, plan(form="vector", weights=normalized([1.0, 2.0, 5.0]), uses=3, d=3))
+    channel = opened(GAUSSIAN, plan(form="vector", weights=normalized([1.0, 2.0, 5.0]), d=3))
     z = channel.noise_multiplier
     assert z is not None
     for t, w in enumerate(normalized([1.0, 2.0, 5.0])):
@@ -140,7 +139,7 @@ def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=1.6, delta=1e-5)
     fitting = sum(gaussian_epsilon([5.0 / w for w in weights[:u]], 1e-5) <= 1.6 for u in range(1, 5))
     assert fitting == 3
-    channel = opened(privacy, plan(weights=weights, uses=4))
+    channel = opened(privacy, plan(weights=weights))
     for t in range(3):
         step(channel, t)
     with pytest.raises(BudgetExhausted, match="3 steps are charged"):
@@ -151,11 +150,11 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     """What a crash left charged is spent: the noise continues with the use that is charged next, not with the step."""
     weights = normalized([8.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=3.0, delta=1e-5, source="secure")
-    first = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l")
+    first = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l")
     step(first, 0)
     loud = float(first.noise_std("c"))
     first.account.ledger._close_files()  # type: ignore[union-attr]  # the process dies with use 0 charged
-    again = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", resume=True)
+    again = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l", resume=True)
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
     z = again.noise_multiplier
@@ -165,16 +164,16 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
 
 @pytest.mark.parametrize("budget", [None, 50.0])
 def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Path, budget: float | None) -> None:
-    noisy = ReleasePlan(name="c", dimension=3, uses=3, form="symmetric", rows=RowNoise(1.0))
+    noisy = ReleasePlan(name="c", dimension=3, form="symmetric", rows=RowNoise(1.0))
     fixed = ClientPrivacy(clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure")
     path = tmp_path / "ledger.jsonl"
     for session in range(3):
-        channel = opened(fixed, noisy, ledger_path=path, resume=session > 0)
+        channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
         step(channel, 0)
         assert channel.rows["c"].epsilon_at(channel.account.ledger.charged) <= 1.0
         channel.account.ledger._close_files()  # type: ignore[union-attr]
         channel.account.ledger._files = None  # type: ignore[union-attr]
-    channel = opened(fixed, noisy, ledger_path=path, resume=True)
+    channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=True)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)
     channel.close()
@@ -185,15 +184,15 @@ def test_a_ledger_keeps_the_budget_of_the_noise_on_rows(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
 
     def noisy(budget: float) -> ReleasePlan:
-        return ReleasePlan(name="c", dimension=3, uses=3, form="symmetric", rows=RowNoise(budget))
+        return ReleasePlan(name="c", dimension=3, form="symmetric", rows=RowNoise(budget))
 
-    opened(private, noisy(5.0), ledger_path=path).close()
-    opened(private, noisy(5.0), ledger_path=path, resume=True).close()
+    opened(private, noisy(5.0), steps=3, ledger_path=path).close()
+    opened(private, noisy(5.0), steps=3, ledger_path=path, resume=True).close()
     with pytest.raises(ResumeError, match="rows of c"):
-        opened(private, noisy(1.0), ledger_path=path, resume=True)
+        opened(private, noisy(1.0), steps=3, ledger_path=path, resume=True)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8])
+@pytest.mark.parametrize("weights", [(), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8])
 def test_wrong_weights_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="allocation"):
         plan(weights=weights)
@@ -220,7 +219,7 @@ def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
     settings = [
         ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5, mechanism=mechanism) for e in (0.5, 4.0, math.inf, 0.5)
     ]
-    one = plan(form=form, weights=weights, uses=3)
+    one = plan(form=form, weights=weights)
     together = opened(settings, one, replicates=4)
     alone = [opened(p, one) for p in settings]
     for r, channel in enumerate(alone):

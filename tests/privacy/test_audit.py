@@ -43,7 +43,7 @@ SMALL = Effort(noise=3000, cohorts=60)
 def setup(sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options) -> Setup:
     sampler = sampler or PoissonSampling(8)
     privacy = {"clip_norm": 0.7, "epsilon": 8.0, "delta": 1e-4} | options
-    plans = tuple(ReleasePlan(name=f"part {index}", dimension=dimension, uses=steps) for index in range(releases))
+    plans = tuple(ReleasePlan(name=f"part {index}", dimension=dimension) for index in range(releases))
     return Setup(
         privacy=ClientPrivacy(**privacy), plans=plans, schedule=sampler.bind(40), steps=steps, tensors=(100, 20)
     )
@@ -178,7 +178,7 @@ def test_nothing_sound_is_refuted(name: str) -> None:
     ],
 )
 def test_outer_products(form: str, mechanism: str, sampler) -> None:
-    plan = ReleasePlan(name="update", dimension=14, uses=30, form=form)
+    plan = ReleasePlan(name="update", dimension=14, form=form)
     findings = audit_channel(replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL)
     assert not any_refuted(findings), table(findings)
     (moved,) = [finding.statistic for finding in findings if finding.check.startswith("sensitivity")]
@@ -265,7 +265,7 @@ def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.Monke
     counted = Ledger._charge
     monkeypatch.setattr(Ledger, "_charge", lambda self, line: self._files is not None and counted(self, line))
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=8.0, noise_multiplier=2.0, delta=1e-4)
-    plans = (ReleasePlan(name="a", dimension=20, uses=60),)
+    plans = (ReleasePlan(name="a", dimension=20),)
     setup = Setup(privacy=privacy, plans=plans, schedule=FullParticipation().bind(40), steps=60)
     findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
     assert "charges: steps in the ledger" in [finding.check for finding in findings if finding.refuted]

@@ -37,7 +37,7 @@ from ..small import check_resumed
 from ..trainer.settings import SOLVER, trainer
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="auto")
-PLAN = ReleasePlan(name="update", dimension=4, uses=12)
+PLAN = ReleasePlan(name="update", dimension=4)
 
 
 def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Rounds:

@@ -31,7 +31,7 @@ def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="
     """The canaries of a channel of six clients that send rows of length ``rows`` after all its rounds, and the
     channel."""
     sampler = schedule.bind(CLIENTS + canaries)
-    plan = ReleasePlan(name="update", dimension=dimension, uses=steps, form=form)
+    plan = ReleasePlan(name="update", dimension=dimension, form=form)
     privacy = ClientPrivacy(**{"clip_norm": clip, "noise_multiplier": NOISE, "delta": 1e-5} | more)
     channel = open_channel(privacy, [plan], sampler, seed=3, steps=steps)
     channel.canaries = Canaries(canaries, CLIENTS, channel.sampler, seed=5)
@@ -141,7 +141,7 @@ def test_a_clip_that_fails_shows(monkeypatch):
 def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
     """The sum to which rows are added one by one is that of all rows."""
     sampler = FullParticipation().bind(CLIENTS + 8)
-    plan = ReleasePlan(name="update", dimension=20_000, uses=1)
+    plan = ReleasePlan(name="update", dimension=20_000)
     values = []
     for streamed in (False, True):
         privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=NOISE, delta=1e-5)

@@ -41,7 +41,7 @@ def door(
     privacy: ClientPrivacy | None = None, *, steps=10, dimension=5, names=("update",), form="vector",
     sampler=FEW, clients=40, seed=3, **options,
 ):  # fmt: skip
-    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps, form=form) for name in names)
+    plans = tuple(ReleasePlan(name=name, dimension=dimension, form=form) for name in names)
     return open_channel(privacy, plans, sampler.bind(clients), seed=seed, steps=steps, **options)
 
 
@@ -144,13 +144,13 @@ def test_a_client_sends_one_row_over_all_ranks() -> None:
 def test_plans_are_checked() -> None:
     with pytest.raises(PrivacyError, match="same name"):
         door(NOISED, names=("a", "a"))
-    plan = ReleasePlan(name="a", dimension=3, uses=4)
-    with pytest.raises(PrivacyError, match="4 uses"):
-        open_channel(NOISED, (plan,), PoissonSampling(4).bind(40), seed=0, steps=5)
+    plan = ReleasePlan(name="a", dimension=3, allocation=(0.5, 1.5))
+    with pytest.raises(PrivacyError, match="an allocation of 2 weights; the run has 5 steps"):
+        open_channel(NOISED, (plan,), FullParticipation().bind(40), seed=0, steps=5)
     with pytest.raises(ConfigError, match="dimension"):
-        ReleasePlan(name="a", dimension=0, uses=4)
+        ReleasePlan(name="a", dimension=0)
     with pytest.raises(ConfigError, match="'/count'"):  # such noise is that of the count of 'a'
-        ReleasePlan(name="a/count", dimension=1, uses=4)
+        ReleasePlan(name="a/count", dimension=1)
     with pytest.raises(ConfigError, match="one round"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
 
@@ -170,7 +170,7 @@ def test_default_delta() -> None:
 
 def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     sampler = PoissonSampling(4).bind(40)
-    fields = {"name": "a", "dimension": 3, "uses": 1, "sampling": sampler}
+    fields = {"name": "a", "dimension": 3, "sampling": sampler}
     release = Release(clip=Clip(0.5), noise=GaussianNoise(3.0), **fields)
     assert release.sensitivity == 0.5
     assert release.noise_std == 0.375
@@ -250,7 +250,7 @@ def test_nothing_secret_reaches_the_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)])
 def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
     sampler = FixedCohort(cohort=3, max_uses=2).bind(6)
-    plans = (ReleasePlan(name="update", dimension=2, uses=10),)
+    plans = (ReleasePlan(name="update", dimension=2),)
 
     states = []
 
@@ -311,7 +311,7 @@ def test_forms_that_no_law_covers_are_refused() -> None:
     with pytest.raises(PrivacyError, match="LaplaceNoise on a symmetric matrix"):
         everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"), form="symmetric")
     with pytest.raises(ConfigError, match="form"):
-        ReleasePlan(name="x", dimension=3, uses=1, form="cube")
+        ReleasePlan(name="x", dimension=3, form="cube")
 
 
 def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:

@@ -304,8 +304,8 @@ def opened(privacy: ClientPrivacy, plans, schedule, steps: int = 4, **options):
     return open_channel(privacy, plans, schedule, seed=options.pop("seed", 7), steps=steps, **options)
 
 
-def plan(dimension: int = 50, steps: int = 4, **options) -> ReleasePlan:
-    return ReleasePlan(**{"name": "update", "dimension": dimension, "uses": steps} | options)
+def plan(dimension: int = 50, **options) -> ReleasePlan:
+    return ReleasePlan(**{"name": "update", "dimension": dimension} | options)
 
 
 SECURE = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, delta=1e-5, source="secure")
@@ -405,9 +405,9 @@ def test_noise_too_large_for_whole_numbers_is_refused_before_a_charge(options, s
     path = tmp_path / "ledger.jsonl"
     privacy = replace(SECURE, **options)
     with pytest.raises(PrivacyError, match="too large to be drawn exactly in secure mode"):
-        opened(privacy, [plan(dimension, 64)], schedule, 64, ledger_path=path)
+        opened(privacy, [plan(dimension)], schedule, 64, ledger_path=path)
     assert not path.exists()
-    opened(replace(privacy, source="seeded"), [plan(dimension, 64)], schedule, 64)
+    opened(replace(privacy, source="seeded"), [plan(dimension)], schedule, 64)
 
 
 def test_records_whose_noise_is_too_large_are_refused():
@@ -420,7 +420,7 @@ def test_records_whose_noise_is_too_large_are_refused():
 def test_bands_and_small_releases_have_all_their_numbers_counted():
     """A use meets the noise of as many rounds as there are bands; a count, and the score of a search, are beside it."""
     privacy = replace(SECURE, bands=4)
-    price = opened(privacy, [plan(50, 8)], CyclicCohorts(cohort=2).bind(8), 8).prices.kinds[0]
+    price = opened(privacy, [plan(50)], CyclicCohorts(cohort=2).bind(8), 8).prices.kinds[0]
     assert price.bands == 4
     assert price.slack(3, 1.0) == slack(3 * 50 * 3 * 4, 1.0)
     least = Price(mechanism="gaussian", sizes=(1,), delta=1e-5)

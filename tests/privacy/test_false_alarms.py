@@ -24,7 +24,7 @@ EFFORT = Effort(
 
 def setup() -> Setup:
     """80 clients, 200 coordinates in two tensors, 8 steps, little noise: one audit takes some 60 ms."""
-    plan = ReleasePlan(name="update", dimension=200, uses=8)
+    plan = ReleasePlan(name="update", dimension=200)
     return Setup(
         privacy=ClientPrivacy(clip_norm=1.5, noise_multiplier=0.5),
         plans=(plan,),
@@ -36,7 +36,7 @@ def setup() -> Setup:
 
 def rows_setup() -> Setup:
     """12 clients that add noise to their own rows of 20 coordinates, 6 steps."""
-    plan = ReleasePlan(name="update", dimension=20, uses=6, rows=RowNoise(8.0))
+    plan = ReleasePlan(name="update", dimension=20, rows=RowNoise(8.0))
     return Setup(
         privacy=ClientPrivacy(clip_norm=1.5, noise_multiplier=2.0),
         plans=(plan,),

@@ -32,7 +32,7 @@ def door(
     **privacy,
 ):
     settings = ClientPrivacy(**{"clip_norm": 1.0, "noise_multiplier": 2.0, "source": source, **privacy})
-    plan = ReleasePlan(name="update", dimension=4, uses=steps)
+    plan = ReleasePlan(name="update", dimension=4)
     return open_channel(
         settings,
         (plan,),

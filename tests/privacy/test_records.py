@@ -49,7 +49,7 @@ def door(
     privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: GradientPlan | None = None, seed: int = 0, **options
 ):
     who = who or plan_of()
-    plan = ReleasePlan(name="update", dimension=who.dimension, uses=rounds, from_training=True)
+    plan = ReleasePlan(name="update", dimension=who.dimension, from_training=True)
     bound = (sampler or FullParticipation()).bind(len(who.ids))
     order = torch.arange(len(who.ids)).flip(0)  # not that of the clients
     return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **({"order": order} | options))
@@ -423,7 +423,7 @@ def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> N
 
 
 def test_impossible_requests_are_refused_by_name() -> None:
-    plan = ReleasePlan(name="statistics", dimension=3, uses=2)
+    plan = ReleasePlan(name="statistics", dimension=3)
     with pytest.raises(PrivacyError, match="'statistics' is not made only of locally trained models"):
         open_channel(NOISED, (plan, plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)

@@ -94,7 +94,7 @@ def test_a_cohort_larger_than_the_population_is_refused(sampler) -> None:
 
 
 def fixed(steps: int, *, max_uses: int | None = None, **privacy):
-    plan = ReleasePlan(name="update", dimension=3, uses=steps)
+    plan = ReleasePlan(name="update", dimension=3)
     settings = ClientPrivacy(**{"clip_norm": 1.0, "noise_multiplier": 5.0, **privacy})
     return open_channel(settings, (plan,), FixedCohort(4, max_uses).bind(10), seed=0, steps=steps)
 
@@ -129,7 +129,7 @@ def test_nobody_passes_the_cap() -> None:
 
 
 def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
-    plan = ReleasePlan(name="update", dimension=3, uses=7)
+    plan = ReleasePlan(name="update", dimension=3)
     settings = ClientPrivacy(clip_norm=1.0, epsilon=2.0)
     door = open_channel(settings, (plan,), CyclicCohorts(4).bind(10), seed=0, steps=7)
     assert door.draw(0).tolist() == [0, 1, 2, 3]

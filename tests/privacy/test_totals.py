@@ -31,7 +31,7 @@ from fedmtl.privacy.totals import RowTotal
 from fedmtl.trainer.audit.suite import audit_trainer
 
 SIZE = 40
-PLAN = ReleasePlan(name="update", dimension=SIZE, uses=3)
+PLAN = ReleasePlan(name="update", dimension=SIZE)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
     channel, _ = begun()
     assert channel.total("update") is not None
     assert begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].total("update") is None
-    matrices = ReleasePlan(name="update", dimension=SIZE, uses=3, form="symmetric")
+    matrices = ReleasePlan(name="update", dimension=SIZE, form="symmetric")
     assert begun(matrices)[0].total("update") is None
     monkeypatch.setattr(clip, "_LONG", SIZE + 1)
     assert begun()[0].total("update") is None

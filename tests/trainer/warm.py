@@ -24,7 +24,7 @@ os.fsync = lambda file: None
 trainer_of("pmtl-fixed")
 channel = open_channel(
     ClientPrivacy(**PRIVACY),
-    (ReleasePlan(name="update", dimension=5, uses=ROUNDS),),
+    (ReleasePlan(name="update", dimension=5),),
     PoissonSampling(cohort=COHORT).bind(CLIENTS),
     seed=0,
     steps=ROUNDS,

@@ -155,7 +155,6 @@ class MPMTL(TaskAlgorithm):
             ReleasePlan(
                 name=RELEASE,
                 dimension=self.features(problem),
-                uses=problem.rounds,
                 form=FORMS[self.penalty],
                 allocation=None if min(weights) == max(weights) else weights,
                 rows=self._rows(),

@@ -93,7 +93,6 @@ class MPMTLayers(Algorithm):
             ReleasePlan(
                 name=RELEASE,
                 dimension=size,
-                uses=problem.rounds,
                 form=FORMS[self.penalty],
                 allocation=None if self.alpha == 0 else budget_weights(problem.rounds, alpha=self.alpha),
             ),
