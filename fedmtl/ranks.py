@@ -118,7 +118,8 @@ class Ranks:
             yield self
             return
         with tempfile.TemporaryDirectory() as folder:
-            meeting, children, threads = f"file://{folder}/ranks", list[int](), torch.get_num_threads()
+            meeting, children = f"file://{folder}/ranks", list[int]()
+            threads, hook = torch.get_num_threads(), sys.excepthook
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of this process's threads a copy uses none
                 while len(children) < count - 1 and (not children or children[-1]):
@@ -127,7 +128,7 @@ class Ranks:
             try:
                 yield Ranks._met(meeting, rank, count)
             except BaseException as error:
-                if rank and not getattr(error, "agreed", False):
+                if rank and isinstance(error, Exception) and not getattr(error, "agreed", False):
                     traceback.print_exception(error)
                 for child in children if not rank else ():
                     os.kill(child, signal.SIGKILL)  # it may wait for this one
@@ -137,6 +138,7 @@ class Ranks:
                     os._exit(0)
                 dist.destroy_process_group()
                 torch.set_num_threads(threads)
+                sys.excepthook = hook  # a process group has its own
                 for child in children:
                     os.waitpid(child, 0)
 
