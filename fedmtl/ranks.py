@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -136,7 +135,8 @@ class Ranks:
             finally:
                 if rank:
                     os._exit(0)
-                dist.destroy_process_group()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
                 torch.set_num_threads(threads)
                 sys.excepthook = hook  # a process group has its own
                 for child in children:
@@ -148,8 +148,13 @@ class Ranks:
         torch.set_num_threads(1)
         if rank:
             logging.disable(logging.WARNING)  # the first one says it
-        with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}):  # nothing leaves the machine
+        before = dict(os.environ)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nothing leaves the machine
+        try:
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
+        finally:
+            os.environ.pop("GLOO_SOCKET_IFNAME")
+            os.environ.update(before)
         return cls(rank, size, dist.group.WORLD, rank, size)
 
     @property
