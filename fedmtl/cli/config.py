@@ -408,7 +408,8 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str], ext
 
     for text in overrides:
         if not any(of_place([text], place) for place in places):
-            raise ConfigError(f"{text} is not taken here; accepted: {', '.join(f'{place}=...' for place in places)}.")
+            kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
+            raise ConfigError(f"{text} is not taken here: settings stay as they are stored, except {kept}.")
     changes = {place: of_place(overrides, place) for place in places}
     config = dict(config)
     for place, own in changes.items():

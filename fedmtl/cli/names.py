@@ -59,6 +59,7 @@ for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending
     REMOVED[f"data={_data}"] = REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
         "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
     )
+_MANY = 12  # names in a message
 GUESSED = {  # what other programs call a setting
     "lr": "algorithm.local.lr",
     "eps": "privacy.epsilon",
@@ -88,9 +89,8 @@ def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of
     """
     if key in REMOVED:
         return ConfigError(f"{key} is gone: {REMOVED[key]}.")
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    names = ", ".join(name for name in accepted if name != "_target_") or "nothing"
-    return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {hint}accepted: {names}.")
+    names = [name for name in accepted if name != "_target_"]
+    return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {_instead(near, names, 'fedmtl --cfg job')}")
 
 
 def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
@@ -98,8 +98,13 @@ def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
     if (text := f"{group}={option}") in REMOVED:
         return ConfigError(f"{text} is gone: {REMOVED[text]}.")
     close = difflib.get_close_matches(option, accepted, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return ConfigError(f"{group} has no option {option!r}; {hint}accepted: {', '.join(accepted)}.")
+    return ConfigError(f"{group} has no option {option!r}; {_instead(close, accepted, 'fedmtl --help')}")
+
+
+def _instead(near: Sequence[str], accepted: Sequence[str], printed: str) -> str:
+    """Return what may be meant, and all that is accepted: where that is long, which command has it ``printed``."""
+    hint, every = f"did you mean {' or '.join(near)}? " if near else "", ", ".join(accepted) or "nothing"
+    return f"{hint}{printed} prints all." if near and len(accepted) > _MANY else f"{hint}accepted: {every}."
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:

@@ -83,6 +83,9 @@ def train(words: list[str], process: Process) -> int:
     options = hydra_options(words)
     typed, extra, ranks = options.overrides, options.config_dir and Path(options.config_dir), process.ranks
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
+    several = [override.input_line for override in parse(typed) if override.is_sweep_override()]
+    if several and not options.multirun:
+        raise ConfigError(f"{several[0]} has several values: fedmtl -m sweeps over them; a list is written [1,2].")
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     runs = combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
