@@ -28,6 +28,7 @@ from fedmtl.privacy.audit.freshness import _lags
 from fedmtl.privacy.audit.noise import noise_law
 from fedmtl.privacy.audit.play import standardized, turns
 from fedmtl.privacy.audit.sensitivity import adversaries
+from fedmtl.privacy.audit.setup import composition as composition_of
 from fedmtl.privacy.audit.statistics import (
     correlations,
     energy_p,
@@ -192,7 +193,7 @@ def test_several_releases_in_a_step() -> None:
     assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
     claims = both.claims
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
-    ((event, count),) = claims.composition(0, 3)
+    ((event, count),) = composition_of(*claims.price(), 3)
     assert count == 3
     assert claims.of("part 0").multiplier == pytest.approx(event.event.noise_multiplier * math.sqrt(2))
 

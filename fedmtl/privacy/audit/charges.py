@@ -24,7 +24,7 @@ from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Setup
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -68,16 +68,13 @@ def _prices(setup: Setup, seed: int) -> Finding:
         price, _ = claims.price(k)
         cap = setup.steps if setup.gradients is None else int(channel.caps[k])
         of_account = differences(vars(price), claims.facts(k), _OTHER)
-        if setup.gradients is not None and setup.x is not None and len(setup.x[k]) != setup.sizes[k]:
-            of_account.append(f"{len(setup.x[k])} rows of {setup.sizes[k]} records")
+        if setup.gradients is not None and setup.records.x is not None and len(setup.records.x[k]) != setup.sizes[k]:
+            of_account.append(f"{len(setup.records.x[k])} rows of {setup.sizes[k]} records")
         for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
             for name in claims.names:
                 claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
                     of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
-            charged, due = claims.prices.event(k, use), claims.event(k, use)
-            if claims.refuted is None and charged != due:
-                of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
         wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
     if setup.rows:
         stated, spent = channel.rows[setup.rows].epsilon_at(setup.steps), claims.spent(0, setup.steps)
@@ -171,7 +168,8 @@ def _planned(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator
     if isinstance(channel, Activations):
         left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
         left = left.copy()
-        blocks = setup.clocks.blocks(channel, seed)
+        assert isinstance(setup.schedule, Clocks)
+        blocks = setup.schedule.blocks(channel, seed)
         for first, clients in itertools.takewhile(lambda block: block[0] < ACTIVATIONS, blocks):
             charged: list[list[int]] = []
             for k in clients[0].tolist():

@@ -149,7 +149,7 @@ def silence(setup: Setup) -> Sent:
     def sent(name: str, step: int, clients: Tensor) -> Any:
         if setup.one_at_a_time:
             value, n = math.nan if step % 2 else 0.0, int(setup.sizes[int(clients[0])])
-            if setup.x is not None and step // 2 % 2:
+            if setup.records.x is not None and step // 2 % 2:
                 return np.full(n, value)
             return torch.tensor(value, dtype=torch.float64).expand(n, setup.records.dimension)
         if step % 2 or setup.adaptive is not None:
@@ -387,6 +387,8 @@ def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, cl
         return channel.rows[setup.rows].multiplier
     if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
-        return float(channel.noise_multipliers[client]) / setup.weight(client, use)
+        weights = setup.records.allocation
+        weight = 1.0 if weights is None else weights[client][use] / np.mean(weights[client])
+        return float(channel.noise_multipliers[client] / weight)
     noise = channel.releases[name].weighted(use).noise
     return math.nan if noise is None else float(noise.multiplier)

@@ -56,7 +56,7 @@ def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Fin
         findings += _neighbours(setup, name, seed, coins)
         findings += [_over_rounds(setup, name, seed)] if setup.claims.of(name).bands else []
     if setup.one_at_a_time:
-        findings += [_of_factors(setup, setup.x, seed, coins)] if setup.x is not None else []
+        findings += [_of_factors(setup, setup.records.x, seed, coins)] if setup.records.x is not None else []
     return findings
 
 

@@ -28,7 +28,6 @@ from ..price import Price, Prices
 from ..quantile import QuantileClip
 from ..release import Form, ReleasePlan
 from ..rounds import Rounds
-from ..row_noise import RowNoise
 from ..samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
@@ -134,26 +133,16 @@ class Setup:
         return self.schedule
 
     @property
-    def clocks(self) -> Clocks:
-        """Return the schedule of clients that act one at a time."""
-        assert isinstance(self.schedule, Clocks)
-        return self.schedule
-
-    @property
     def adaptive(self) -> QuantileClip | None:
         """Return the settings of a clip norm that follows a quantile, or None, also for rows."""
         return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows else None
 
     @property
-    def row_noise(self) -> RowNoise | None:
-        """Return the noise on rows that is checked, if any."""
-        return self.release(self.rows).rows if self.rows else None
-
-    @property
     def budgets(self) -> tuple[float | None, ...]:
         """Return the budget of every account."""
-        if self.row_noise is not None:
-            return (self.row_noise.epsilon,)
+        noise = self.release(self.rows).rows if self.rows else None
+        if noise is not None:
+            return (noise.epsilon,)
         if isinstance(self.privacy, RecordPrivacy):
             return self.privacy.budgets(self.records.ids)
         return (self.privacy.epsilon,)
@@ -161,8 +150,9 @@ class Setup:
     @property
     def delta(self) -> float:
         """Return the delta of every epsilon; the number of protected units sets the default."""
-        if self.row_noise is not None and self.row_noise.delta is not None:
-            return self.row_noise.delta
+        noise = self.release(self.rows).rows if self.rows else None
+        if noise is not None and noise.delta is not None:
+            return noise.delta
         return self.privacy.resolved_delta(int(self.sizes.sum()) if self.gradients is not None else self.sampler.n)
 
     @property
@@ -242,16 +232,6 @@ class Setup:
         if plan.batch_size is not None:
             return min(1.0, plan.batch_size / n) if n else 1.0
         return float(np.broadcast_to(plan.rate, len(plan.ids))[client])
-
-    def weight(self, client: int, use: int) -> float:
-        """Return the weight of an activation, the mean of a client's weights being 1."""
-        weights = self.records.allocation
-        return 1.0 if weights is None else float(weights[client][use] / np.mean(weights[client]))
-
-    @property
-    def x(self) -> Sequence[Tensor] | None:
-        """Return (n_i, D) rows of every client, of which gradients are multiples; None where they are of none."""
-        return self.records.x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,18 +393,9 @@ class Claims:
             "bands": max([1, *map(len, self._bands.values())]),
         }
 
-    def event(self, client: int, use: int) -> Any:
-        """Return the event of one noised sum in a use, composed from its price by code of the audit."""
-        price, multiplier = self.price(client)
-        return event_of(price, weighted(price, multiplier, use))
-
-    def composition(self, client: int, uses: int) -> list[tuple[Any, int]]:
-        """Return the events of an account after ``uses``, with their numbers; see :func:`composition`."""
-        return composition(*self.price(client), uses)
-
     def spent(self, client: int, uses: int) -> float:
-        """Return epsilon of :meth:`composition`, at the delta of the settings."""
-        parts = [(event, count) for event, count in self.composition(client, uses) if count]
+        """Return epsilon of an account after ``uses``, at the delta of the settings; see :func:`composition`."""
+        parts = [(event, count) for event, count in composition(*self.price(client), uses) if count]
         if not parts:
             return 0.0
         whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
