@@ -24,7 +24,7 @@ from ..rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup, event_of, weighted
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
@@ -65,7 +65,7 @@ def _prices(setup: Setup, seed: int) -> Finding:
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
     for k in claims.accounts:
-        price, _ = claims.price(k)
+        price, multiplier = claims.price(k)
         cap = setup.steps if setup.gradients is None else int(channel.caps[k])
         of_account = differences(vars(price), claims.facts(k), _OTHER)
         if setup.gradients is not None and setup.records.x is not None and len(setup.records.x[k]) != setup.sizes[k]:
@@ -75,6 +75,9 @@ def _prices(setup: Setup, seed: int) -> Finding:
                 claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
                     of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
+            charged, due = claims.prices.event(k, use), event_of(price, weighted(price, multiplier, use))
+            if claims.refuted is None and charged != due:  # uses of unequal weight may cost the same in total
+                of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
         wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
     if setup.rows:
         stated, spent = channel.rows[setup.rows].epsilon_at(setup.steps), claims.spent(0, setup.steps)

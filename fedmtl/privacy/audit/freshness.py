@@ -16,7 +16,7 @@ import torch
 from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, low_p, skipped
-from .play import Sample, gathered, noise_of, steps_for
+from .play import Sample, gathered, noise_of
 from .setup import CLIENTS, GRADIENTS, Setup
 from .statistics import correlations, seeds, unrelated_p
 
@@ -46,20 +46,8 @@ def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int, *, processes
     if len(noise) > 1:
         smallest = min(setup.claims.of(name).size for name in setup.claims.names)
         findings += _names(gathered(setup, first, _STEPS * smallest))
-    findings += [*_of_replicates(setup, first), *training_freshness(setup, first)]
-    findings += _beside_other_cohorts(setup.seeded(), first)
+    findings += [*training_freshness(setup, first), _beside_other_cohorts(setup.seeded(), first)]
     return findings + _elsewhere(setup, first, second, processes=processes)
-
-
-def _of_replicates(setup: Setup, seed: int) -> list[Finding]:
-    """Check that replicates have noise of their own, where clients act one at a time."""
-    if not setup.one_at_a_time or setup.secure:
-        return []
-    count = steps_for(setup, _ROWS * _SHORTEST)
-    single = noise_of(setup, setup.open(seed), 0, count)[GRADIENTS]
-    with closing(setup.open(seed, replicates=2)) as both:
-        two = noise_of(setup, both, 0, count)[GRADIENTS]
-    return [_unrelated("freshness: replicates of gradients", _rows(single.units), _rows(two.units))]
 
 
 def training_freshness(setup: Setup, seed: int) -> list[Finding]:
@@ -74,7 +62,7 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     return [_unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
 
 
-def _beside_other_cohorts(setup: Setup, seed: int) -> list[Finding]:
+def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
     """Check that noise does not depend on who takes part: that on a sum of rows, on the count of unclipped clients, on
     a client's local step and on its activation."""
     n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
@@ -83,16 +71,16 @@ def _beside_other_cohorts(setup: Setup, seed: int) -> list[Finding]:
     whole, *fewer = (noise_of(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
     pairs = moved = 0
     for name, sample in whole.items():
-        at = {key: row for row, key in enumerate(zip(sample.clients.tolist(), sample.steps.tolist(), strict=True))}
+        units = {(each.client, each.step): row for each, row in zip(sample.releases, sample.units, strict=True)}
         for other in (others[name] for others in fewer):
-            for row, key in enumerate(zip(other.clients.tolist(), other.steps.tolist(), strict=True)):
-                if key in at:
+            for each, row in zip(other.releases, other.units, strict=True):
+                if (same := units.get((each.client, each.step))) is not None:
                     pairs += 1
-                    moved += not np.allclose(other.units[row], sample.units[at[key]], rtol=0, atol=1e-6)
+                    moved += not np.allclose(row, same, rtol=0, atol=1e-6)
     check = "freshness: noise beside other cohorts"
     if not pairs:
-        return [skipped(check, "no release fits the budget")]
-    return [exact(check, moved, f"of {pairs} releases have other noise where other clients take part")]
+        return skipped(check, "no release fits the budget")
+    return exact(check, moved, f"of {pairs} releases have other noise where other clients take part")
 
 
 # Correlations
@@ -169,7 +157,8 @@ _Noise = dict[str, np.ndarray]
 
 
 def _elsewhere(setup: Setup, first: int, second: int, *, processes: bool) -> list[Finding]:
-    """Compare the noise with that of another channel, of a forked process and of a restored run.
+    """Compare the noise with that of another channel, of a replicate where clients act one at a time, of a forked
+    process and of a restored run.
 
     In seeded mode channels have different seeds, and processes continue at the next step, since the same step is by
     design the same release. In secure mode seeds and steps are the same, and must not matter.
@@ -191,6 +180,8 @@ def _elsewhere(setup: Setup, first: int, second: int, *, processes: bool) -> lis
 
     left, right = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
     findings = compared("channels", left, right)
+    if setup.one_at_a_time and not setup.secure:
+        findings += compared("replicates", left, sample(setup.open(first, replicates=2), 0, steps))
     if not processes:
         return findings
     channel = setup.open(first)
