@@ -34,7 +34,7 @@ from ..trainer import Trainer
 if TYPE_CHECKING:
     from ..run import Run
 
-RELEASED = "releases.safetensors"
+RELEASED, AGAIN = "releases.safetensors", 2
 _EVALUATED = 32  # clients, at most, whose models are scored and finetuned
 
 Marks = dict[tuple[int, str, int], str]
@@ -52,8 +52,8 @@ class Notes:
         first: the clients of the first event.
         drawn: places of the records of each local step, by (round, number of the step, client), int64 (k,).
         releases: (step, name, value) of all that was released.
-        otherwise: how many releases of rows another channel makes otherwise when it is handed the same rows, and how
-            many have rows of clients that were not drawn.
+        rows: of the clients (k,), and (k, D), that were handed to releases in the first two steps, by (step, name).
+        other: a second channel of the run, to release these rows again; None where there are none.
         frozen: names of the parameters that are frozen, and whether the run changed them.
         published: files of ``public/`` and facts of the report, by name, but for the released values.
         values: names of the values that are published as released, and whether they were released.
@@ -65,7 +65,8 @@ class Notes:
     first: tuple[int, ...] = ()
     drawn: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     releases: list[tuple[int, str, Tensor]] = field(default_factory=list)
-    otherwise: int = 0
+    rows: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    other: Rounds | None = None
     frozen: dict[str, bool] = field(default_factory=dict)
     published: dict[str, bytes] = field(default_factory=dict)
     values: dict[str, bool] = field(default_factory=dict)
@@ -156,10 +157,8 @@ class _Watching(Engine):
             channel.records.coins = [self.secret]
         elif not channel.account.by_client:
             channel.sources = [self.secret]
-        self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the round that is computed
-        self._other: Rounds | None = None
         if isinstance(channel, Rounds) and channel.records is None and self.replay is None and self.tapped:
-            self._other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
+            self.notes.other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
         return channel, replace(source, stop=min(source.stop, self.rounds))
 
     def init(self, run: Run) -> State:
@@ -167,11 +166,8 @@ class _Watching(Engine):
         return self._noted(super().init(run))
 
     def step(self, run: Run, state: State, block: Block) -> State:
-        self._rows.clear()
         state = super().step(run, state, block)
         self.event += 1
-        if self._other is not None:
-            self._release_again(self._other, block.first)
         self.notes.first = self.notes.first or tuple(k for k in block.clients.flatten().tolist() if k >= 0)
         return self._noted(state)
 
@@ -182,25 +178,10 @@ class _Watching(Engine):
         _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
         return super().models(run, state)
 
-    def _release_again(self, other: Rounds, step: int) -> None:
-        """Compare what a round has released with what another channel makes of its rows."""
-        other.record = again = list[tuple[int, str, Tensor]]()
-        cohort = other.draw(step)
-        other.begin(step, cohort)
-        for plan in other.plans:
-            parts = self._rows.get(plan.name, [(cohort[:0], torch.zeros(0, plan.dimension))])
-            clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
-            self.notes.otherwise += not set(clients.tolist()) <= set(cohort.tolist())
-            other.release(plan.name, rows, clients)
-        first = {name: value for at, name, value in self.notes.releases if at == step}
-        second = {name: value for _, name, value in again}
-        same = (name in first and name in second and torch.equal(first[name], second[name]) for name in first | second)
-        self.notes.otherwise += [*same].count(False)
-
     def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
-        if self._other is not None:
-            self._rows.setdefault(name, []).append((clients, rows))
+        if self.notes.other is not None and step < AGAIN:
+            self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")
         if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
             index, mask = self.channel.local.batch(clients)
@@ -236,6 +217,24 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
         notes.values[name] = any(
             row.shape == value.shape and np.allclose(row, value.numpy(), rtol=1e-12, atol=0) for row in released
         )
+
+
+def released_again(notes: Notes) -> tuple[Recording, int]:
+    """Return what another channel releases of the rows of a run when it is handed them, and the number of releases with
+    rows of clients that were not drawn."""
+    again, strangers, other = list[tuple[int, str, Tensor]](), 0, notes.other
+    if other is None:
+        return again, 0
+    other.record = again
+    for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
+        cohort = other.draw(step)
+        other.begin(step, cohort)
+        for plan in other.plans:
+            parts = notes.rows.get((step, plan.name), [(cohort[:0], torch.zeros(0, plan.dimension))])
+            clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+            strangers += not set(clients.tolist()) <= set(cohort.tolist())
+            other.release(plan.name, rows, clients)
+    return again, strangers
 
 
 def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:

@@ -7,7 +7,6 @@ a record, and for algorithms whose clients act one at a time, the numbers of rec
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from ...privacy.audit.findings import exact, skipped
 from ...random import derive_key
 from ..trainer import Trainer
 from .others import replaced_data
-from .rerun import RELEASED, Notes, differing, watched, when
+from .rerun import AGAIN, RELEASED, Notes, differing, released_again, watched, when
 
 _SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
 
@@ -81,21 +80,19 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
     them, and that these are rows of clients that were drawn for the round.
 
     All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
-    threads meanwhile. It is the ``first`` one, and two rounds with a clip norm of 2^-10 of its own, so that rows are
-    clipped. Both are made again without a tap, as every run is, and release the same.
+    threads meanwhile. Compared are the first two rounds of the run without a tap, as every run is, with the rows of the
+    ``first`` one; and those of a run with a clip norm of 2^-10 of its own, so that rows are clipped.
     """
-    privacy, runs = trainer.privacy, [(trainer, first)]
+    privacy, runs, wrong = trainer.privacy, [(trainer, first)], 0
     if privacy is not None and isinstance(privacy.clip_norm, float) and all(p.form == "vector" for p in setup.releases):
         tight = replace(trainer, privacy=replace(privacy, clip_norm=privacy.clip_norm * 2.0**-10), finetune=None)
-        runs.append((tight, watched(tight, 2)))
-    wrong = 0
+        runs.append((tight, watched(tight, AGAIN)))
     for run, noted in runs:
-        made = [release for release in noted.releases if release[0] < 2]
-        plain = watched(replace(run, finetune=None), 1 + max((step for step, _, _ in made), default=0), tapped=False)
-        pairs = itertools.zip_longest(made, plain.releases, fillvalue=(-1, "", torch.zeros(0)))
-        wrong += noted.otherwise + sum(
-            one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs
-        )
+        again, strangers = released_again(noted)
+        plain = watched(replace(run, finetune=None), AGAIN, tapped=False)
+        made = {(step, name): value for step, name, value in plain.releases}
+        same = ((step, name) in made and torch.equal(value, made[step, name]) for step, name, value in again)
+        wrong += strangers + [*same].count(False)
     detail = "releases of a run that are not those of its rows handed to a channel, or of clients that were not drawn"
     return exact("transcript: releases", wrong, detail)
 
