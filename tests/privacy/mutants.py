@@ -100,7 +100,7 @@ from tests.helpers import ragged_classification
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5  # in rounds
 AGENTS, USES, FEATURES = 5, 8, 6  # one at a time
 EFFORT = Effort(noise=6000, cohorts=120)
-CLOCKED_EFFORT = Effort(noise=4800, cohorts=200, processes=False)
+CLOCKED_EFFORT = Effort(noise=4800, cohorts=200)
 
 # What is run: algorithms in rounds, algorithms whose clients act one at a time, and releases of matrices
 
@@ -279,12 +279,10 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
     )
 
 
-def audit(
-    trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS, *, processes: bool = True
-) -> list[Finding]:
+def audit(trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS) -> list[Finding]:
     """A small audit."""
     clocked = trainer.algorithm.one_at_a_time
-    effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks, processes=processes)
+    effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks)
     return audit_trainer(trainer, seed=seed, rounds=20 if clocked else min(3, trainer.rounds), effort=effort)
 
 
@@ -329,13 +327,11 @@ class Mutant:
 def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS) -> list[str]:
     """The checks that refute the mutant in a configuration of an algorithm; figures of ``private/`` are not drawn."""
     trainer = trainer_of(algorithm, configuration)
-    processes = not trainer.algorithm.one_at_a_time or any("restore" in name for name in mutant.caught_by)
-    processes = processes or (not mutant.caught_by and configuration in ("clocks, laplace", "clocks, secure"))
     with pytest.MonkeyPatch.context() as patch:
         for private in ("plot_rounds", "plot_clients"):  # which no check reads
             patch.setattr(figures, private, lambda *of, **named: None)
         mutant.apply(patch, trainer)
-        return [finding.check for finding in audit(trainer, checks=checks, processes=processes) if finding.refuted]
+        return [finding.check for finding in audit(trainer, checks=checks) if finding.refuted]
 
 
 def _set(place: Any, name: str, value: Any) -> _Patch:

@@ -60,7 +60,7 @@ def test_settings_of_other_kinds_pass() -> None:
         replace(base, algorithm=domain, privacy=loose),
         replace(base, algorithm=AsyncLearner(loss="logistic"), rounds=3),
     ):
-        findings = audit(run, checks=("noise law", "sensitivity", "charges"), processes=False)
+        findings = audit(run, checks=("noise law", "sensitivity", "charges"))
         assert not [finding for finding in findings if finding.refuted]
         assert any(finding.check == "sensitivity: gradients" and not finding.skipped for finding in findings)
 
@@ -97,7 +97,7 @@ def trainer(configuration: str, **settings) -> Trainer:
 )
 def test_weighted_wakeups_and_free_ones_after_the_last_release_pass(configuration: str, settings: dict) -> None:
     checks = ("noise law", "charges", "transcript")
-    findings = audit(trainer(configuration, **settings), checks=checks, processes=False)
+    findings = audit(trainer(configuration, **settings), checks=checks)
     assert [finding.check for finding in findings if finding.refuted] == []
     assert any(finding.check == "transcript: public state" and not finding.skipped for finding in findings)
 

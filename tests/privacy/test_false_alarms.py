@@ -17,7 +17,6 @@ from .mutants import trainer_of
 EFFORT = Effort(
     noise=1600,
     cohorts=24,
-    processes=False,  # the same statistic as between two channels
     checks=("noise law", "freshness", "sampler"),
 )
 

@@ -229,7 +229,7 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
     algorithm, sampler = options.pop("algorithm", "pmtl"), options.pop("sampler", "full")
     privacy = RecordPrivacy(**({"clip_norm": 0.5, "epsilon": 6.0, "delta": 1e-3} | options))
     run = trainer(algorithm, sampler, privacy=privacy)
-    findings = audit_trainer(run, rounds=2, effort=Effort(noise=2000, cohorts=60, processes=False))
+    findings = audit_trainer(run, rounds=2, effort=Effort(noise=2000, cohorts=60))
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
     assert kinds == set(CHECKS) - {"grid", "exact sum"}

@@ -18,36 +18,34 @@ from ..rounds import Rounds
 from .findings import Finding, exact, low_p, skipped
 from .play import Sample, gathered, noise_of
 from .setup import CLIENTS, GRADIENTS, Setup
-from .statistics import correlations, seeds, unrelated_p
+from .statistics import LEAST, seeds, unrelated, unrelated_p
 
 _SHORTEST, _ROWS = 64, 64  # fewest numbers of consecutive releases that are joined for a comparison; most rows compared
-_GROUP = 40  # fewest numbers of a client or of a step
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 _STEPS = 96  # in which releases of one step are compared
 _BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
 
 
-def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int, *, processes: bool) -> list[Finding]:
-    """Make all checks of freshness of ``noise``, by release; with ``processes`` also against a forked process and a
-    restored run."""
+def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Finding]:
+    """Make all checks of freshness of ``noise``, by release."""
     first, second = seeds(seed, "noise", 2)
     findings = []
     for name, sample in noise.items():
         units = sample.units
         if not name.endswith("/count"):
             findings += _within(name, units, setup.parts(units.shape[1]))
-            findings.append(_unrelated(f"freshness: releases of {name}", _rows(units)))
+            findings.append(unrelated(f"freshness: releases of {name}", _rows(units)))
         if sample.clients.max(initial=-1) >= 0:
-            findings.append(_unrelated(f"freshness: clients of {name}", _rows(units, sample.clients)))
-            findings.append(_unrelated(f"freshness: steps of {name}", _rows(units, sample.steps)))
+            findings.append(unrelated(f"freshness: clients of {name}", _rows(units, sample.clients)))
+            findings.append(unrelated(f"freshness: steps of {name}", _rows(units, sample.steps)))
         if sample.releases and sample.releases[0].claim.bands:
             findings.append(_lags(f"freshness: rounds of {name}", units.T))
     if len(noise) > 1:
         smallest = min(setup.claims.of(name).size for name in setup.claims.names)
         findings += _names(gathered(setup, first, _STEPS * smallest))
     findings += [*training_freshness(setup, first), _beside_other_cohorts(setup.seeded(), first)]
-    return findings + _elsewhere(setup, first, second, processes=processes)
+    return findings + _elsewhere(setup, first, second)
 
 
 def training_freshness(setup: Setup, seed: int) -> list[Finding]:
@@ -59,7 +57,7 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
-    return [_unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
+    return [unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
 
 
 def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
@@ -92,19 +90,9 @@ def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
     if keys is None:
         group = -(-_SHORTEST // units.shape[1])
         return units[: len(units) // group * group].reshape(-1, group * units.shape[1])[:_ROWS]
-    groups = [group for key in np.unique(keys) if (group := units[keys == key].ravel()).size >= _GROUP]
+    groups = [group for key in np.unique(keys) if (group := units[keys == key].ravel()).size >= LEAST]
     length = min(map(len, groups), default=0)
     return np.array([group[:length] for group in groups[:_ROWS]]).reshape(-1, length)
-
-
-def _unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
-    """Check that no row of (a, d) shares noise with one of ``others`` (b, d), by default with another one."""
-    cosines = correlations(rows, rows if others is None else others)
-    cosines = cosines[np.triu_indices(len(rows), 1)] if others is None else cosines
-    if not cosines.size or rows.shape[1] < _GROUP:
-        return skipped(check, "too little noise to compare")
-    detail = f"largest correlation {cosines.max():.4g} of {cosines.size} pairs"
-    return low_p(check, unrelated_p(cosines, rows.shape[1]), detail)
 
 
 def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
@@ -116,10 +104,10 @@ def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> l
     noise = noise[:_ROWS]
     findings = [_lags(check, noise[: max(1, _LAG_ELEMENTS // d)])]
     if len(parts) > 1:
-        parts = [part for part in parts if len(noise) * (part[1] - part[0]) >= _GROUP][:_ROWS]
+        parts = [part for part in parts if len(noise) * (part[1] - part[0]) >= LEAST][:_ROWS]
         length = min((stop - start for start, stop in parts), default=0)
         tensors = [noise[:, start : start + length].ravel() for start, _ in parts]
-        findings.append(_unrelated(f"freshness: tensors of {name}", np.array(tensors).reshape(len(parts), -1)))
+        findings.append(unrelated(f"freshness: tensors of {name}", np.array(tensors).reshape(len(parts), -1)))
     return findings
 
 
@@ -146,7 +134,7 @@ def _names(noise: Mapping[str, Sample]) -> list[Finding]:
     for (left, first), (right, second) in itertools.combinations(noise.items(), 2):
         d = min(first.size, second.size)
         a, b = (sample.units.T if d < _SHORTEST else _rows(sample.units[:, :d]) for sample in (first, second))
-        findings.append(_unrelated(f"freshness: {left} and {right}", a, b))
+        findings.append(unrelated(f"freshness: {left} and {right}", a, b))
     return findings
 
 
@@ -156,7 +144,7 @@ _Noise = dict[str, np.ndarray]
 """Noise (T, D) by release, i.i.d. N(0, 1)."""
 
 
-def _elsewhere(setup: Setup, first: int, second: int, *, processes: bool) -> list[Finding]:
+def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
     """Compare the noise with that of another channel, of a replicate where clients act one at a time, of a forked
     process and of a restored run.
 
@@ -176,14 +164,12 @@ def _elsewhere(setup: Setup, first: int, second: int, *, processes: bool) -> lis
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
     def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:
-        return [_unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(theirs[name])) for name in ours]
+        return [unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(theirs[name])) for name in ours]
 
     left, right = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
     findings = compared("channels", left, right)
     if setup.one_at_a_time and not setup.secure:
         findings += compared("replicates", left, sample(setup.open(first, replicates=2), 0, steps))
-    if not processes:
-        return findings
     channel = setup.open(first)
     channel.start(0)
     theirs = _in_child(lambda: sample(channel, start, start + half))

@@ -25,12 +25,11 @@ from .play import MARKED, Released, Sample, gathered, played
 from .setup import GRADIENTS, MOST_ELEMENTS, Setup
 from .statistics import (
     auditor,
-    correlations,
     from_binomial,
     from_hypergeometric,
     normal_p,
     seeds,
-    unrelated_p,
+    unrelated,
 )
 
 _Subsets: TypeAlias = sparse.csr_array
@@ -159,12 +158,8 @@ def _unrelated(check: str, noise: Sample) -> Finding:
         lengths = special.ndtri(special.gammainc(noise.units.shape[1] / 2, (noise.units**2).sum(1) / 2))
         sizes = special.ndtri(special.erf(np.abs(units) / math.sqrt(2)))
     drawn = np.column_stack([noise.drawn, noise.drawn.sum(1)]).astype(float)
-    drawn = (drawn - drawn.mean(0))[:, drawn.std(0) > 0]
-    if not drawn.size or len(units) < 3:
-        return skipped(check, "the same units take part in every release")
-    cosines = correlations(drawn.T, np.column_stack([units, sizes, lengths]).T)
-    detail = f"largest correlation {cosines.max():.4g} with who takes part, of {cosines.size} in {len(units)} releases"
-    return low_p(check, unrelated_p(cosines, len(units)), detail)
+    drawn = (drawn - drawn.mean(0))[:, drawn.std(0) > 0]  # nothing where the same units always take part
+    return unrelated(check, drawn.T, np.column_stack([units, sizes, lengths]).T)
 
 
 # Cohorts

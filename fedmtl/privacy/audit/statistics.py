@@ -13,6 +13,10 @@ import numpy as np
 from scipy import special, stats
 
 from ...random import derive_key
+from .findings import Finding, low_p, skipped
+
+LEAST = 40
+"""Fewest numbers of noise that are compared."""
 
 
 def auditor(seed: int, purpose: str) -> np.random.Generator:
@@ -91,3 +95,14 @@ def unrelated_p(cosines: np.ndarray, size: np.ndarray | int) -> float:
     freedom = np.asarray(size, float) - 1
     ratios = cosines * np.sqrt(freedom / np.maximum(1 - cosines**2, 1e-300))
     return min(1.0, 2 * cosines.size * float(np.min(stats.t.sf(ratios, freedom), initial=1.0)))
+
+
+def unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
+    """Return the finding that no row of (a, d) is correlated with one of ``others`` (b, d), by default with another
+    one: of noise, and of noise or anything that does not depend on it."""
+    cosines = correlations(rows, rows if others is None else others)
+    cosines = cosines[np.triu_indices(len(rows), 1)] if others is None else cosines
+    if not cosines.size or rows.shape[1] < LEAST:
+        return skipped(check, "too little noise to compare")
+    detail = f"largest correlation {cosines.max():.4g} of {cosines.size} pairs"
+    return low_p(check, unrelated_p(cosines, rows.shape[1]), detail)

@@ -42,13 +42,11 @@ class Effort(Checked):
     Args:
         noise: numbers of noise of every release, at least; more where four steps have more.
         cohorts: cohorts drawn.
-        processes: also compare with the noise of a forked process and of a restored run.
         checks: kinds of checks.
     """
 
     noise: Count = 2_000_000
     cohorts: Count = 1000
-    processes: bool = True
     checks: tuple[str, ...] = CHECKS
 
     def __post_init__(self) -> None:
@@ -102,7 +100,7 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
 
     checks: dict[str, Callable[[], list[Finding]]] = {
         "noise law": lambda: noise_laws(setup, noise),
-        "freshness": lambda: freshness(setup, noise, seed, processes=effort.processes),
+        "freshness": lambda: freshness(setup, noise, seed),
         "sensitivity": lambda: sensitivity(setup, seed, auditor(seed, "sensitivity")),
         "sampler": cohorts,
         "charges": lambda: charges(setup, seed),
