@@ -52,9 +52,9 @@ def low_p(check: str, p_value: float, detail: str) -> Finding:
     return Finding(check, p_value, LEVEL, not p_value >= LEVEL, detail, LEVEL)
 
 
-def too_large(check: str, statistic: float, threshold: float, detail: str, level: float = 0.0) -> Finding:
+def too_large(check: str, statistic: float, threshold: float, detail: str) -> Finding:
     """Return a finding that is refuted by a statistic above ``threshold`` (also by one that is not a number)."""
-    return Finding(check, statistic, threshold, not statistic <= threshold, detail, level)
+    return Finding(check, statistic, threshold, not statistic <= threshold, detail)
 
 
 def exact(check: str, violations: int, detail: str) -> Finding:

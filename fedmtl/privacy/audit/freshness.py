@@ -16,7 +16,7 @@ import torch
 from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, low_p, skipped
-from .play import Sample, gathered, noise_of
+from .play import Sample, gathered, played
 from .setup import CLIENTS, GRADIENTS, Setup
 from .statistics import LEAST, seeds, unrelated, unrelated_p
 
@@ -53,7 +53,7 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
     few, total = np.arange(len(setup.sizes))[:CLIENTS], setup.records.local_steps
-    sample = noise_of(setup, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
+    sample = played(setup, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
@@ -66,7 +66,7 @@ def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
     n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
     who = np.arange(n)[: None if setup.gradients is None else 2 * CLIENTS]
     steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
-    whole, *fewer = (noise_of(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
+    whole, *fewer = (played(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
     pairs = moved = 0
     for name, sample in whole.items():
         units = {(each.client, each.step): row for each, row in zip(sample.releases, sample.units, strict=True)}
@@ -160,7 +160,7 @@ def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
 
     def sample(channel: Rounds | Activations, start: int, stop: int) -> _Noise:
         with closing(channel):
-            samples = noise_of(setup, channel, start, stop)
+            samples = played(setup, channel, start, stop)
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
     def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:

@@ -161,33 +161,12 @@ def silence(setup: Setup) -> Sent:
     return sent
 
 
-def noise_of(
-    setup: Setup,
-    channel: Rounds | Activations,
-    start: int,
-    stop: int,
-    who: np.ndarray | None = None,
-    local: int = _LOCAL,
-) -> dict[str, Sample]:
-    """Return the noise of steps ``start`` to ``stop`` of a channel, by release, in which clients contribute nothing; of
-    noise that is correlated over rounds what is independent, in the middle of a run without the rounds that earlier
-    ones enter."""
-    samples = played(setup, channel, start, stop, who=who, local=local)
-    for name, sample in samples.items():
-        if sample.releases and sample.releases[0].claim.bands:
-            claim = sample.releases[0].claim
-            values, first = decorrelated(sample.values, claim), len(claim.bands) - 1 if start else 0
-            independent = [replace(each, value=value) for each, value in zip(sample.releases, values, strict=True)]
-            samples[name] = replace(sample, releases=independent[first:])
-    return samples
-
-
 def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
     """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
     drawn: list[dict[str, Sample]] = []
     left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
-        drawn.append(noise_of(setup, setup.open(other), 0, steps_for(setup, left)))
+        drawn.append(played(setup, setup.open(other), 0, steps_for(setup, left)))
         least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
         left -= least
         if left <= 0 or not least:
@@ -226,7 +205,9 @@ def played(
         channel: an open one.
         start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
             charged yet, and are left out.
-        sent: what the clients hand to releases; None for nothing, see :func:`silence`.
+        sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that is correlated over
+            rounds is then returned as what is independent, in the middle of a run without the rounds that earlier ones
+            enter.
         who: the only clients that take part, in every step; None for those that are drawn, or all in turn.
         local: most local steps of one participation that are made.
 
@@ -235,14 +216,24 @@ def played(
         with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
         grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
     """
-    sent = silence(setup) if sent is None else sent
+    sends = silence(setup) if sent is None else sent
     if isinstance(channel, Activations):
-        return {GRADIENTS: _activations(setup, channel, start, stop, sent, who)}
+        return {GRADIENTS: _activations(setup, channel, start, stop, sends, who)}
     if who is not None:
         channel = _drawing(channel, who)
     if setup.gradients is not None:
-        return {GRADIENTS: _local_steps(setup, channel, start, stop, sent, local)}
-    return _sums(setup, channel, start, stop, sent)
+        return {GRADIENTS: _local_steps(setup, channel, start, stop, sends, local)}
+    made = _sums(setup, channel, start, stop, sends)
+    return made if sent is not None else {name: _independent(each, start > 0) for name, each in made.items()}
+
+
+def _independent(sample: Sample, later: bool) -> Sample:
+    """Return noise of consecutive rounds as what is independent, without the first ones if ``later`` than the start."""
+    claim = sample.releases[0].claim if sample.releases else None
+    if claim is None or not claim.bands:
+        return sample
+    values = zip(sample.releases, decorrelated(sample.values, claim), strict=True)
+    return Sample(sample.size, [replace(each, value=value) for each, value in values][later * (len(claim.bands) - 1) :])
 
 
 def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:

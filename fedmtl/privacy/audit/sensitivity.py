@@ -150,7 +150,7 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
         who = cohort[cohort < width]
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
-    moving, still = (played(setup, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, None))
+    moving, still = (played(setup, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, silence(setup)))
     if not moving.releases:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
