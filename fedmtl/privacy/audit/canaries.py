@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -86,7 +87,6 @@ class Canaries(_Coins):
         super().__init__(count, first, seed)
         self.sampler = sampler
         self._step = -1
-        self._latest: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}  # directions by release
         self._evidence = torch.zeros(count, dtype=torch.float64)  # of the releases of one step, which share coins
 
     @property
@@ -133,15 +133,10 @@ class Canaries(_Coins):
         bounded or the squares of a row are released. Of more canaries than coordinates they are random signs on all
         coordinates, or a random coordinate, anew in every step.
         """
-        count, size = len(self), release.dimension
-        fits = count <= size
-        purpose = f"canaries/{release.name}/{0 if fits else step}"
-        if self._latest.get(release.name, ("",))[0] == purpose:
-            return self._latest[release.name][1]
         assert release.clip is not None
-        single = release.clip.norm == "l1" or release.form == "diagonal"
-        self._latest[release.name] = purpose, _directions(count, size, single, derive_key(self._seed, purpose))
-        return self._latest[release.name][1]
+        count, size = len(self), release.dimension
+        key = derive_key(self._seed, f"canaries/{release.name}/{0 if count <= size else step}")
+        return _directions(count, size, release.clip.norm == "l1" or release.form == "diagonal", key)
 
     def sending(self, members: Tensor) -> Tensor:
         """Return the canaries, int64 (k,), among the positions ``members`` of all who take part that add a row to a
@@ -290,6 +285,7 @@ class RecordCanaries(_Coins):
             self.uses[part] += 1
 
 
+@lru_cache(16)  # releases of a step
 def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, Tensor]:
     """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one coordinate each."""
     generator = torch.Generator().manual_seed(key >> 1)
