@@ -88,14 +88,13 @@ def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None
     records, prices = channel.records, channel.prices
     if not channel.releases_anything or prices is None:
         raise ConfigError(f"audit measures what is released, and {settings.algorithm.name} releases nothing.")
+    if prices.refuted is not None:
+        raise PrivacyError(
+            f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave audit out."
+        )
     if records is not None:
         planted = RecordCanaries(records.plan, own, records.law, channel.bound, settings.seed)
         channel.record_canaries = planted
-        if prices.refuted is not None:
-            raise PrivacyError(
-                f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave "
-                f"audit out."
-            )
         if len(np.unique(prices.kind[0][planted.clients])) > 1:
             raise PrivacyError(
                 "Canaries join clients of one price; give one epsilon to all clients, or leave audit out."
@@ -121,12 +120,8 @@ def certificate(
     """
     from ..privacy.audit.interval import SHARE, guess
 
-    prices, spent, clients, records = (
-        channel.prices,
-        channel.account.spent[0],
-        channel.canaries,
-        channel.record_canaries,
-    )
+    prices, spent = channel.prices, channel.account.spent[0]
+    clients, records = channel.canaries, channel.record_canaries
     planted = records or clients
     assert planted is not None
     assert prices is not None

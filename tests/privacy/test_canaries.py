@@ -170,9 +170,7 @@ def test_an_adaptive_clip_is_restored_beside_the_scores():
     assert torch.equal(other.canaries.scores, canaries.scores)
 
 
-def test_what_has_no_epsilon_is_refused():
-    with pytest.raises(PrivacyError, match="has no noise that has one"):
-        played(FullParticipation(), epsilon=math.inf, noise_multiplier=None)
+def test_matrices_whose_rows_have_no_negative_are_refused():
     with pytest.raises(PrivacyError, match="symmetric release need add-or-remove"):
         played(FixedCohort(cohort=10), form="symmetric", dimension=30, canaries=20)
 

@@ -33,6 +33,7 @@ from fedmtl import (
     models,
 )
 from fedmtl._rounding import rounded_down
+from fedmtl.algorithms.mp_mtl.published import PublishedMPMTL
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.cli import main
 from fedmtl.data import load_synthetic_tasks
@@ -247,6 +248,10 @@ def test_a_resumed_run_has_the_same_certificate_and_is_verified(tmp_path, kind, 
 def test_activations_without_one_claim_for_all_canaries_are_refused():
     with pytest.raises(PrivacyError, match=r"Canaries measure a claimed epsilon, and .* has none that holds"):
         one_at_a_time("pp_dmtl", algorithm=PublishedPPDMTL(row_norm=1.0), **ACTIVATIONS).fit()
+    wishart = replace(AUDITED["privacy"], mechanism="wishart")
+    tasks = {"data": TASKS, "model": models.linear_regression(), "loss": "auto", "privacy": wishart}
+    with pytest.raises(PrivacyError, match="and mp_mtl_published has none that holds"):
+        interval(algorithm=PublishedMPMTL(row_norm=1.0, lam=0.05), **tasks)
     budgets = {name: 1.0 + k for k, name in enumerate(TASKS.ids)}
     with pytest.raises(PrivacyError, match="Canaries join clients of one price; give one epsilon to all clients"):
         one_at_a_time("learner", privacy=replace(LAPLACE, epsilon=budgets), **ACTIVATIONS).fit()

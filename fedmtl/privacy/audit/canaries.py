@@ -98,14 +98,9 @@ class Canaries(_Coins):
         """Refuse releases that the attack does not cover.
 
         Raises:
-            PrivacyError: no noise, or a matrix whose rows have no negative.
+            PrivacyError: a matrix whose rows have no negative.
         """
         for release in releases.values():
-            if release.noise is None or release.noise.refuted is not None:
-                raise PrivacyError(
-                    f"Canaries measure a claimed epsilon, and release {release.name!r} has no noise that has one; "
-                    f"give ClientPrivacy(epsilon=...)."
-                )
             if release.form != "vector" and self.paired:
                 raise PrivacyError(
                     f"Canaries of a {release.form} release need add-or-remove neighbours, and those of "
