@@ -16,13 +16,12 @@ import torch
 from ..activations import Activations
 from ..rounds import Rounds
 from .findings import Finding, exact, low_p, skipped
-from .play import Sample, gathered, played
+from .play import Sample, played
 from .setup import CLIENTS, GRADIENTS, Setup
 from .statistics import LEAST, seeds, unrelated, unrelated_p
 
 _SHORTEST, _ROWS = 64, 64  # fewest numbers of consecutive releases that are joined for a comparison; most rows compared
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
-_STEPS = 96  # in which releases of one step are compared
 _BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
 
@@ -41,10 +40,7 @@ def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Find
             findings.append(unrelated(f"freshness: steps of {name}", _rows(units, sample.steps)))
         if sample.releases and sample.releases[0].claim.bands:
             findings.append(_lags(f"freshness: rounds of {name}", units.T))
-    if len(noise) > 1:
-        smallest = min(setup.claims.of(name).size for name in setup.claims.names)
-        findings += _names(gathered(setup, first, _STEPS * smallest))
-    findings += [*training_freshness(setup, first), _beside_other_cohorts(setup.seeded(), first)]
+    findings += [*_names(noise), *training_freshness(setup, first), _beside_other_cohorts(setup.seeded(), first)]
     return findings + _elsewhere(setup, first, second)
 
 

@@ -11,7 +11,7 @@ one axis spell the subset in the released sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -21,12 +21,11 @@ from scipy import sparse, special, stats
 
 from ..records import LocalSteps
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import MARKED, Released, Sample, gathered, played
-from .setup import GRADIENTS, MOST_ELEMENTS, Setup
+from .play import MARKED, Released, Sample, played
+from .setup import GRADIENTS, Setup
 from .statistics import (
     auditor,
     from_binomial,
-    from_hypergeometric,
     normal_p,
     seeds,
     unrelated,
@@ -38,7 +37,7 @@ _Subsets: TypeAlias = sparse.csr_array
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
 _RECORDS, _QUIET = 16, 1e-13
-_LEAST, _COORDINATES = 100, 16
+_COORDINATES = 16
 
 
 def _law(
@@ -63,8 +62,8 @@ def _law(
         low_p(f"{prefix}sizes", normal_p(from_binomial(sizes, n, q, coins)), detail),
         low_p(f"{prefix}fairness", normal_p(from_binomial(inclusion, draws, q, coins)), uses),
         _pairs(f"{prefix}pairs", made, q**2, coins),
-        _rounds(f"{prefix}rounds", made, coins),
-        _channels(f"{prefix}channels", drawn, coins, secure=secure),
+        _rounds(f"{prefix}rounds", made, q, coins),
+        _channels(f"{prefix}channels", drawn, q, coins, secure=secure),
     ]
 
 
@@ -79,10 +78,10 @@ def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) 
     return low_p(check, p, f"{pairs.size} pairs, drawn {pairs.min()} to {pairs.max()}")
 
 
-def _rounds(check: str, made: _Subsets, coins: np.random.Generator) -> Finding:
+def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) -> Finding:
     """Check that a subset says nothing of the next ones, and none returns."""
     (draws, n), sizes = made.shape, np.diff(made.indptr)
-    p = min(len(_LAGS) * normal_p(_overlaps(made[:-lag], made[lag:], coins)) for lag in _LAGS)
+    p = min(len(_LAGS) * normal_p(_overlaps(made[:-lag], made[lag:], q, coins)) for lag in _LAGS)
     repeated = draws - len({members.tobytes() for members in np.split(made.indices, made.indptr[1:-1])})
     choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
     chance = 2 * math.log(draws) - float(choices.min())  # log-probability that two are equal, at most
@@ -91,19 +90,17 @@ def _rounds(check: str, made: _Subsets, coins: np.random.Generator) -> Finding:
     return low_p(check, min(p, 1.0), f"overlap of cohorts up to {_LAGS[-1]} rounds distant; {repeated} repeated")
 
 
-def _channels(check: str, drawn: Sequence[_Subsets], coins: np.random.Generator, *, secure: bool) -> Finding:
+def _channels(check: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool) -> Finding:
     """Check that subsets say nothing of those of another channel, nor of another client's."""
     seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
     detail = f"overlap of the draws of two channels with {seeds}" + ", and of two clients" * (len(drawn) > 2)
-    overlaps = [_overlaps(drawn[0], other, coins) for other in drawn[1:]]
+    overlaps = [_overlaps(drawn[0], other, q, coins) for other in drawn[1:]]
     return low_p(check, normal_p(np.concatenate(overlaps)), detail)
 
 
-def _overlaps(left: _Subsets, right: _Subsets, coins: np.random.Generator) -> np.ndarray:
-    """Return N(0, 1) numbers from the overlaps of the paired subsets, hypergeometric given their sizes."""
-    n, first, second = left.shape[1], np.diff(left.indptr), np.diff(right.indptr)
-    some = (first > 0) & (first < n) & (second > 0) & (second < n)
-    return from_hypergeometric(left.multiply(right).sum(1)[some], n, first[some], second[some], coins)
+def _overlaps(left: _Subsets, right: _Subsets, q: float, coins: np.random.Generator) -> np.ndarray:
+    """Return N(0, 1) numbers from the overlaps of the paired subsets: binomial, given the left one and all before."""
+    return from_binomial(left.multiply(right).sum(1), np.diff(left.indptr), q, coins)
 
 
 def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
@@ -114,19 +111,11 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
     )
 
 
-def beside_noise(setup: Setup, seed: int, draws: int) -> list[Finding]:
-    """Check that who takes part in a release, or which records do, says nothing of the noise of the same release, and
-    that the records of every client are drawn at its own rate."""
-    size = min(setup.claims.of(name).size for name in setup.claims.names)
-    draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
-    (first,) = seeds(seed, "sampler/noise", 1)
-    samples = gathered(setup, first, draws * size)
-    findings = [
-        _unrelated(f"sampler: noise of {name}", sample) for name, sample in samples.items() if sample.drawn.any()
-    ]
-    return findings + (
-        [_rates(setup, samples[GRADIENTS], auditor(seed, "rates"))] if setup.gradients is not None else []
-    )
+def beside_noise(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Finding]:
+    """Check that who takes part in a release, or which records do, says nothing of the ``noise`` of the same release,
+    and that the records of every client are drawn at its own rate."""
+    findings = [_unrelated(f"sampler: noise of {name}", sample) for name, sample in noise.items() if sample.drawn.any()]
+    return findings + ([_rates(setup, noise[GRADIENTS], auditor(seed, "rates"))] if setup.gradients is not None else [])
 
 
 def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:

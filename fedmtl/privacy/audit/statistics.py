@@ -73,14 +73,6 @@ def from_binomial(
     return from_discrete(law.cdf(count - 1), law.pmf(count), coins)
 
 
-def from_hypergeometric(
-    overlap: np.ndarray, n: int, first: np.ndarray, second: np.ndarray, coins: np.random.Generator
-) -> np.ndarray:
-    """Return N(0, 1) numbers from the overlaps of two uniform subsets of ``n`` with the given sizes."""
-    law = stats.hypergeom(n, first, second)
-    return from_discrete(law.cdf(overlap - 1), law.pmf(overlap), coins)
-
-
 def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return cosines between the rows of (a, d) and (b, d): (a, b); a zero row has cosine 1 with everything."""
     with np.errstate(invalid="ignore", over="ignore"):

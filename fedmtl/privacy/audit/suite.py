@@ -11,10 +11,10 @@ from .findings import Finding, skipped
 from .freshness import freshness
 from .grid import on_public_grids
 from .noise import noise_laws
-from .play import gathered
+from .play import Sample, gathered
 from .sampler import beside_noise, sampler
 from .sensitivity import exact_sums, sensitivity
-from .setup import ROWS, Setup
+from .setup import MOST_ELEMENTS, ROWS, Setup
 from .statistics import auditor, seeds
 
 CHECKS = (
@@ -28,11 +28,12 @@ CHECKS = (
     "transcript",
     "independence",
 )
-"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.independence.transcript` and
+"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.transcript.transcript` and
 :func:`fedmtl.trainer.audit.independence.independence`. So does the charge of an early stop:
-:mod:`fedmtl.trainer.audit.runs`."""
+:mod:`fedmtl.trainer.audit.stopping`."""
 
 _OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")  # of noise that clients add to their own rows
+_LEAST = 100  # releases of pure noise, where these have many numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Effort(Checked):
 
     Args:
         noise: numbers of noise of every release, at least; more where four steps have more.
-        cohorts: cohorts drawn.
+        cohorts: cohorts drawn; of noise twice as many releases, unless these have too many numbers.
         checks: kinds of checks.
     """
 
@@ -86,23 +87,19 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     if not claims:
         why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
         without = dict.fromkeys(("noise law", "freshness", "sampler", "charges", "grid"), why)
-    elif sums and setup.claims.refuted is not None:
+    elif sums and claims.refuted is not None:
         why = "the published law is not one of independent coordinates"
         without = dict.fromkeys(("noise law", "freshness", "grid"), why)
-    noised = "noise law" not in without
-    noise = {}
-    if noised and {"noise law", "freshness"} & asked:
-        noise = gathered(setup, next(seeds(seed, "noise", 1)), effort.noise)
-
-    def cohorts() -> list[Finding]:
-        beside = beside_noise(setup, seed, effort.cohorts) if noised else []
-        return sampler(setup, seed, effort.cohorts) + beside
-
+    noise: dict[str, Sample] = {}
+    if "noise law" not in without and {"noise law", "freshness", "sampler"} & asked:
+        size = min(claims.of(name).size for name in claims.names)
+        releases = min(2 * effort.cohorts, max(_LEAST, MOST_ELEMENTS // size))
+        noise = gathered(setup, next(seeds(seed, "noise", 1)), max(effort.noise, releases * size))
     checks: dict[str, Callable[[], list[Finding]]] = {
         "noise law": lambda: noise_laws(setup, noise),
         "freshness": lambda: freshness(setup, noise, seed),
         "sensitivity": lambda: sensitivity(setup, seed, auditor(seed, "sensitivity")),
-        "sampler": cohorts,
+        "sampler": lambda: sampler(setup, seed, effort.cohorts) + beside_noise(setup, noise, seed),
         "charges": lambda: charges(setup, seed),
         "grid": lambda: on_public_grids(setup, seed),
         "exact sum": lambda: exact_sums(setup, seed, auditor(seed, "exact sums")),
