@@ -125,7 +125,6 @@ def certificate(
     planted = records or clients
     assert planted is not None
     assert prices is not None
-    planted.settle()
     scores = {RELEASES: planted.scores}
     record: dict[str, Any] = {"claimed": epsilon, "delta": prices.delta, "confidence": settings.confidence}
     accounts = np.arange(len(spent))

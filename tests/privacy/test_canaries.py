@@ -42,7 +42,6 @@ def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="
         assert bool((clients < CLIENTS).all())
         channel.begin(step, clients)
         channel.release("update", rows * directions[clients], clients)
-    channel.canaries.settle()
     return channel.canaries, channel
 
 

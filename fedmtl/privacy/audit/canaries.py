@@ -5,7 +5,8 @@ clipped, added up and noised with all others. The run does not know the coins, w
 attacker has every release, and knows what the worst-case adversary of differential privacy knows: the rows of all other
 clients, whose sum it subtracts. Where nothing is amplified it knows who takes part, too. What is left is noise and
 canaries, and the score of a canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman
-and Pearson where canaries do not overlap.
+and Pearson where canaries do not overlap (and a little less where a sampled round has several releases, each of which
+is scored by itself).
 
 Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is a lower bound on
 that of the run as it was made, so of its clip, sum, noise, sampling and charges together.
@@ -47,7 +48,7 @@ class _Coins:
     Attributes:
         coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
         scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
-        uses: float64 (m,), how often each took part; of sampled ones the expected number.
+        uses: float64 (m,), releases in which each took part; of sampled ones the expected number.
     """
 
     def __init__(self, count: int, first: int, seed: int) -> None:
@@ -60,12 +61,8 @@ class _Coins:
     def __len__(self) -> int:
         return len(self.coins)
 
-    def settle(self) -> None:
-        """Add evidence to the scores that is not in them yet; all is by default."""
-
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep."""
-        self.settle()
         return {"scores": self.scores, "uses": self.uses}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -86,8 +83,6 @@ class Canaries(_Coins):
     def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
         super().__init__(count, first, seed)
         self.sampler = sampler
-        self._step = -1
-        self._evidence = torch.zeros(count, dtype=torch.float64)  # of the releases of one step, which share coins
 
     @property
     def paired(self) -> bool:
@@ -156,13 +151,8 @@ class Canaries(_Coins):
             members: int64, the positions of all who take part.
             rest: the released sum without the rows of all clients: noise and canaries.
         """
-        if step != self._step:
-            self.settle()
         drawn = torch.zeros(len(self), dtype=torch.float64)
         drawn[members[members >= self.first] - self.first] = 1.0
-        known = torch.full_like(drawn, self.sampler.probability) if self.sampler.amplified else drawn
-        self.uses += known * (step != self._step)
-        self._step = step
         places, values = self.directions(release, step)
         size, law, std = release.bound, release.noise, release.noise_std * release.denominator
         assert law is not None
@@ -175,18 +165,13 @@ class Canaries(_Coins):
             evidence = _evidence(law, rest, places, size * values, std)
             if self.paired:
                 evidence -= _evidence(law, rest, places, -size * values, std)
-        self._evidence += evidence if self.sampler.amplified else drawn * evidence
-
-    def settle(self) -> None:
-        """Add the evidence of the last step to the scores: of a sampled canary, which the attacker does not see drawn,
-        that of a mixture."""
-        if self._step < 0:
-            return
-        if self.sampler.amplified:
+        if self.sampler.amplified:  # who is drawn is not seen
             rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
-            self._evidence = _mixture(self._evidence, rate)
-        self.scores += self._evidence
-        self._evidence, self._step = torch.zeros_like(self.scores), -1
+            drawn, evidence = rate.expand(len(self)), _mixture(evidence, rate)
+        else:
+            evidence = drawn * evidence
+        self.scores += evidence
+        self.uses += drawn
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
         """Return scores (m,) of an attacker who has nothing but the change of the shared model, (D,): its part in the
