@@ -121,4 +121,4 @@ def test_the_audit_finds_data_that_take_a_public_fact_from_their_records(broken,
     run = Trainer(algorithm=FedAvg(), data=broken(**fields), privacy=UNITS[ClientPrivacy], **settings)
     found = [one for one in audit_trainer(run, effort=Effort(checks=("independence",))) if one.refuted]
     assert [one.check for one in found] == ["independence: public shape"]
-    assert found[0].detail.startswith(f"{fact} of the data depend on the records of client 'a'")
+    assert found[0].detail.startswith(f"{fact} of the data depends on the records of client 'a'")

@@ -43,12 +43,12 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
         return [_prices(setup, seed), _budgets(setup, uses)]
     wrong, ledger = _steps(setup, seed, _planned)
     detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
-    findings = [exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)]
+    findings = [exact("charges: steps in the ledger", wrong, detail)]
     uses = ledger.uses
     if setup.one_at_a_time:
         wrong, past = _steps(setup, seed, _past_caps)
         uses, detail = past.caps, f"activations past the cap are refused, or silent and free, after {len(past.steps):,}"
-        findings.append(exact("charges: cap on uses", len(wrong), "; ".join(wrong[:3]) or detail))
+        findings.append(exact("charges: cap on uses", wrong, detail))
         if not past.steps and not wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
     findings += [_prices(setup, seed), _budgets(setup, uses)]
@@ -85,8 +85,8 @@ def _prices(setup: Setup, seed: int) -> Finding:
             wrong.append(f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}")
     elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
-    detail = "; ".join(wrong[:3]) or "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
-    return exact("charges: event of a release", len(wrong), detail)
+    detail = "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
+    return exact("charges: event of a release", wrong, detail)
 
 
 # The ledger, by the audit's own reader

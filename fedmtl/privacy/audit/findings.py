@@ -57,9 +57,11 @@ def too_large(check: str, statistic: float, threshold: float, detail: str) -> Fi
     return Finding(check, statistic, threshold, not statistic <= threshold, detail)
 
 
-def exact(check: str, violations: int, detail: str) -> Finding:
-    """Return a finding that is refuted by any violation."""
-    return Finding(check, float(violations), 0.0, violations > 0, detail)
+def exact(check: str, wrong: int | Sequence[str], detail: str) -> Finding:
+    """Return a finding that is refuted by any violation: ``wrong`` is their number, or has each in words, of which the
+    first three take the place of ``detail``."""
+    count, words = (wrong, "") if isinstance(wrong, int) else (len(wrong), "; ".join(dict.fromkeys(wrong[:3])))
+    return Finding(check, float(count), 0.0, count > 0, words or detail)
 
 
 def skipped(check: str, reason: str) -> Finding:

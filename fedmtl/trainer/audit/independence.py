@@ -32,15 +32,13 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
     for kind, size in sizes.items():
         again = watched(trainer, rounds, data=replaced_client(trainer.data, client, size, seed), replay=first.releases)
         pairs = differing(first.store, again.store) + differing(first.messages, again.messages)
-        wrong = sorted(key for key in pairs if key[2] != client)
+        wrong = [
+            f"{what} of client {ids[other]!r} depends on the data of client {ids[client]!r} otherwise than through the "
+            f"releases, first {when(event)}"
+            for event, what, other in sorted(key for key in pairs if key[2] != client)
+        ]
         detail = "numbers of other clients that differ, one client's data replaced and releases forced"
-        if wrong:
-            event, what, other = wrong[0]
-            detail = (
-                f"{what} of client {ids[other]!r} depends on the data of client {ids[client]!r} otherwise than "
-                f"through the releases, first {when(event)}"
-            )
-        findings.append(exact(f"independence: {kind} of one client", len(wrong), detail))
+        findings.append(exact(f"independence: {kind} of one client", wrong, detail))
     return findings
 
 
@@ -62,8 +60,6 @@ def public_shape(data: FederatedDataset) -> Finding:
         x[rows] = 2 * x[rows].abs() + x.abs().max() + 1
     again = replace(data, train=replace(train, x=x, y=y), verify=False)
     facts = {name: (getattr(data, name), getattr(again, name)) for name in ("spec", "transform", "domain")}
-    wrong = [name for name, (before, other) in facts.items() if before != other]
-    detail = "public facts that differ, one client's records replaced"
-    if wrong:
-        detail = f"{', '.join(wrong)} of the data depend on the records of client {data.ids[client]!r}"
-    return exact("independence: public shape", len(wrong), detail)
+    strange = [name for name, (before, other) in facts.items() if before != other]
+    wrong = [f"{name} of the data depends on the records of client {data.ids[client]!r}" for name in strange]
+    return exact("independence: public shape", wrong, "public facts that differ, one client's records replaced")

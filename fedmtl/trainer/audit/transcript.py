@@ -24,6 +24,7 @@ from ..trainer import Trainer
 from .others import replaced_data
 from .rerun import AGAIN, RELEASED, Notes, differing, released_again, watched, when
 
+_DEPENDS = "depends on private data or coins otherwise than through the releases"
 _SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
 
 
@@ -46,29 +47,22 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
     data, coins = replaced_data(trainer.data, seed, counts=not records), derive_key(seed, "audit/coins") >> 1
     again = watched(trainer, rounds, data=data, coins=coins, replay=first.releases, publish=bool(first.published))
     store = records and not isinstance(trainer.algorithm, Local)
-    wrong = differing(first.public, again.public) + (differing(first.store, again.store) if store else [])
+    pairs = sorted(differing(first.public, again.public) + (differing(first.store, again.store) if store else []))
+    wrong = [f"the public state {_DEPENDS}, first {when(event)}" for event, _, _ in pairs]
     detail = f"tensors that differ of {len(first.public):,}, data replaced, coins drawn anew and releases forced"
-    if wrong:
-        first_of = when(min(wrong)[0])
-        detail = (
-            f"the public state depends on private data or coins otherwise than through the releases, first {first_of}"
-        )
-    findings = [exact(check, len(wrong), detail)]
+    findings = [exact(check, wrong, detail)]
     if not first.public and not (store and first.store):
         findings = [skipped(check, "the algorithm has no public state")]
     if first.frozen:
-        changed = [name for name, moved in first.frozen.items() if moved]
+        changed = [f"a run changes {name}, frozen and public" for name, moved in first.frozen.items() if moved]
         detail = f"tensors that a run changed, of {len(first.frozen)} that are frozen and public"
-        detail = f"a run changes {', '.join(changed)}, frozen and public" if changed else detail
-        findings.append(exact("transcript: frozen parameters", len(changed), detail))
+        findings.append(exact("transcript: frozen parameters", changed, detail))
     if not first.published:
         return findings
     files, others = first.published, again.published
-    strange = sorted(name for name in files | others if files.get(name) != others.get(name))
+    strange = [f"{name} {_DEPENDS}" for name in sorted(files | others) if files.get(name) != others.get(name)]
     detail = f"of {len(files)} files and facts that differ, data replaced, coins drawn anew and releases forced"
-    if strange:
-        detail = f"depends on private data or coins otherwise than through the releases: {', '.join(strange[:3])}"
-    findings.append(exact("transcript: published files", len(strange), detail))
+    findings.append(exact("transcript: published files", strange, detail))
     if first.values:
         detail = f"of {len(first.values)} values in public/{RELEASED} are none that was released"
         findings.append(exact("transcript: published values", list(first.values.values()).count(False), detail))
@@ -114,11 +108,10 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
     read: list[str] = []
     again, chosen = resolved(replace(written, data=data), read).algorithm, trainer.algorithm
     names = [setting.name for setting in fields(chosen)]  # type: ignore[arg-type]
-    wrong = [name for name in names if getattr(chosen, name) != getattr(again, name)]
-    wrong += [f"what {name} reads of the records" for name in dict.fromkeys(read)]
+    wrong = [f"the automatic {name} differs" for name in names if getattr(chosen, name) != getattr(again, name)]
+    wrong += [f"automatic settings follow what {name} reads of the records" for name in dict.fromkeys(read)]
     detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
-    detail = f"automatic settings depend on private data: {', '.join(wrong[:3])}" if wrong else detail
-    return [exact("transcript: automatic settings", len(wrong), detail)]
+    return [exact("transcript: automatic settings", wrong, detail)]
 
 
 def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
