@@ -136,7 +136,7 @@ def certificate(
         dependence = clients.dependence(channel.releases, adaptive=adaptive)
         record |= {"unit": "client"}
         size = 0 if change is None else change.numel()
-        same = [one for one in channel.releases.values() if one.form == "vector" and one.dimension == size]
+        same = [each for each in channel.releases.values() if each.form == "vector" and each.dimension == size]
         if change is not None and same and len(clients) <= size:
             scores[MODEL] = clients.final_scores(same[0], change)
     record["dependence"] = dependence
@@ -166,11 +166,11 @@ def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
     from ..privacy.audit.interval import Guesses, lower_bound
 
     observers = []
-    for one in record["observers"]:
+    for observer in record["observers"]:
         bounds = []
-        for stated in one["bounds"]:
+        for stated in observer["bounds"]:
             guesses = Guesses(stated["right"], stated["made"], stated["canaries"])
             options = {"confidence": record["confidence"], "independent": stated["independent"]}
             bounds.append(stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options)})
-        observers.append({**one, "bounds": bounds})
+        observers.append({**observer, "bounds": bounds})
     return {**record, "measured": observers[0]["bounds"][0]["epsilon"], "observers": observers}

@@ -48,6 +48,7 @@ class _Coins:
     Attributes:
         coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
         scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
+        paired: whether the coin chooses between a row, or a gradient, and its negative.
         uses: float64 (m,), releases in which each took part; of sampled ones the expected number.
     """
 
@@ -58,8 +59,16 @@ class _Coins:
         self.scores = torch.zeros(count, dtype=torch.float64)
         self.uses = torch.zeros(count, dtype=torch.float64)
 
+    paired: bool
+
     def __len__(self) -> int:
         return len(self.coins)
+
+    def _ratios(self, law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float, rate: Tensor) -> Tensor:
+        """Return (m,), the log likelihood ratios of the two values of each coin, of contributions ``values`` (m, w) at
+        ``places``; of canaries that take part with probability ``rate``, which the attacker does not see."""
+        ratios = _mixture(_evidence(law, rest, places, values, std), rate)
+        return ratios - _mixture(_evidence(law, rest, places, -values, std), rate) if self.paired else ratios
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep."""
@@ -82,12 +91,7 @@ class Canaries(_Coins):
 
     def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
         super().__init__(count, first, seed)
-        self.sampler = sampler
-
-    @property
-    def paired(self) -> bool:
-        """Return whether the coin chooses between a row and its negative."""
-        return self.sampler.relation == "replace"
+        self.sampler, self.paired = sampler, sampler.relation == "replace"
 
     def check(self, releases: Mapping[str, Release]) -> None:
         """Refuse releases that the attack does not cover.
@@ -151,27 +155,22 @@ class Canaries(_Coins):
             members: int64, the positions of all who take part.
             rest: the released sum without the rows of all clients: noise and canaries.
         """
-        drawn = torch.zeros(len(self), dtype=torch.float64)
-        drawn[members[members >= self.first] - self.first] = 1.0
+        part, rate = torch.ones(len(self), dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+        if self.sampler.amplified:  # who is drawn is not seen
+            rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
+        else:
+            part = torch.zeros_like(part).index_fill(0, members[members >= self.first] - self.first, 1.0)
         places, values = self.directions(release, step)
         size, law, std = release.bound, release.noise, release.noise_std * release.denominator
         assert law is not None
         if release.form == "symmetric":
             rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(1, places, size * values)
-            evidence = _gaussian((rows @ rest * rows).sum(1), size**4, std)
-        elif release.form == "diagonal":
-            evidence = _evidence(law, rest, places, torch.full_like(values, size**2), std)
+            ratios = _mixture(_gaussian((rows @ rest * rows).sum(1), size**4, std), rate)
         else:
-            evidence = _evidence(law, rest, places, size * values, std)
-            if self.paired:
-                evidence -= _evidence(law, rest, places, -size * values, std)
-        if self.sampler.amplified:  # who is drawn is not seen
-            rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
-            drawn, evidence = rate.expand(len(self)), _mixture(evidence, rate)
-        else:
-            evidence = drawn * evidence
-        self.scores += evidence
-        self.uses += drawn
+            values = size * values if release.form == "vector" else torch.full_like(values, size**2)
+            ratios = self._ratios(law, rest, places, values, std, rate)
+        self.scores += part * ratios
+        self.uses += part * rate
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
         """Return scores (m,) of an attacker who has nothing but the change of the shared model, (D,): its part in the
@@ -194,7 +193,6 @@ class RecordCanaries(_Coins):
         clients: int64 (g,), those that have canaries.
         own_records: how many records each of them has beside; None where they differ.
         each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
-        paired: whether the coin chooses between a gradient and its negative.
     """
 
     def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int) -> None:
@@ -257,11 +255,8 @@ class RecordCanaries(_Coins):
             group = int(self._group[client])
             if group < 0:
                 continue
-            values, rate = self._bound * self._values, self._rates[client]
-            part = slice(group * self.each, (group + 1) * self.each)
-            self.scores[part] += _mixture(_evidence(self._law, noise, self._places, values, std), rate)
-            if self.paired:
-                self.scores[part] -= _mixture(_evidence(self._law, noise, self._places, -values, std), rate)
+            part, values = slice(group * self.each, (group + 1) * self.each), self._bound * self._values
+            self.scores[part] += self._ratios(self._law, noise, self._places, values, std, self._rates[client])
             self.uses[part] += 1
 
 
@@ -299,10 +294,10 @@ def _gaussian(part: Tensor, squared: Tensor | float, std: float) -> Tensor:
 def _evidence(law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float) -> Tensor:
     """Return (m,), the log likelihood ratios of noise plus a canary's contribution against noise only, for sparse
     contributions (m, w)."""
-    seen = rest[places]
+    parts = rest[places]
     if law.name == "laplace":
-        return (seen.abs() - (seen - values).abs()).sum(1) * (math.sqrt(2.0) / std)
-    part, squared = (seen * values).sum(1), values.square().sum(1)
+        return (parts.abs() - (parts - values).abs()).sum(1) * (math.sqrt(2.0) / std)
+    part, squared = (parts * values).sum(1), values.square().sum(1)
     if law.name == "gaussian":
         return _gaussian(part, squared, std)
     length = rest.square().sum()  # the density of L2-Laplace noise is a function of it

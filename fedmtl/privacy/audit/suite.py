@@ -73,8 +73,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     for plan in setup.releases:
         if plan.rows is not None and setup.gradients is None and not setup.privacy.noiseless:
             of = f"{ROWS}{plan.name}"
-            found = _audited(replace(setup, rows=plan.name), seed, own)
-            findings += [each if of in each.check else replace(each, check=f"{each.check}, {of}") for each in found]
+            made = _audited(replace(setup, rows=plan.name), seed, own)
+            findings += [each if of in each.check else replace(each, check=f"{each.check}, {of}") for each in made]
     return findings
 
 
