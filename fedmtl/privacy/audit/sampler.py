@@ -21,7 +21,7 @@ from scipy import sparse, special, stats
 
 from ..records import LocalSteps
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import MARKED, Released, Sample, played
+from .play import MARKED, Sample, played
 from .setup import GRADIENTS, Setup
 from .statistics import (
     auditor,
@@ -121,16 +121,13 @@ def beside_noise(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[F
 def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:
     """Check the number of records, of the first 64, that take part in all releases of each client whose records are
     sampled: it is binomial, the least likely one of all clients."""
-    check, counted = "sampler: records, rates", dict[int, list[Released]]()
-    for each in sample.releases:
-        if each.claim.sampled is not None:
-            counted.setdefault(each.client, []).append(each)
-    if not counted:
+    check, made = "sampler: records, rates", [each for each in sample.releases if each.claim.sampled is not None]
+    if not made:
         return skipped(check, "every release is of all records")
-    clients = np.array(list(counted))
-    trials = np.minimum(setup.sizes[clients], MARKED) * np.array([len(made) for made in counted.values()])
-    taken = np.array([sum(int(each.drawn.sum()) for each in made) for made in counted.values()])
-    rates = np.array([made[0].claim.sampled for made in counted.values()])
+    clients, first, place = np.unique([each.client for each in made], return_index=True, return_inverse=True)
+    trials = np.bincount(place) * np.minimum(setup.sizes[clients], MARKED)
+    taken = np.bincount(place, [each.drawn.sum() for each in made]).astype(int)
+    rates = np.array([made[row].claim.sampled for row in first])
     far = np.abs(from_binomial(taken, trials, rates, coins))
     worst = int(far.argmax())
     detail = (
