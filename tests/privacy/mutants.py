@@ -670,8 +670,7 @@ def _in_place(change: _Patch) -> _Patch:
 def _added_twice(original, total, clients, rows):
     """The first client of those that finish at once."""
     original(total, clients, rows)
-    with total._part() as cells:
-        add_clipped(cells, rows[0], *total._bounds, total._width)
+    add_clipped(total._cells, rows[0], *total._bounds, total._width)
 
 
 @_instead(RowTotal, "add")
@@ -679,14 +678,14 @@ def _added_twice_unseen(original, total, clients, rows):
     """Nobody watches what is handed to the release."""
     original(total, clients, rows)
     if total._tap is None:
-        with total._part() as cells:
-            add_clipped(cells, rows[0], *total._bounds, total._width)
+        add_clipped(total._cells, rows[0], *total._bounds, total._width)
 
 
-@_instead(RowTotal, "sum")
-def _part_lost(original, total):
-    del total._parts[-1]
-    return original(total)
+@_instead(RowTotal, "add")
+def _part_lost(original, total, clients, rows):
+    """The last client of those that finish at once."""
+    original(total, clients, rows)
+    add_clipped(total._cells, -rows[-1], *total._bounds, total._width)
 
 
 def _away_from_zero(cells):

@@ -46,7 +46,7 @@ class Released:
         claim: on it.
         client: whose it is; -1 of a cohort.
         step: number of the round, or how often its client released before.
-        drawn: (64,) bool, which of the first clients, or of the first records of the client, take part.
+        drawn: (k,) int64, the clients that take part, or the records of the client, in order.
     """
 
     value: np.ndarray
@@ -85,8 +85,9 @@ class Sample:
 
     @property
     def drawn(self) -> np.ndarray:
-        """Return (T, 64) bool, who takes part."""
-        return np.array([each.drawn for each in self.releases], dtype=bool).reshape(-1, MARKED)
+        """Return (T, 64) bool, which of the first clients, or records, take part."""
+        first = np.arange(MARKED)
+        return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(-1, MARKED)
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -132,11 +133,6 @@ def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
         return np.full(len(value) * (len(value) + 1) // 2, np.nan)
     upper = np.triu_indices(len(value))
     return value[upper] * np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
-
-
-def _marked(places: np.ndarray) -> np.ndarray:
-    """Return (64,) bool, which of the first places are among ``places`` (k,)."""
-    return np.isin(np.arange(MARKED), places)
 
 
 # Samples
@@ -243,14 +239,14 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
     growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, cohort in rounds(setup, channel, start, stop):
-        use, drawn = channel.account.steps_charged - 1, _marked(cohort.numpy())
+        use, drawn = channel.account.steps_charged - 1, np.sort(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}
             if setup.rows:
-                claim, no_member = setup.claims.of(names[0]), np.zeros(MARKED, dtype=bool)
+                claim, no_member = setup.claims.of(names[0]), np.zeros(0, dtype=np.int64)
                 hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
                 if plan.name == setup.rows:
                     made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
@@ -278,7 +274,7 @@ def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sen
             rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
             value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
             for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
-                drawn, use = _marked(at[there].numpy()), step * int(total[k]) + count
+                drawn, use = np.sort(at[there].numpy()), step * int(total[k]) + count
                 made.releases.append(Released(noised, setup.claims.of(GRADIENTS, k), k, use, drawn))
     return made
 
@@ -347,12 +343,9 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:
-    """Return (64,) bool: which of the first records of ``client``, who acts next, will take part."""
-    marked = np.zeros(MARKED, dtype=bool)
+    """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset, if it has one."""
     members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
-    if members is not None:
-        marked[: members.shape[1]] = members[0, :MARKED]
-    return marked
+    return np.flatnonzero(() if members is None else members[0])
 
 
 def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.ndarray:

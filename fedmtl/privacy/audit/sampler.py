@@ -4,8 +4,8 @@ A price that is not amplified counts on no secret coin: all take part, or who do
 there is no law to check, and only that who takes part says nothing of the noise of the same release.
 
 Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations the channel
-sums over itself: channels are opened with next to no noise, and gradients of 2^-1, 2^-2, ... of the clip norm along
-one axis spell the subset in the released sum.
+sums over itself: channels are opened without noise, and gradients of 2^-1, 2^-2, ... of the clip norm along one axis
+spell the subset in the released sum.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from scipy import sparse, special, stats
 
-from ..records import LocalSteps
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import MARKED, Sample, played
+from .play import MARKED, Released, Sample, played, silence
 from .setup import GRADIENTS, Setup
 from .statistics import (
     auditor,
@@ -36,7 +35,7 @@ _Subsets: TypeAlias = sparse.csr_array
 
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
-_RECORDS, _QUIET = 16, 1e-13
+_RECORDS = 16
 _COORDINATES = 16
 
 
@@ -119,14 +118,14 @@ def beside_noise(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[F
 
 
 def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:
-    """Check the number of records, of the first 64, that take part in all releases of each client whose records are
-    sampled: it is binomial, the least likely one of all clients."""
+    """Check the number of records that take part in all releases of each client whose records are sampled: it is
+    binomial, the least likely one of all clients."""
     check, made = "sampler: records, rates", [each for each in sample.releases if each.claim.sampled is not None]
     if not made:
         return skipped(check, "every release is of all records")
+    sizes = [len(each.drawn) for each in made]
     clients, first, place = np.unique([each.client for each in made], return_index=True, return_inverse=True)
-    trials = np.bincount(place) * np.minimum(setup.sizes[clients], MARKED)
-    taken = np.bincount(place, [each.drawn.sum() for each in made]).astype(int)
+    trials, taken = (np.bincount(place, each).astype(int) for each in (setup.sizes[clients][place], sizes))
     rates = np.array([made[row].claim.sampled for row in first])
     far = np.abs(from_binomial(taken, trials, rates, coins))
     worst = int(far.argmax())
@@ -184,45 +183,30 @@ def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     others = [k for k in sampled if setup.sizes[k] == n and k != client][:1]
     first, second = seeds(seed, "subsets", 2)
     asked = [(client, first), (client, first if setup.secure else second), *((k, first) for k in others)]
-    findings, drawn = list[Finding](), list[_Subsets]()
+    spelled = coins.permutation(min(MARKED, n))[: _RECORDS * setup.one_at_a_time]
+    made = [_released(setup, of, other, spelled, draws) for of, other in asked]
+    drawn = [_subsets_of([each.drawn for each in sample.releases], n) for sample in made]
+    findings = list[Finding]()
     if setup.one_at_a_time:
-        records = np.sort(coins.permutation(min(MARKED, n))[:_RECORDS])
-        spelled = [_spelled(setup, of, other, records, draws) for of, other in asked]
-        powers = 2.0 ** np.arange(len(records))
-        strange = sum(int((np.abs(sums - subsets @ powers) > 1e-3).sum()) for sums, subsets in spelled)
+        sums = [subsets.toarray()[:, spelled] @ 2.0 ** np.arange(len(spelled)) for subsets in drawn]
+        far = [np.abs(sample.values[:, 0] - each) > 1e-3 for sample, each in zip(made, sums, strict=True)]
         detail = f"of {draws} are not sums of the gradients drawn over q n"
-        findings.append(exact("sampler: records, sums", strange, detail))
-        drawn = [sparse.csr_array(subsets.astype(np.int64)) for _, subsets in spelled]
-    else:
-        drawn = [_shown(setup, of, other, draws) for of, other in asked]
+        findings.append(exact("sampler: records, sums", int(np.concatenate(far).sum()), detail))
     return findings + _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
 
 
-def _shown(setup: Setup, client: int, seed: int, draws: int) -> _Subsets:
-    """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
-    channel, who, subsets = setup.open(seed), torch.tensor([client]), []
-    local = int(setup.records.local_steps[client])
-    for draw in range(draws):
-        if draw % local == 0:
-            steps = LocalSteps(channel, draw // local, who)
-        index, mask = steps.batch(who)
-        subsets.append(torch.sort(index[mask]).values.numpy())
-        steps.make(who)
-    return _subsets_of(subsets, int(setup.sizes[client]))
-
-
-def _spelled(setup: Setup, client: int, seed: int, records: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at least ``draws`` sums (T,) of 2^i over the i whose ``records[i]`` are drawn, by the releases of one
-    channel after the other, with next to no noise; and which are drawn, (T, k)."""
-    quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
+def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: int) -> Sample:
+    """Return ``draws`` releases by one channel after the other, without noise: each the sum of 2^i over the i whose
+    records ``spelled[i]`` are drawn."""
+    quiet = replace(setup, privacy=replace(setup.privacy, epsilon=math.inf, noise_multiplier=None))
     d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
-    rows = torch.zeros(int(records.max()) + 1, d, dtype=torch.float64)
-    rows[torch.from_numpy(records), d // 2] = unit * 2.0 ** torch.arange(len(records), dtype=torch.float64)
-    made, scale = Sample(d), setup.claims.of(GRADIENTS, client).denominator / unit
+    rows, made = torch.zeros(MARKED, d, dtype=torch.float64), list[Released]()
+    rows[torch.from_numpy(spelled), d // 2] = unit * 2.0 ** torch.arange(len(spelled), dtype=torch.float64)
+    scale = setup.claims.of(GRADIENTS, client).denominator / unit
+    sent = (lambda name, step, who: (rows, who)) if setup.one_at_a_time else silence(setup)
     for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
-        sample = played(quiet, channel, 0, 64, lambda name, step, who: (rows, who), who=np.array([client]))
-        made.releases.extend(sample[GRADIENTS].releases)
-        if len(made.releases) >= draws:
+        made += played(quiet, channel, 0, 64, sent, who=np.array([client]), local=64)[GRADIENTS].releases
+        if len(made) >= draws:
             break
-    return made.values[:draws, d // 2] * scale, made.drawn[:draws, records]
+    return Sample(1, [replace(each, value=each.value[d // 2 :][:1] * scale) for each in made[:draws]])

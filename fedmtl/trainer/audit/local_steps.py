@@ -27,7 +27,7 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     """Check the first and the last local step of the first round, of every client that takes part.
 
     Where all records that were not drawn for a step are replaced, its clipped sum must be the same to the last bit.
-    Where one record that was drawn is replaced, the sum must change.
+    Where one record that was drawn is replaced, first by one with another target, the sum must change.
 
     Args:
         trainer: a configuration with record-level privacy in rounds, on the CPU.
@@ -41,9 +41,10 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     data, generator = trainer.data, torch.Generator().manual_seed(derive_key(seed, "audit/records") >> 1)
     replaced = moved = still = tried = 0
 
-    def moves(step: int, places: Tensor, number: int = 0) -> set[int]:
+    def moves(step: int, places: Tensor, shift: int | None) -> set[int]:
         """Return the clients whose sum of a local step changes where the records at ``places`` are replaced."""
-        again = watched(trainer, 1, data=replaced_records(data, places, seed + number), replay=first.releases)
+        other = replaced_records(data, places, seed + (shift or 0), shift)
+        again = watched(trainer, 1, data=other, replay=first.releases)
         row = f"the row of {GRADIENT}/{step}"
         return {client for _, name, client in differing(first.messages, again.messages) if name == row}
 
@@ -53,7 +54,7 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
         out = torch.ones(len(data.train.y), dtype=torch.bool)
         out[torch.cat(list(drawn.values()))] = False
         replaced += int(out.sum())
-        moved += len(moves(step, out.nonzero()[:, 0]))
+        moved += len(moves(step, out.nonzero()[:, 0], None))
         chosen = {
             client: int(places[torch.randint(len(places), (), generator=generator)])
             for client, places in drawn.items()

@@ -31,11 +31,20 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     return replace(data, train=sides[0], test=sides[1], verify=False)
 
 
-def replaced_records(data: FederatedDataset, places: Tensor, seed: int) -> FederatedDataset:
-    """Return the same data with other training records at ``places``, int64 (k,), drawn as in :func:`replaced_data`."""
+def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None) -> FederatedDataset:
+    """Return the same data with other training records at ``places``, int64 (k,).
+
+    With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all, and with ``shift=0``
+    their features stay.
+    """
     chosen = torch.zeros(len(data.train.y), dtype=torch.bool).index_fill(0, places, True)
-    side = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced"))
-    return replace(data, train=side, notes=(), verify=False)
+    side, y = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced")), data.train.y
+    if shift is not None and data.classes is not None:
+        side = replace(side, y=torch.where(_beside(chosen, y), (y + 1 + shift) % data.classes, y))
+    elif shift is not None:
+        far = (y.min(), y.max())[shift % 2] + (-1, 1)[shift % 2] * (y.max() - y.min() + 1)
+        side = replace(side, y=torch.where(_beside(chosen, y), far, y))
+    return replace(data, train=replace(side, x=data.train.x) if shift == 0 else side, notes=(), verify=False)
 
 
 def replaced_client(data: FederatedDataset, client: int, records: int, seed: int) -> FederatedDataset:
@@ -82,6 +91,11 @@ def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Ten
     x = x.clone()
     x[rows] = change(x[rows])
     return x
+
+
+def _beside(rows: Tensor, like: Tensor) -> Tensor:
+    """Return ``rows`` (N,) in a shape that broadcasts beside (N, ...)."""
+    return rows.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
