@@ -21,14 +21,8 @@ from scipy import sparse, special, stats
 
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Released, Sample, played, silence
-from .setup import GRADIENTS, Setup
-from .statistics import (
-    auditor,
-    from_binomial,
-    normal_p,
-    seeds,
-    unrelated,
-)
+from .setup import GRADIENTS, MOST_ELEMENTS, Setup
+from .statistics import auditor, from_binomial, normal_p, seeds, unrelated
 
 _Subsets: TypeAlias = sparse.csr_array
 """(draws, n) 0 or 1: subsets of n units, in sorted rows."""
@@ -204,9 +198,12 @@ def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: 
     rows[torch.from_numpy(spelled), d // 2] = unit * 2.0 ** torch.arange(len(spelled), dtype=torch.float64)
     scale = setup.claims.of(GRADIENTS, client).denominator / unit
     sent = (lambda name, step, who: (rows, who)) if setup.one_at_a_time else silence(setup)
+    most = max(2, MOST_ELEMENTS // d)  # releases of a channel
+    local = 1 if setup.one_at_a_time else min(most, int(setup.records.local_steps[client]))
     for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
-        made += played(quiet, channel, 0, 64, sent, who=np.array([client]), local=64)[GRADIENTS].releases
+        few = played(quiet, channel, 0, min(64, most // local), sent, who=np.array([client]), local=local)
+        made += [replace(each, value=each.value[d // 2 :][:1] * scale) for each in few[GRADIENTS].releases]
         if len(made) >= draws:
             break
-    return Sample(1, [replace(each, value=each.value[d // 2 :][:1] * scale) for each in made[:draws]])
+    return Sample(1, made[:draws])
