@@ -22,6 +22,7 @@ from fedmtl.privacy.audit.findings import too_large
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.plots import plot_result
 
 from .helpers import price_of
@@ -132,7 +133,7 @@ def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
 
 def test_messages_bands_ticks_and_audits(noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, epsilon=TARGET, delta=DELTA)
-    channel, _ = settings.trainer(privacy=privacy, rounds=50).open(*_problem(privacy))
+    channel = open_run(settings.trainer(privacy=privacy, rounds=50), *_problem(privacy))
     with pytest.raises(BudgetExhausted) as spent:
         _begin_all(channel, 50)
     assert "31." in str(spent.value)

@@ -32,11 +32,11 @@ from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import operation_threads
-from fedmtl.privacy import SeededSource
+from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
-from fedmtl.trainer.engine import open_run
+from fedmtl.trainer.engine import bind_schedule, releases_of
 from fedmtl.trainer.problem import build_problem
 
 TOLERANCE = 0.02
@@ -70,11 +70,11 @@ class Workload:
     objective: Callable[[Tensor], Tensor]
 
     def open(self, events: int, runs: int, ledger: Path | None = None) -> Any:
-        """Channel and blocks of events, as the trainer opens them."""
-        return open_run(
-            self.algorithm, self.problem, self.schedule(events), self.privacy(runs), seed=0, replicates=runs,
-            ledger_path=ledger,
-        )  # fmt: skip
+        """Channel and schedule of events, as the trainer opens them."""
+        bound = bind_schedule(self.schedule(events), self.problem.data)
+        plans = releases_of(self.algorithm, self.problem, bound)
+        options: dict[str, Any] = {"seed": 0, "replicates": runs, "ledger_path": ledger}
+        return open_channel(self.privacy(runs), plans, bound.describe(), **options), bound
 
     def privacy(self, runs: int) -> Any:
         """One budget, or from 300 runs on each of the budgets for a part of them."""
@@ -86,22 +86,22 @@ class Workload:
         self, events: int, runs: int, ledger: Path | None, clock: Clock = time.perf_counter
     ) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end."""
-        channel, source = self.open(events, runs, ledger)
+        channel, bound = self.open(events, runs, ledger)
         state = self.algorithm.init(self.problem, runs)
         size = self.problem.dimension
         with closing(channel), operation_threads(size, size * self.problem.clients):  # as a trainer has it
             channel.start(0)
             began = clock()
-            for block in source.blocks(0):
-                source.begin(block)
+            for block in bound.blocks(0, 0, events, replicates=runs):
+                channel.begin(block.first, block.clients)
                 state = self.algorithm.step(self.problem, state, block, channel)
             seconds = clock() - began
         return seconds, state.public[self.released].clone()
 
     def numpy(self, events: int, runs: int, scales: Array, clock: Clock = time.perf_counter) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end; ``scales`` (R, n) of the noise."""
-        models, source = [], self.open(events, runs)[1]
-        table = source.schedule.events(source.seed, 0, events, replicates=runs)
+        models, bound = [], self.open(events, runs)[1]
+        table = bound.events(0, 0, events, replicates=runs)
         everyone = table.client.tolist()
         began = clock()
         for run, who in enumerate(everyone):
@@ -117,13 +117,13 @@ class Workload:
 
     def check(self, events: int) -> float:
         """Largest difference of the two on the same events with the same noise, relative to the largest entry."""
-        channel, source = self.open(events, 1)
-        blocks, noise = list(source.blocks(0)), []
+        channel, bound = self.open(events, 1)
+        blocks, noise = list(bound.blocks(0, 0, events)), []
         counts = self.problem.data.train.counts.tolist()
         with closing(channel):
             channel.start(0)
             for block in blocks:  # releases of zeros are the noise
-                source.begin(block)
+                channel.begin(block.first, block.clients)
                 for _ in range(len(block)):
                     silent = [np.zeros((len(runs), counts[k])) for k, runs in channel.acting]
                     noise.append(channel.release(silent)[0])

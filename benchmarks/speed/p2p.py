@@ -30,7 +30,8 @@ from fedmtl.data.examples import Examples
 from fedmtl.data.synthetic.agents import TargetAngles, make_synthetic_agents
 from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
-from fedmtl.trainer.engine import open_run
+from fedmtl.privacy import open_channel
+from fedmtl.trainer.engine import bind_schedule, releases_of
 from fedmtl.trainer.problem import build_problem
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -86,14 +87,15 @@ def run(
     problem = build_problem(data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
-    schedule = PoissonClocks(events=events, per_client=per_client)
-    channel, source = open_run(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
+    schedule = bind_schedule(PoissonClocks(events=events, per_client=per_client), data)
+    plans = releases_of(algorithm, problem, schedule)
+    channel = open_channel(privacy, plans, schedule.describe(), seed=0, replicates=replicates)
     state = algorithm.init(problem, replicates)
     channel.start(0)
     opened = clock()
     with operation_threads(problem.dimension, problem.dimension * problem.clients):  # as a trainer has it
-        for event in source.blocks(0):
-            source.begin(event)
+        for event in schedule.blocks(0, 0, schedule.steps, replicates=replicates):
+            channel.begin(event.first, event.clients)
             state = algorithm.step(problem, state, event, channel)
     spent = clock() - opened
     channel.close()

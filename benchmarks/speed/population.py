@@ -39,7 +39,8 @@ from fedmtl import (
 )
 from fedmtl.data.examples import Examples
 from fedmtl.data.transforms import Affine
-from fedmtl.trainer.engine import Source
+from fedmtl.privacy import Rounds
+from fedmtl.trainer.engine import Engine
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.run import Run
 
@@ -103,10 +104,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         (RunFolder, "write_run", "files"),
         (RunFolder, "write_result", "files"),
         (RunFolder, "write_lists", "files"),
-        (Trainer, "open", "start"),
+        (Engine, "open", "start"),
         (Trainer, "problem", "start"),
         (ALGORITHMS[arguments.algorithm], "step", "rounds"),
-        (Source, "begin", "rounds"),
+        (Rounds, "draw", "rounds"),
+        (Rounds, "begin", "rounds"),
     ):
         setattr(kind, name, clock.timed(part, getattr(kind, name)))
     imported = memory()

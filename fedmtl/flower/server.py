@@ -19,11 +19,11 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import FixedCohort, RecordPrivacy
+from ..privacy import FixedCohort, RecordPrivacy, Rounds
 from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
-from ..trainer.engine import Engine, Measured, Source
+from ..trainer.engine import Engine, Measured, open_run
 from ..trainer.folder import write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
@@ -214,7 +214,7 @@ class NodeEngine(Engine):
 
     nodes: Nodes
 
-    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
+    def open(self, run: Run, resume: bool) -> Rounds:
         settings, problem = run.settings, run.problem
         if isinstance(settings.privacy, RecordPrivacy) and not settings.privacy.noiseless:  # each node adds its noise
             schedule, silent = settings.schedule, replace(settings.privacy, epsilon=math.inf, noise_multiplier=None)
@@ -222,9 +222,10 @@ class NodeEngine(Engine):
                 schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(settings.rounds).cap)
             settings = replace(settings, privacy=silent, schedule=schedule)
             self.facts = {"records": "drawn by each node of its own", "releases": 0, "elsewhere": _ELSEWHERE}
-        channel, source = settings.open(problem, run.fingerprint, run.ledger, resume)
+        channel = open_run(settings, problem, run.fingerprint, ledger=run.ledger, resume=resume)
+        assert isinstance(channel, Rounds)
         channel.rows_are_noised = True
-        return channel, source
+        return channel
 
     def init(self, run: Run) -> State:
         """Return the public part of the state, and how many rounds were done when a client's rows last counted; what
@@ -253,7 +254,7 @@ class NodeEngine(Engine):
         """One round: the cohort is asked, and who does not answer as it should adds nothing to any sum, as if it were
         not in the population: also not to the count of an adaptive clip, to which a row of zeros would add 1/2."""
         algorithm, cohort, step = run.algorithm, block.cohort, block.first
-        logger.info("round %d of %d", step + 1, run.source.stop)
+        logger.info("round %d of %d", step + 1, run.stop)
         replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
         answers = [self._rows(name, replies.get(name), step) for name in contents]
         counted = cohort[torch.tensor([answer is not None for answer in answers], dtype=torch.bool)]

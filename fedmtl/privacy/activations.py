@@ -101,7 +101,7 @@ class Activations(Channel):
 
         Args:
             first: number of the first activation; each begins once.
-            members: int64 (R, S), who acts in each of S activations of R replicates, -1 for no client.
+            members: int64 (R, S) or (R, S, 1), who acts in each of S activations of R replicates, -1 for no client.
 
         Raises:
             BudgetExhausted: a client would exceed its cap; nothing is charged, no data are read.
@@ -112,7 +112,7 @@ class Activations(Channel):
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
         if first != self._end:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
-        acting = self._acting(members.numpy())
+        acting = self._acting(members.numpy().reshape(members.shape[:2]))
         uses = self.account.charge(first, acting[:, :, None])
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])

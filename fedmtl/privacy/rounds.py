@@ -131,14 +131,14 @@ class Rounds(Channel):
 
         Args:
             step: number of the round; each begins once.
-            members: (k,) the cohort that :meth:`draw` returned, in any order.
+            members: (k,) the cohort that :meth:`draw` returned, in any order and shape.
 
         Raises:
             BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no data are read.
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
-        clients = members.cpu()
+        clients = members.cpu().reshape(-1)
         if self.canaries is not None:
             everybody = self._draw(step)
             clients = torch.cat([clients, everybody[everybody >= self.canaries.first]])

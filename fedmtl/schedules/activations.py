@@ -8,7 +8,7 @@ others join, and a window of a run is the same whatever was asked before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ Gaps = Callable[[Ints, Ints], Array]
 ENDLESS = 1 << 31
 """The cap of a client without one."""
 
+_BLOCK = 256  # events of a block at most
 _CHUNK = 1 << 16  # activations that are computed at once
 _TABLE = 1 << 20  # activations of all replicates that are made at once at least
 
@@ -112,6 +113,16 @@ class BoundSchedule:
                 time[replicate, len(when) :] = when[-1] if len(when) else 0.0
             self._table = (seed, replicates), time, client
         return Block(start, time[:, start:stop], client[:, start:stop, None].long())
+
+    def blocks(
+        self, seed: int, start: int, stop: int, *, cuts: Sequence[int] = (), replicates: int = 1
+    ) -> Iterator[Block]:
+        """Yield events ``start`` to ``stop - 1`` in blocks, none of which reaches over a multiple of one of ``cuts``:
+        where they end does not depend on where they start."""
+        while start < stop:
+            end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
+            yield self.events(seed, start, end, replicates=replicates)
+            start = end
 
     def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
         """Return time and client of the first ``count`` activations of a replicate; fewer where all have finished."""

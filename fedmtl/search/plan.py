@@ -33,6 +33,7 @@ from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_price
+from ..trainer.engine import open_run
 from ..trainer.problem import describe, fingerprint
 from ..trainer.trainer import Trainer
 
@@ -251,8 +252,7 @@ def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, Privacy
     assert isinstance(trainer.bound, BoundSampler)
     with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
-    channel, _ = trainer.open(problem, mark)
-    with closing(channel):
+    with closing(open_run(trainer, problem, mark)) as channel:
         if (signal := channel.snr()) is not None:
             text = f"candidate {name!r}: {signal.warning or signal.text()}"
             logger.log(logging.WARNING if signal.warning else logging.INFO, text)

@@ -1,12 +1,10 @@
-"""How the releases and the blocks of a run are opened, and where its clients compute: in this process and its ranks.
-
-Blocks are cohorts drawn round by round, or activations of a public schedule.
-"""
+"""How the releases of a run are opened, and where its clients compute: in this process and its ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +23,14 @@ from ..privacy import (
     GradientPlan,
     NoiseSource,
     PoissonSampling,
-    Privacy,
     ReleasePlan,
     Rounds,
     Sampler,
     open_channel,
 )
+from ..privacy.channel import Recording
 from ..privacy.samplers import USUAL_COHORT
-from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
+from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import (
     Metrics,
     bands,
@@ -42,55 +40,13 @@ from .evaluation import (
     numbers_of,
     summarize,
 )
+from .interval import plant
 
 if TYPE_CHECKING:
     from .run import Run
+    from .trainer import Trainer
 
 Schedule = Sampler | AsynchronousSchedule
-_BLOCK = 256
-
-
-@dataclass(frozen=True)
-class Source:
-    """The blocks of a run: one cohort a round, drawn with the privacy coins, or activations of a public schedule.
-
-    Args:
-        channel: draws cohorts, and charges blocks.
-        schedule: of the clients.
-        stop: number of steps of the whole run.
-        every: steps between evaluations.
-        cuts: blocks of activations end at multiples of these, and of ``every``: where they end does not depend on where
-            a run was resumed.
-        seed: of the activations.
-    """
-
-    channel: Rounds | Activations
-    schedule: BoundSampler | BoundSchedule
-    stop: int
-    every: int
-    cuts: tuple[int, ...]
-    seed: int
-
-    def blocks(self, start: int) -> Iterator[Block]:
-        """Yield all blocks from step ``start`` on."""
-        if isinstance(self.channel, Rounds):
-            yield from rounds(self.channel.draw, start=start, stop=self.stop)
-            return
-        assert isinstance(self.schedule, BoundSchedule)
-        for first, end in windows(start, self.stop, (self.every, *self.cuts)):
-            yield self.schedule.events(self.seed, first, end, replicates=self.channel.replicates)
-
-    def begin(self, block: Block) -> None:
-        """Charge a block; raises BudgetExhausted before any data are read."""
-        self.channel.begin(block.first, block.cohort if isinstance(self.channel, Rounds) else block.client)
-
-
-def windows(start: int, stop: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield first and end step of every block of activations: none reaches over a multiple of one of ``cuts``."""
-    while start < stop:
-        end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
-        yield start, end
-        start = end
 
 
 @dataclass(frozen=True)
@@ -187,52 +143,60 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
 
 
 def open_run(
-    algorithm: Algorithm,
+    settings: Trainer,
     problem: Problem,
-    schedule: Schedule | BoundSampler | BoundSchedule,
-    privacy: Privacy | Sequence[Privacy] | None,
+    fingerprint: str = "",
     *,
-    seed: int,
-    every: int | None = None,
-    cuts: tuple[int, ...] = (),
-    replicates: int = 1,
-    canaries: int = 0,
-    **options: Any,
-) -> tuple[Rounds | Activations, Source]:
-    """The channel and the blocks of a run.
+    ledger: Path | None = None,
+    resume: bool = False,
+    replay: Recording | None = None,
+    coins: NoiseSource | None = None,
+) -> Rounds | Activations:
+    """Return the channel of a run, with the canaries of its audit.
 
     Args:
-        algorithm, problem, schedule, privacy: of the run; the schedule may be bound already.
-        seed: of the schedule, and of seeded noise.
-        every: steps between evaluations; None for a twentieth of the run.
-        cuts: blocks of activations end at multiples of these.
-        replicates: number of repetitions computed as one program.
-        canaries: records that an audit adds where the unit is one record; where it is a client, the schedule has them.
-        options: for :func:`~fedmtl.privacy.open_channel`.
+        settings: of the run.
+        problem: of the run.
+        fingerprint, resume, replay: see :func:`~fedmtl.privacy.open_channel`.
+        ledger: its file; None keeps charges in memory, as those of replicates, which are simulations, are in any case.
+        coins: source of the noise and of cohorts, in place of the seed's.
 
     Raises:
         ConfigError: clients without training examples where the algorithm has no use for them.
     """
+    algorithm, bound, privacies = settings.algorithm, settings.bound, settings.privacies
     empty = (problem.data.train.counts == 0).nonzero()[:, 0]
     if len(empty) and not algorithm.accepts_empty_clients:
         name = problem.data.ids[int(empty[0])]
         raise ConfigError(
             f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} needs them of everyone."
         )
-    options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
-    bound = schedule if isinstance(schedule, BoundSampler | BoundSchedule) else bind_schedule(schedule, problem.data)
-    stop, blocks = problem.rounds, bound if isinstance(bound, BoundSampler) else bound.describe()
-    if isinstance(bound, BoundSchedule):
-        stop = min(stop, bound.steps)
-    plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
-    if canaries:
-        plans = tuple(plan.with_canaries(canaries) if isinstance(plan, GradientPlan) else plan for plan in plans)
+    options: dict[str, Any] = {}
+    plans = releases_of(algorithm, problem, bound)
+    if settings.audit is not None:  # of records; clients that are canaries are in the schedule
+        number = settings.audit.canaries
+        plans = tuple(plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans)
     if isinstance(bound, BoundSampler):
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
         order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
-        options |= {"steps": stop, "order": order}
-    channel: Rounds | Activations = open_channel(privacy, plans, blocks, **options)
-    return channel, Source(channel, bound, stop, every or max(1, stop // 20), cuts, seed)
+        options = {"steps": problem.rounds, "order": order}
+    channel: Rounds | Activations = open_channel(
+        privacies if len(privacies) > 1 else privacies[0],  # type: ignore[arg-type]
+        plans,
+        bound if isinstance(bound, BoundSampler) else bound.describe(),
+        seed=settings.seed,
+        source=coins,
+        fingerprint=fingerprint,
+        ledger_path=ledger if settings.runs == 1 else None,
+        resume=resume,
+        replay=replay,
+        notes=problem.notes,
+        replicates=settings.runs,
+        ranks=problem.ranks,
+        **options,
+    )
+    plant(settings, channel, problem.data.train.counts)
+    return channel
 
 
 @dataclass(frozen=True)
@@ -263,9 +227,9 @@ class Engine:
     coins: NoiseSource | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
-        """Return the channel and the blocks of the run."""
-        return run.settings.open(run.problem, run.fingerprint, run.ledger, resume, coins=self.coins)
+    def open(self, run: Run, resume: bool) -> Rounds | Activations:
+        """Return the channel of the run."""
+        return open_run(run.settings, run.problem, run.fingerprint, ledger=run.ledger, resume=resume, coins=self.coins)
 
     def init(self, run: Run) -> State:
         """Return the state before the first step."""

@@ -27,9 +27,10 @@ from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import ALONE, Ranks
+from ..schedules import Block, BoundSchedule, rounds
 from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
-from .engine import Engine, Measured, Source
+from .engine import Engine, Measured
 from .evaluation import constant_loss, evaluated_clients, numbers_of, try_metrics
 from .folder import Checkpoint, RunFolder
 from .interval import NOT_COVERED, certificate
@@ -196,7 +197,7 @@ def _single_run(settings: Trainer, problem: Problem, folder: RunFolder | None, r
         about["cut_targets"] = (problem.data.train.y.abs() >= problem.data.limit).double().mean().item()
         about["unscaled"] = bool(unscaled(problem.data))
         about["chosen"] = chosen(settings, algorithm)
-        about["terms"] = terms_of(replace(settings, finetune=resolved.finetune))
+        about["terms"] = terms_of(resolved)
         result = Run(resolved, problem, clients, evaluated, engine, folder, ranks, about)(resume)
         if resolved.finetune is not None:
             result, measured = finetuned(
@@ -239,7 +240,9 @@ class Run:
         folder: where the run is saved; None for nowhere.
         ranks: the processes that compute it.
         about: fields of the result that are settled before the run.
-        channel, source: its releases and its blocks; open while it runs.
+        channel: its releases; open while it runs.
+        stop: number of steps of the whole run.
+        every: steps between evaluations.
         history: rows of the evaluations so far.
     """
 
@@ -252,11 +255,12 @@ class Run:
     ranks: Ranks
     about: Mapping[str, Any]
     channel: Any = field(init=False)
-    source: Source = field(init=False)
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.algorithm = self.settings.algorithm
+        self.stop = self.problem.rounds
+        self.every = self.settings.eval_every or max(1, self.stop // 20)
         self.step_name = "activation" if self.algorithm.one_at_a_time else "round"
         self.ledger = None if self.folder is None else self.folder.ledger  # where charges are written
         self.callbacks: list[Callback] = []
@@ -274,7 +278,7 @@ class Run:
         if folder is not None:
             ranks.share(folder.make)
             checkpoint = ranks.share(folder.read_checkpoint) if resume else None
-        self.channel, self.source = self.engine.open(self, resume)
+        self.channel = self.engine.open(self, resume)
         with closing(self.channel):  # also after an interruption
             state, step, tally = self.engine.init(self), 0, Tally()
             if self.settings.early_stopping is not None and self.algorithm.shared(state) is None:
@@ -302,7 +306,7 @@ class Run:
             outcome: Result | None = None
             try:
                 for callback in self.callbacks:
-                    callback.on_start(self.algorithm.name, self.source.stop, step)
+                    callback.on_start(self.algorithm.name, self.stop, step)
                 if folder is not None:
                     ranks.share(folder.reopen)
                 with held_interruption() as interrupted:
@@ -326,14 +330,14 @@ class Run:
             return state, step, stopped
         every = self.settings.checkpoint_every
         try:
-            for block in self.source.blocks(step):
-                self.source.begin(block)  # charged before any client computes; in secure mode the line is on the disk
+            for block in self.blocks(step):
+                self.channel.begin(block.first, block.clients)  # charged, in secure mode on the disk, before the data
                 state, step = self.engine.step(self, state, block), block.step + 1
                 if self.problem.tally is not None and not self.warned:  # at once, not only at the next evaluation
                     self._warn(step, self.problem.tally)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
-                if step % self.source.every == 0 and step < self.source.stop:
+                if step % self.every == 0 and step < self.stop:
                     self.evaluate(state, step)
                 stopped = self.ends(step)
                 halt, waited = self.ranks.share(lambda: (interrupted(), time.monotonic() - self.saved))
@@ -347,6 +351,15 @@ class Run:
         self.checkpoint(state, step)
         return state, step, stopped or "rounds"
 
+    def blocks(self, start: int) -> Iterator[Block]:
+        """Return all blocks from step ``start`` on: cohorts that the channel draws with the privacy coins, or
+        activations of the public schedule, which end where the run is evaluated or saved."""
+        settings, schedule = self.settings, self.settings.bound
+        if not isinstance(schedule, BoundSchedule):
+            return rounds(self.channel.draw, start=start, stop=self.stop)
+        cuts = [self.every, *filter(None, [settings.checkpoint_every])]
+        return schedule.blocks(settings.seed, start, self.stop, cuts=cuts, replicates=settings.runs)
+
     def ends(self, step: int) -> str:
         """Return why the run ends after ``step``; empty where it does not.
 
@@ -354,7 +367,7 @@ class Run:
         charged. Or because nearly all local trainings of the first rounds diverged, in a run without noise: how long a
         private one is says nothing about the data.
         """
-        if not 0 < step < self.source.stop:
+        if not 0 < step < self.stop:
             return ""
         rule, rows = self.settings.early_stopping, self.history
         if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):

@@ -22,13 +22,12 @@ from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
 from ..models import BoundedOutputs, ModelFactory
-from ..privacy import BoundSampler, FullParticipation, NoiseSource, Privacy, RecordPrivacy
-from ..privacy.channel import Recording
+from ..privacy import BoundSampler, FullParticipation, Privacy, RecordPrivacy
 from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
 from .automatic import automatic, noise_of, unscaled
 from .callbacks import Callback
-from .engine import Engine, Schedule, Source, bind_schedule, open_run
+from .engine import Engine, Schedule, bind_schedule
 from .inputs import (
     AUTO,
     a_kind,
@@ -40,7 +39,7 @@ from .inputs import (
     is_auto,
     named_baselines,
 )
-from .interval import Interval, check_interval, plant
+from .interval import Interval, check_interval
 from .metrics import Metric, MetricFunction, resolve_metrics
 from .personalize import Released, usual_finetuning
 from .problem import build_problem, coded_for, resolve_device
@@ -302,35 +301,6 @@ class Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines, canaries and folder."""
         single = replace(self, replicates=1, epsilons=None, privacy=self.privacies[0], audit=None)
         return replace(single, baselines=(), folder=None)
-
-    def open(
-        self,
-        problem: Problem,
-        fingerprint: str,
-        ledger: Path | None = None,
-        resume: bool = False,
-        replay: Recording | None = None,
-        coins: NoiseSource | None = None,
-    ) -> tuple[Any, Source]:
-        """Return the channel and the blocks of a run; see :func:`~fedmtl.privacy.open_channel`."""
-        channel, source = open_run(
-            self.algorithm,
-            problem,
-            self.bound,
-            self.privacies[0] if len(self.privacies) == 1 else self.privacies,  # type: ignore[arg-type]
-            seed=self.seed,
-            every=self.eval_every,
-            cuts=() if self.checkpoint_every is None else (self.checkpoint_every,),
-            replicates=self.runs,
-            source=coins,
-            fingerprint=fingerprint,
-            ledger_path=ledger if self.runs == 1 else None,  # simulations are in memory
-            resume=resume,
-            replay=replay,
-            canaries=self.canaries,
-        )
-        plant(self, channel, problem.data.train.counts)
-        return channel, source
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.

@@ -10,8 +10,9 @@ from scipy.sparse.linalg import spsolve
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
+from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.engine import open_run
+from fedmtl.trainer.engine import bind_schedule, releases_of
 
 from .harness import noise_of
 from .harness import run_activations as run
@@ -66,12 +67,13 @@ def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
 )
 def test_both_stop_rules_calibrate_the_noise_to_the_wakeups_of_an_agent(schedule_of, answers) -> None:
     problem, algorithm = agents(rounds=10**6), PeerToPeer(row_norm=1.0, graph=random_graph(N))
-    channel, source = open_run(algorithm, problem, schedule_of, NOISED, seed=0)
+    bound = bind_schedule(schedule_of, problem.data)
+    channel = open_channel(NOISED, releases_of(algorithm, problem, bound), bound.describe(), seed=0)
     assert channel.caps.tolist() == [3] * N
     state = algorithm.init(problem)
     channel.start(0)
-    for block in source.blocks(0):
-        source.begin(block)
+    for block in bound.blocks(0, 0, bound.steps):
+        channel.begin(block.first, block.clients)
         state = algorithm.step(problem, state, block, channel)
     uses = channel.account.uses[0]
     assert uses.max() <= 3

@@ -18,8 +18,9 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 from fedmtl.local import Execution
+from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.engine import open_run
+from fedmtl.trainer.engine import bind_schedule, releases_of
 from fedmtl.trainer.problem import build_problem
 
 ALPHA = 1e-6
@@ -176,11 +177,12 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
-    channel, run = open_run(algorithm, problem, PoissonClocks(per_client=250), None, seed=0)
-    state, block = algorithm.init(problem), run.schedule.events(run.seed, 0, run.stop)
+    schedule = bind_schedule(PoissonClocks(per_client=250), data)
+    channel = open_channel(None, releases_of(algorithm, problem, schedule), schedule.describe(), seed=0)
+    state, block = algorithm.init(problem), schedule.events(0, 0, schedule.steps)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(objective.value(np.zeros((5, 3))))
-    channel.begin(0, block.client)
+    channel.begin(0, block.clients)
     algorithm.step(problem, state, block, channel)
     np.testing.assert_allclose(state.public["theta"][0].numpy(), exact.theta, atol=1e-5)
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(exact.value, rel=1e-9)

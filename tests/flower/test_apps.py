@@ -19,7 +19,9 @@ from fedmtl.data import FederatedDataset, load_synthetic_tasks
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Ring
 from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
+from fedmtl.schedules import rounds
 from fedmtl.trainer.callbacks import Callback
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.folder import read_tensors, write_tensors
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
@@ -128,12 +130,12 @@ def expected_under_failures(name: str):
     algorithm, bound = trainer.algorithm, trainer.algorithm.row_bound(problem)
     if bound is not None:
         problem = replace(problem, data=problem.data.bounded(bound))
-    channel, source = trainer.open(problem, "")
+    channel = open_run(trainer, problem)
     public, ids = algorithm.init(problem).public, problem.data.ids
     clients, asked, failed = [_Client(algorithm, problem, place) for place in range(len(ids))], dict.fromkeys(ids, 0), 0
     channel.start(0)
-    for block in source.blocks(0):
-        source.begin(block)
+    for block in rounds(channel.draw, start=0, stop=problem.rounds):
+        channel.begin(block.first, block.clients)
         rows, there = [], []
         for client in block.cohort.tolist():
             if fails(ROUND, ids[client], asked[ids[client]]):
@@ -262,12 +264,12 @@ def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp
     grid.nodes = dict(list(grid.nodes.items())[: CLIENTS // 2])
     run(server, grid)
     problem = trainer.problem()
-    channel, source = trainer.open(problem, "")
+    channel = open_run(trainer, problem)
     channel.start(0)
     public = trainer.algorithm.init(problem).public
     there = problem.data.ids[: CLIENTS // 2]
-    for block in source.blocks(0):
-        source.begin(block)
+    for block in rounds(channel.draw, start=0, stop=problem.rounds):
+        channel.begin(block.first, block.clients)
         rows, _ = trainer.algorithm.client(Cohort(problem, block.cohort, public, round=block.first, clip=channel.clip))
         answers = torch.tensor([problem.data.ids[client] in there for client in block.cohort.tolist()])
         clipped = channel.clip("update", rows["update"])[answers].double()

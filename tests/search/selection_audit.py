@@ -15,11 +15,14 @@ an output that does not tell which of them it is. Both are checked on the produc
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,9 +33,8 @@ from fedmtl.privacy.audit import Finding
 from fedmtl.privacy.audit.findings import exact, skipped, too_large
 from fedmtl.search.plan import SearchPlan
 from fedmtl.search.search import PrivateSearch, _Search
-from fedmtl.trainer.engine import Source
+from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.trainer import Trainer
 
 _ROUNDS, _SCORES, _LEVEL = 2, 20, 1e-8
 
@@ -66,8 +68,9 @@ def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repeti
     with TemporaryDirectory() as folder:
         for index in range(repetitions):
             place, record = RunFolder(Path(folder) / str(index)), _Seen()
-            search = _Forced(settings, _watched(plan, record), place, seed)
-            run = search._train(index, candidate)
+            search = _Forced(settings, plan, place, seed)
+            with _watched(record):
+                run = search._train(index, candidate)
             scores = [search._score(index, candidate, run)] * repetitions
             result = search._result([candidate] * repetitions, scores, index, run)
             contents = {path.relative_to(place.public).as_posix(): path.read_bytes() for path in _files(place.public)}
@@ -86,7 +89,8 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> li
     """Compare noise, cohorts and scores of repetitions with coins of their own."""
     records = [_Seen(silent=True) for _ in range(repetitions)]
     for index, one in enumerate(records):
-        _Search(settings, _watched(plan, one), None)._train(index, 0)
+        with _watched(one):
+            _Search(settings, plan, None)._train(index, 0)
     noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in records])
     size = noise.shape[1]
     pairs = np.abs(np.corrcoef(noise)[~np.eye(repetitions, dtype=bool)])
@@ -162,21 +166,17 @@ class _Seen:
         channel.release, channel.begin = seen_release, seen_begin  # type: ignore[method-assign,assignment]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Watched(Trainer):
-    seen: _Seen = field(default_factory=_Seen)
+@contextmanager
+def _watched(seen: _Seen) -> Iterator[None]:
+    """Record what passes the channels that are opened inside of the block."""
 
-    def open(self, *args: Any, **options: Any) -> tuple[Any, Source]:
-        channel, source = super().open(*args, **options)
-        self.seen.watch(channel)
-        return channel, source
+    def opened(*args: Any, **options: Any) -> Channel:
+        channel = open_run(*args, **options)
+        seen.watch(channel)
+        return channel
 
-
-def _watched(plan: SearchPlan, seen: _Seen) -> SearchPlan:
-    def watched(trainer: Trainer) -> Trainer:
-        return _Watched(**{one.name: getattr(trainer, one.name) for one in fields(Trainer)}, seen=seen)
-
-    return replace(plan, trainers={name: watched(trainer) for name, trainer in plan.trainers.items()})
+    with patch("fedmtl.trainer.engine.open_run", opened):
+        yield
 
 
 def _files(folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SeededSource, draw_repetitions
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
-from fedmtl.trainer.engine import Engine
+from fedmtl.trainer.engine import Engine, open_run
 from fedmtl.trainer.run import single_run
 from tests.helpers import ragged_classification, regression
 
@@ -562,7 +562,7 @@ def test_the_size_of_a_release_matters_under_k_norm_noise_only():
             plan = searching(candidates=larger).plan()
             assert plan.noise_multiplier == pytest.approx(searching().plan().noise_multiplier, rel=1e-12)
             for one in plan.trainers.values():  # the runs of all sizes fit the budget, to the last step
-                with closing(one.open(one.problem(), "")[0]) as channel:
+                with closing(open_run(one, one.problem())) as channel:
                     assert channel.epsilon_at(one.rounds) <= plan.budget
             continue
         with pytest.raises(ConfigError, match="candidate 'odd': the size of a release is"):

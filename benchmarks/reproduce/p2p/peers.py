@@ -16,8 +16,9 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss, LossName
 from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Execution
+from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.engine import open_run
+from fedmtl.trainer.engine import bind_schedule, releases_of
 from fedmtl.trainer.problem import build_problem
 
 Array = NDArray[np.float64]
@@ -70,17 +71,18 @@ def simulate(
     """
     given = [None] if privacies is None else list(privacies)
     problem = problem_of(data, seed)
-    schedule = PoissonClocks(per_client=wakeups, events=events)
+    schedule = bind_schedule(PoissonClocks(per_client=wakeups, events=events), data)
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
-    channel, activations = open_run(algorithm, problem, schedule, privacy, seed=seed, replicates=len(given))
+    plans = releases_of(algorithm, problem, schedule)
+    channel = open_channel(privacy, plans, schedule.describe(), seed=seed, replicates=len(given))
     state = algorithm.init(problem, len(given))
-    ends = sorted({*(a for a in at if 0 < a < activations.stop), activations.stop})
+    ends = sorted({*(a for a in at if 0 < a < schedule.steps), schedule.steps})
     if seen is not None and 0 in at:
         seen(0, state.public["theta"].numpy(), state.public["sent"].numpy())
     start = 0
     for end in ends:
-        block = activations.schedule.events(activations.seed, start, end, replicates=len(given))
-        channel.begin(start, block.client)
+        block = schedule.events(seed, start, end, replicates=len(given))
+        channel.begin(start, block.clients)
         state = algorithm.step(problem, state, block, channel)
         if seen is not None and end in at:
             seen(end, state.public["theta"].numpy(), state.public["sent"].numpy())

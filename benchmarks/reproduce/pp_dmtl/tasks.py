@@ -16,8 +16,9 @@ from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import Execution
+from fedmtl.privacy import open_channel
 from fedmtl.schedules import AsynchronousSchedule
-from fedmtl.trainer.engine import open_run
+from fedmtl.trainer.engine import bind_schedule, releases_of
 from fedmtl.trainer.problem import build_problem
 
 Kind = Literal["classification", "regression"]
@@ -78,13 +79,15 @@ def run(
     seed: int,
 ) -> Iterator[tuple[int, Tensor, State]]:
     """R repetitions as one program: (events so far, virtual time (R,), state) at each number of events in ``at``."""
-    channel, source = open_run(algorithm, own.problem, schedule, privacy, seed=seed, replicates=replicates)
+    bound = bind_schedule(schedule, own.problem.data)
+    plans = releases_of(algorithm, own.problem, bound)
+    channel = open_channel(privacy, plans, bound.describe(), seed=seed, replicates=replicates)
     state, start, time = algorithm.init(own.problem, replicates), 0, torch.zeros(replicates, dtype=torch.float64)
     for stop in at:
         while start < stop:
             end = min(stop, start + _BLOCK)
-            block = source.schedule.events(source.seed, start, end, replicates=replicates)
-            channel.begin(start, block.client)
+            block = bound.events(seed, start, end, replicates=replicates)
+            channel.begin(start, block.clients)
             state, time, start = algorithm.step(own.problem, state, block, channel), block.time[:, -1], end
         yield start, time, state
     channel.close()

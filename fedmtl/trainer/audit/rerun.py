@@ -21,12 +21,12 @@ from torch import Tensor
 from ...algorithms.base import State
 from ...data import FederatedDataset
 from ...errors import PrivacyError, TrainingError
-from ...privacy import NoiseSource, Rounds, SeededSource
+from ...privacy import Activations, NoiseSource, Rounds, SeededSource
 from ...privacy.audit.play import coordinates
 from ...privacy.channel import GRADIENT, Recording
 from ...ranks import Ranks
 from ...schedules import Block
-from ..engine import Engine, Source
+from ..engine import Engine, open_run
 from ..folder import MANIFEST, RunFolder, read_tensors
 from ..run import fitted
 from ..trainer import Trainer
@@ -147,10 +147,10 @@ class _Watching(Engine):
     notes: Notes = field(default_factory=Notes)
     event: int = -1
 
-    def open(self, run: Run, resume: bool) -> tuple[Any, Source]:
-        channel, source = run.settings.open(
-            run.problem, run.fingerprint, run.ledger, resume, replay=self.replay, coins=self.coins
-        )
+    def open(self, run: Run, resume: bool) -> Rounds | Activations:
+        options: dict[str, Any] = {"ledger": run.ledger, "resume": resume, "replay": self.replay, "coins": self.coins}
+        channel = open_run(run.settings, run.problem, run.fingerprint, **options)
+        run.stop = min(run.stop, self.rounds)
         self.channel, self.evaluated, self._run = channel, run.clients, run
         channel.record, channel.tap = self.notes.releases, self._tap if self.tapped else None
         if channel.records is not None:
@@ -158,8 +158,9 @@ class _Watching(Engine):
         elif not channel.account.by_client:
             channel.sources = [self.secret]
         if isinstance(channel, Rounds) and channel.records is None and self.replay is None and self.tapped:
-            self.notes.other, _ = run.settings.open(run.problem, run.fingerprint, coins=self.coins)
-        return channel, replace(source, stop=min(source.stop, self.rounds))
+            other = open_run(run.settings, run.problem, run.fingerprint, coins=self.coins)
+            self.notes.other = other if isinstance(other, Rounds) else None
+        return channel
 
     def init(self, run: Run) -> State:
         self._frozen = {k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()}

@@ -19,7 +19,7 @@ from ...privacy import Activations, BoundSampler
 from ...privacy.audit import Clocks, Effort, Finding, Setup, audit_channel
 from ...privacy.audit.findings import skipped
 from ...schedules import BoundSchedule
-from ..engine import releases_of, windows
+from ..engine import releases_of
 from ..trainer import Trainer
 from .independence import independence, public_shape
 from .local_steps import drawn_records
@@ -89,7 +89,7 @@ def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
     cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
     def blocks(channel: Activations, seed: int) -> Iterator[tuple[int, Tensor]]:
-        for first, end in windows(0, stop, cuts):
-            yield first, bound.events(seed, first, end, replicates=channel.replicates).client
+        for block in bound.blocks(seed, 0, stop, cuts=cuts, replicates=channel.replicates):
+            yield block.first, block.client
 
     return Clocks(bound.describe(), blocks)
