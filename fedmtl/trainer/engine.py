@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
-from ..algorithms.cohort import Cohort, Finish
 from ..data import FederatedDataset
-from ..errors import ConfigError, PrivacyError
-from ..local import LocalTraining
+from ..errors import ConfigError
 from ..privacy import (
     Activations,
     BoundSampler,
@@ -49,41 +47,6 @@ if TYPE_CHECKING:
 Schedule = Sampler | AsynchronousSchedule
 
 
-@dataclass(frozen=True)
-class _Rehearsal(Cohort):
-    """A cohort that counts local trainings and makes none.
-
-    Attributes:
-        trainings: number of clients of every training so far.
-    """
-
-    trainings: list[int] = field(default_factory=list)
-
-    def _train(self, run: LocalTraining, receive: Finish) -> None:
-        self.trainings.append(len(self.ids))
-
-
-def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[ReleasePlan]) -> None:
-    """Refuse an algorithm whose clients train more often in a participation than its plan says.
-
-    The clients' part of a round is rehearsed with no client in it: no data are read, and nothing is charged.
-
-    Raises:
-        PrivacyError: named.
-    """
-    declared = max((plan.trainings for plan in plans), default=1)
-    empty = torch.zeros(0, dtype=torch.int64)
-    state = algorithm.init(problem)
-    rehearsal = _Rehearsal(problem, empty, state.public, state.private.gather_all(empty), round=0)
-    algorithm.client(rehearsal)
-    if len(rehearsal.trainings) > declared:
-        raise PrivacyError(
-            f"{algorithm.name}: a client trains {len(rehearsal.trainings)} times in a participation, but the "
-            f"algorithm's plan declares {declared}, so the others would not be charged. Set "
-            f"ReleasePlan(trainings={len(rehearsal.trainings)})."
-        )
-
-
 def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0) -> BoundSampler | BoundSchedule:
     """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their number, or by the names
     and keys of the clients where they act one at a time."""
@@ -97,49 +60,32 @@ def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0)
 def releases_of(
     algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Every release of a run: the algorithm's own, and the gradients of local training where records are protected.
+    """Return every release of a run: the algorithm's own, and where records are protected the gradients of local
+    training, whose number of steps and of records a step follows from the local solver.
 
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
-        PrivacyError: clients train more often in a participation than the algorithm declares.
     """
     plans = tuple(algorithm.plan(problem, schedule))
     if not problem.protects_records:
         return plans
-    rows = [plan for plan in plans if isinstance(plan, ReleasePlan)]
-    if type(algorithm).step is Algorithm.step:
-        check_trainings(algorithm, problem, rows)
-    return (*plans, training_plan(problem, algorithm, rows))
-
-
-def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[ReleasePlan]) -> GradientPlan:
-    """The gradients that local training releases where single records are protected.
-
-    Args:
-        problem: the data and the model.
-        algorithm: its local solver says how many local steps a participation has, and on how many records each.
-        plans: the algorithm's releases; they say how many local trainings a participation has.
-
-    Raises:
-        ConfigError: an algorithm that does not train locally.
-    """
-    solver = algorithm.local
+    solver, counts = algorithm.local, problem.data.train.counts
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
             f"use pmtl, ditto, fedavg or fedprox."
         )
-    data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
-    counts = data.train.counts
-    return GradientPlan(
-        ids=tuple(data.ids),
-        keys=data.keys,
+    trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
+    gradients = GradientPlan(
+        ids=tuple(problem.data.ids),
+        keys=problem.data.keys,
         counts=counts.numpy(),
         dimension=problem.dimension,
         steps=(solver.step_counts(counts) * trainings).numpy(),
         trainings=trainings,
         batch_size=solver.batch_size,
     )
+    return (*plans, gradients)
 
 
 def open_run(
