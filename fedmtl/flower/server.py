@@ -87,7 +87,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
         finetune=None,  # of the nodes, as the metrics
         metrics=(),
     )
-    return fitted(settings, trainer.folder is not None, Ranks.of_launch(), NodeEngine(nodes=nodes))
+    return fitted(settings, trainer.folder is not None, NodeEngine(ranks=Ranks.of_launch(), nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:

@@ -227,7 +227,7 @@ class PrivateSearch(Checked):
             PrivacyError: a combination that Renyi accounting does not cover.
             ResumeError: the folder holds a run and ``resume`` is false, or another search.
         """
-        root = None if self.folder is None else RunFolder(Path(self.folder))
+        root = RunFolder.of(self.folder)
         if root is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
         if root is not None and root.started and not resume:
@@ -345,11 +345,8 @@ class _Search:
     def _train(self, index: int, candidate: int) -> Result:
         """Return the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
         name, place = self.names[candidate], self._place(index)
-        trainer = self.plan.trainers[name]
-        if place is not None:
-            trainer = replace(trainer, folder=place.root)
-        engine = Engine(coins=self._coins(index))
-        result = single_run(trainer, place, place is not None, engine=engine)
+        trainer = replace(self.plan.trainers[name], folder=None if place is None else place.root)
+        result = single_run(trainer, place is not None, Engine(coins=self._coins(index)))
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
                 f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "

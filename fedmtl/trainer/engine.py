@@ -28,6 +28,7 @@ from ..privacy import (
 )
 from ..privacy.channel import Recording
 from ..privacy.samplers import USUAL_COHORT
+from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import (
     Metrics,
@@ -165,11 +166,13 @@ class Engine:
     """Where the clients of a run compute: in this process, or each in one of its ranks.
 
     Args:
+        ranks: the processes that were started; a run of one may start others.
         coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
             seed, and nothing is logged, nor are local trainings counted.
         facts: what the run's report has in place of the facts of its channel.
     """
 
+    ranks: Ranks = ALONE
     coins: NoiseSource | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 

@@ -165,6 +165,11 @@ class RunFolder:
         self.checkpoint = self.private / "checkpoint.safetensors"
         self.clients = self.private / "clients"  # files of the clients' own tensors, which the checkpoint names
 
+    @classmethod
+    def of(cls, folder: str | Path | None) -> RunFolder | None:
+        """Return the folder of a run; None where it is saved nowhere."""
+        return None if folder is None else cls(Path(folder))
+
     @property
     def started(self) -> bool:
         """Whether a run has begun here."""

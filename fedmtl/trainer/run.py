@@ -26,7 +26,7 @@ from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling
 from ..privacy.samplers import USUAL_COHORT
-from ..ranks import ALONE, Ranks
+from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
 from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
@@ -55,18 +55,17 @@ _FEW_CLIENTS = 8  # of a round, for a process
 _HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds, and fewer of them say nothing
 
 
-def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Result:
+def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """Return the result of a run with those of its baselines; see :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
 
     Args:
         settings: of the run.
         resume: whether to continue the run in the folder.
-        ranks: the processes that compute the run.
         engine: where its clients compute.
     """
+    ranks, folder = engine.ranks, RunFolder.of(settings.folder)
     if not isinstance(ranks, Ranks):
         raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
-    folder = None if settings.folder is None else RunFolder(Path(settings.folder))
     schedule, clients = settings.schedule, len(settings.data)
     if schedule == PoissonSampling() and clients < USUAL_COHORT:
         text = "all %d clients take part in every round: fewer than the usual cohort of %d"
@@ -77,13 +76,13 @@ def fitted(settings: Trainer, resume: bool, ranks: Ranks, engine: Engine) -> Res
             raise ResumeError("There is nothing to resume without a folder.")
         if folder is not None and ranks.first and folder.started and not resume:
             raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
-    result = single_run(settings, folder, resume, ranks, engine)
+    result = single_run(settings, resume, engine)
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)
     comparison = {}
     for name, algorithm in settings.comparisons.items():
-        place = None if folder is None else folder.baseline(name)
-        baseline = single_run(_as_baseline(settings, algorithm), place, place is not None, ranks)
+        place = None if folder is None else folder.baseline(name).root
+        baseline = single_run(_as_baseline(settings, algorithm, place), place is not None, Engine(ranks=ranks))
         if baseline.lost:
             logger.warning("the baseline is left out: %s", baseline.lost)
         else:
@@ -131,10 +130,11 @@ def processes(settings: Trainer, problem: Problem) -> int:
     return asked or min(problem.executor.execution.processes or 1, max(1, int(schedule.denominator) // _FEW_CLIENTS))
 
 
-def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
-    """Return the settings of a baseline. Of one that releases nothing no model decides on an early stop; and where each
-    client fits its data once, there are no schedule, privacy and budgets."""
-    changes: dict[str, Any] = {"algorithm": algorithm, "baselines": (), "callbacks": (), "audit": None}
+def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -> Trainer:
+    """Return the settings of a baseline in its own ``folder``. Of one that releases nothing no model decides on an
+    early stop; and where each client fits its data once, there are no schedule, privacy and budgets."""
+    changes: dict[str, Any] = {"algorithm": algorithm, "folder": folder, "baselines": (), "callbacks": ()}
+    changes |= {"audit": None}
     if isinstance(algorithm, Local | LocalFit | LocalAverage):
         changes |= {"early_stopping": None, "finetune": None}
     if isinstance(algorithm, LocalFit | LocalAverage):
@@ -142,27 +142,23 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm) -> Trainer:
     return replace(settings, **changes)
 
 
-def single_run(
-    settings: Trainer, folder: RunFolder | None, resume: bool, ranks: Ranks = ALONE, engine: Engine | None = None
-) -> Result:
+def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """Return the result of one run, without baselines.
 
     Args:
         settings: of the run.
-        folder: where it is saved; None for nowhere.
-        resume: continue the run there, if there is one.
-        ranks: the processes that compute it.
-        engine: where its clients compute; None for this process and its ranks.
+        resume: continue the run in the folder, if there is one.
+        engine: where its clients compute.
     """
-    with ranks.agree():
-        problem = settings.problem(ranks=ranks)
-    with ranks.forked(processes(settings, problem)) as ranks:
-        return _single_run(settings, problem.over(ranks), folder, resume, engine or Engine())
+    with engine.ranks.agree():
+        problem = settings.problem(ranks=engine.ranks)
+    with engine.ranks.forked(processes(settings, problem)) as ranks:
+        return _single_run(settings, problem.over(ranks), resume, engine)
 
 
-def _single_run(settings: Trainer, problem: Problem, folder: RunFolder | None, resume: bool, engine: Engine) -> Result:
+def _single_run(settings: Trainer, problem: Problem, resume: bool, engine: Engine) -> Result:
     """Return the result of one run of the processes of a problem."""
-    ranks = problem.ranks
+    ranks, folder = problem.ranks, RunFolder.of(settings.folder)
     cohort, products = 1.0, math.inf
     if isinstance(settings.bound, BoundSampler):
         cohort = settings.bound.denominator
@@ -198,7 +194,7 @@ def _single_run(settings: Trainer, problem: Problem, folder: RunFolder | None, r
         about["unscaled"] = bool(unscaled(problem.data))
         about["chosen"] = chosen(settings, algorithm)
         about["terms"] = terms_of(resolved)
-        result = Run(resolved, problem, clients, evaluated, engine, folder, ranks, about)(resume)
+        result = Run(resolved, problem, clients, evaluated, engine, folder, about)(resume)
         if resolved.finetune is not None:
             result, measured = finetuned(
                 result,
@@ -238,7 +234,6 @@ class Run:
         clients, evaluated: the clients that are evaluated, and the problem with their data only.
         engine: where clients compute.
         folder: where the run is saved; None for nowhere.
-        ranks: the processes that compute it.
         about: fields of the result that are settled before the run.
         channel: its releases; open while it runs.
         stop: number of steps of the whole run.
@@ -252,13 +247,12 @@ class Run:
     evaluated: Problem
     engine: Engine
     folder: RunFolder | None
-    ranks: Ranks
     about: Mapping[str, Any]
     channel: Any = field(init=False)
     history: list[dict[str, Any]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.algorithm = self.settings.algorithm
+        self.algorithm, self.ranks = self.settings.algorithm, self.problem.ranks
         self.stop = self.problem.rounds
         self.every = self.settings.eval_every or max(1, self.stop // 20)
         self.step_name = "activation" if self.algorithm.one_at_a_time else "round"

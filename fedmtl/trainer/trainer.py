@@ -324,7 +324,7 @@ class Trainer:
                 whose :attr:`Result.lost` says so: how long it is, how it ends and which files can be published say
                 nothing about the data.
         """
-        return fitted(self, resume, Ranks.of_launch() if ranks is None else ranks, Engine())
+        return fitted(self, resume, Engine(ranks=Ranks.of_launch() if ranks is None else ranks))
 
 
 def personalize(

@@ -265,9 +265,7 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     search = _Search(settings, settings.plan(), None)
     own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA)
     assert run.seed == search.seed
-    alone = single_run(
-        replace(run, privacy=own), None, False, engine=Engine(coins=SeededSource(search.seed, index + 1))
-    )
+    alone = single_run(replace(run, privacy=own), False, Engine(coins=SeededSource(search.seed, index + 1)))
     assert torch.equal(alone.personal, found.best.personal)
     assert found.best.personal_accuracy == alone.personal_accuracy
 

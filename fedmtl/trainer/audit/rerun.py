@@ -24,7 +24,6 @@ from ...errors import PrivacyError, TrainingError
 from ...privacy import Activations, NoiseSource, Rounds, SeededSource
 from ...privacy.audit.play import coordinates
 from ...privacy.channel import GRADIENT, Recording
-from ...ranks import Ranks
 from ...schedules import Block
 from ..engine import Engine, open_run
 from ..folder import MANIFEST, RunFolder, read_tensors
@@ -102,7 +101,7 @@ def watched(
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder = RunFolder(Path(name) / "run")
         try:
-            result = fitted(replace(trainer, folder=folder.root if publish else None), False, Ranks(), engine)
+            result = fitted(replace(trainer, folder=folder.root if publish else None), False, engine)
             ending = result.stopped
             if trainer.finetune is not None:
                 _note(notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal)
