@@ -20,9 +20,7 @@ from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
-from .inputs import as_data
 from .metrics import REGISTRY, Metric
-from .problem import coded_for
 from .scored import Scored, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
@@ -228,7 +226,7 @@ class Result(Scored):
             finetune = Finetune(local=terms["local"])
         arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
         arguments |= {"finetune": finetune, "device": device or str(self.personal.device), "folder": folder}
-        return personalize(model, coded_for(as_data(data), terms["loss"]), **arguments)
+        return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:
         """Return the scores as a data frame, also those of the baselines' models with their names before, such as

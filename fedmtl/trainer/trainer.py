@@ -205,17 +205,13 @@ class Trainer:
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
-        return bind_schedule(self.schedule, self.data, 0 if isinstance(self.privacy, RecordPrivacy) else self.canaries)
+        of_records = isinstance(self.privacy, RecordPrivacy)
+        return bind_schedule(self.schedule, self.data, 0 if self.audit is None or of_records else self.audit.canaries)
 
     @cached_property
     def comparisons(self) -> dict[str, Algorithm]:
         """The baselines by name."""
         return named_baselines(self.baselines, self.algorithm)
-
-    @property
-    def canaries(self) -> int:
-        """How many canaries the audit asks for."""
-        return 0 if self.audit is None else self.audit.canaries
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
@@ -371,15 +367,11 @@ def personalize(
     data = as_data(data)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
-    if not isinstance(finetune, Personalization | None):
-        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...), Average(...) or None.")
     finetune = Finetune() if finetune is None else finetune
     if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
         limit: float = model.limit
         model, data = model.model, replace(data, limit=min(data.limit, limit), verify=False)
-    if finetune.start == "personal" or finetune.validation:
-        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
-    return Trainer(
+    trainer = Trainer(
         algorithm=Released(),
         data=data,
         model=model,
@@ -396,4 +388,7 @@ def personalize(
         folder=folder,
         metrics=metrics,
         progress=False,
-    ).fit(ranks=Ranks())
+    )
+    if finetune.start == "personal" or finetune.validation:
+        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
+    return trainer.fit(ranks=Ranks())
