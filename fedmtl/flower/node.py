@@ -29,7 +29,7 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.rounds import Message
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
-from ..trainer.folder import RunFolder, model_state, read_tensors, write_json, write_tensors
+from ..trainer.folder import RunFolder, model_state, read_parts, write_json, write_parts, write_tensors
 from ..trainer.metrics import main_metric
 from ..trainer.personalize import finetuned, held_out
 from ..trainer.problem import coded_for, fingerprint
@@ -121,17 +121,13 @@ class Answer:
     @classmethod
     def read(cls, path: Path, device: torch.device) -> Answer:
         """Read it from a file."""
-        tensors, notes = read_tensors(path)
-        parts: dict[str, Own] = {name: {} for name in ("before", "after", "received", "rows")}
-        for key, value in tensors.items():
-            part, _, name = key.partition(".")
-            parts[part][name] = value.to(device)
-        return cls(int(notes["before"]), int(notes["after"]), notes["asked"], parts)
+        parts, notes = read_parts(path, "before", "after", "received", "rows")
+        placed = {part: {name: row.to(device) for name, row in own.items()} for part, own in parts.items()}
+        return cls(**notes, parts=placed)
 
     def write(self, path: Path) -> None:
         """Write all of it in one file, or nothing."""
-        tensors = {f"{part}.{name}": row.clone() for part, own in self.parts.items() for name, row in own.items()}
-        write_tensors(path, tensors, {"before": str(self.before), "after": str(self.after), "asked": self.asked})
+        write_parts(path, self.parts, {"before": self.before, "after": self.after, "asked": self.asked})
 
 
 class Node:

@@ -68,6 +68,26 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
 
 
+def write_parts(path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]) -> None:
+    """Write tensors by part and name, with notes of plain values and dataclasses of them, as one safetensors file."""
+    tensors = {f"{part}.{name}": row for part, named in parts.items() for name, row in named.items()}
+    write_tensors(path, tensors, {"notes": json.dumps(notes, default=asdict)})
+
+
+def read_parts(path: Path, *names: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return the tensors of the parts ``names`` and the notes that :func:`write_parts` wrote.
+
+    Raises:
+        OSError, SafetensorError, KeyError, ValueError: it cannot be read, or is another file.
+    """
+    tensors, metadata = read_tensors(path)
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for key, row in tensors.items():
+        part, _, name = key.partition(".")
+        parts[part][name] = row
+    return parts, json.loads(metadata["notes"])
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after ``step`` events, and the history so far.
@@ -95,9 +115,8 @@ class Checkpoint:
 
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
-        notes = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in self._TENSORS}
-        tensors = {f"{part}.{name}": row for part in self._TENSORS for name, row in getattr(self, part).items()}
-        write_tensors(path, tensors, {"checkpoint": json.dumps(notes, default=asdict)})
+        parts = {name: getattr(self, name) for name in self._TENSORS}
+        write_parts(path, parts, {name: value for name, value in vars(self).items() if name not in parts})
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -106,13 +125,8 @@ class Checkpoint:
         Raises:
             ResumeError: unreadable.
         """
-        parts: dict[str, Any] = {part: {} for part in cls._TENSORS}
         try:
-            tensors, metadata = read_tensors(path)
-            for key, value in tensors.items():
-                part, _, name = key.partition(".")
-                parts[part][name] = value
-            notes = json.loads(metadata["checkpoint"])
+            parts, notes = read_parts(path, *cls._TENSORS)
             notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
             return cls(**notes, **parts)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:

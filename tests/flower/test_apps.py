@@ -22,7 +22,7 @@ from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
 from fedmtl.schedules import rounds
 from fedmtl.trainer.callbacks import Callback
 from fedmtl.trainer.engine import open_run
-from fedmtl.trainer.folder import read_tensors, write_tensors
+from fedmtl.trainer.folder import read_parts, read_tensors, write_parts
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
 from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, trainer_of
@@ -459,8 +459,8 @@ def test_a_node_that_was_rolled_back_has_no_answer_and_one_that_lost_its_folder_
     with pytest.raises(KilledError):
         run(server, KilledGrid(grid.app, server.data.ids, kind=FINISH, number=0, after=False))
     (state,) = (tmp_path / "nodes/client-1").rglob("state.safetensors")
-    tensors, notes = read_tensors(state)
-    write_tensors(state, tensors, notes | {"before": "0", "after": "1"})
+    parts, notes = read_parts(state, "before", "after", "received", "rows")
+    write_parts(state, parts, notes | {"before": 0, "after": 1})
     (lost,) = (tmp_path / "nodes/client-3").rglob("state.safetensors")
     lost.unlink()
     with caplog.at_level(logging.WARNING, "fedmtl"):

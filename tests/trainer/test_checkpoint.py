@@ -63,7 +63,7 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path):
     path = tmp_path / "c.safetensors"
     Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
     contents = [b"", b"not a checkpoint", b"\x80\x04pickled", path.read_bytes()[:-1]]
-    contents += [save({"public.w": torch.zeros(2)}, notes) for notes in ({}, {"checkpoint": "{"}, {"checkpoint": "{}"})]
+    contents += [save({"public.w": torch.zeros(2)}, notes) for notes in ({}, {"notes": "{"}, {"notes": "{}"})]
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):

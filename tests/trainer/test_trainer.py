@@ -46,7 +46,7 @@ def contents(path):
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         metadata = file.metadata() or {}
-        notes = json.loads(metadata.pop("checkpoint", "{}"))
+        notes = json.loads(metadata.pop("notes", "{}"))
         notes.pop("ledger", None)
         return metadata, notes, {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
 
