@@ -229,7 +229,10 @@ class Node:
         state, names = model_state(self.problem, scored.personal[0])
         bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
         write_tensors(place / "model.safetensors", state, names | bound)
-        write_json(place / "scores.json", _scores(scored, self.name))
+        scores = scored.to_frame().reindex([self.name]).loc[self.name].dropna().to_dict()  # as in clients.csv
+        chosen = {} if scored.finetuned is None else scored.finetuned.chosen
+        scores |= {"chosen": chosen[self.name]} if chosen else {}
+        write_json(place / "scores.json", scores)
         self.account.certify()
         logger.info("%s has its model: %s", self.name, place / "model.safetensors")
         return pack({})
@@ -335,17 +338,3 @@ def _digest(content: RecordDict, own: Own | None = None) -> str:
             array = value.detach().cpu().contiguous().numpy()
             digest.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode() + array.tobytes())
     return digest.hexdigest()
-
-
-def _scores(result: Scored, client: str) -> dict[str, Any]:
-    """Return the scores of a client's final model by metric and, where it was finetuned, those of the others by model,
-    with the one that it chose."""
-
-    def of(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        return {metric: values[client] for metric, values in by_client.items() if client in values}
-
-    scores: dict[str, Any] = of(result.by_client)
-    if result.finetuned is not None:
-        scores["models"] = {name: of(by_client) for name, by_client in result.scores.items() if name != "chosen"}
-        scores |= {"chosen": choice} if (choice := result.finetuned.chosen.get(client)) else {}
-    return scores
