@@ -74,9 +74,10 @@ def _interval(config: Config) -> int:
         trainer, began = build(config, Path(folder)), time.monotonic()
         result = replace(trainer, folder=None, finetune=None).fit()
     seconds = time.monotonic() - began
-    print(f"{result.privacy.text()}\n\nOne run with {trainer.canaries:,} canaries, in {seconds:.0f} s.")
     interval = result.privacy.interval
-    return REFUTED if interval is None or interval["measured"] > interval["claimed"] else 0
+    assert interval is not None
+    print(f"{result.privacy.text()}\n\nOne run with {interval['canaries']:,} canaries, in {seconds:.0f} s.")
+    return REFUTED if interval["measured"] > interval["claimed"] else 0
 
 
 def verify(words: list[str]) -> int:

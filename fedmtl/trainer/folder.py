@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -111,11 +111,10 @@ class Checkpoint:
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
     tally: Tally = field(default_factory=Tally)
-    _TENSORS: ClassVar = ("public", "channel")
 
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
-        parts = {name: getattr(self, name) for name in self._TENSORS}
+        parts = {"public": self.public, "channel": self.channel}
         write_parts(path, parts, {name: value for name, value in vars(self).items() if name not in parts})
 
     @classmethod
@@ -126,9 +125,9 @@ class Checkpoint:
             ResumeError: unreadable.
         """
         try:
-            parts, notes = read_parts(path, *cls._TENSORS)
+            parts, notes = read_parts(path, "public", "channel")
             notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
-            return cls(**notes, **parts)
+            return cls(public=parts["public"], channel=parts["channel"], **notes)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
 
