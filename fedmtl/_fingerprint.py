@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
 
@@ -14,7 +14,8 @@ def fingerprint_of(parts: Mapping[str, Any]) -> str:
     Args:
         parts: what a result depends on; JSON-ready values.
     """
-    return "; ".join(f"{name}={_digest(value)}" for name, value in parts.items())
+    contents = {name: json.dumps(value, sort_keys=True).encode() for name, value in parts.items()}
+    return "; ".join(f"{name}={blake2b(text, digest_size=16).hexdigest()}" for name, text in contents.items())
 
 
 def differing(one: str, other: str) -> list[str]:
@@ -24,10 +25,6 @@ def differing(one: str, other: str) -> list[str]:
     if not first or not second:
         return []
     return [name for name in first | second if first.get(name) != second.get(name)]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _parts(text: str) -> dict[str, str]:

@@ -185,7 +185,8 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
     kinds = "linear, convolutional or embedding layer"
     is_named = named_by(targets, [[name] for name, _ in layers], "lora.targets", kinds)
     chosen = dict.fromkeys(layer for (_, layer), named in zip(layers, is_named, strict=True) if named)
-    largest = max(_largest_rank(layer) for layer in chosen)
+    weights = [cast(Tensor, layer.weight) for layer in chosen]
+    largest = max(min(weight.shape[0], weight[0].numel()) for weight in weights)
     if rank > largest:
         raise ConfigError(
             f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give {largest} or less."
@@ -201,11 +202,6 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
         if isinstance(parent, nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
     return model
-
-
-def _largest_rank(layer: nn.Module) -> int:
-    weight = cast(Tensor, layer.weight)
-    return min(weight.shape[0], weight[0].numel())
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -54,10 +54,6 @@ class Block:
         """Return steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
         return Block(self.first + start, self.time[:, start:stop], self.clients[:, start:stop])
 
-    def steps(self) -> Iterator[Block]:
-        """Yield its steps, one block each."""
-        return (self.window(at, at + 1) for at in range(len(self)))
-
 
 def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[Block]:
     """Yield rounds ``start`` to ``stop - 1``, one cohort each, at intervals of one time unit.

@@ -346,14 +346,10 @@ def _foreign(value: Any) -> bool:
 
 def _code(code: types.CodeType) -> str:
     """Return a digest of what a function computes, but for what it finds in its module."""
-    constants = [_code(part) if isinstance(part, types.CodeType) else _plain(part) for part in code.co_consts]
+    ordered = (sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts)
+    constants = [_code(part) if isinstance(part, types.CodeType) else repr(part) for part in ordered]
     parts = (code.co_code, repr(code.co_names).encode(), repr(constants).encode())
     return hashlib.blake2b(b"|".join(parts), digest_size=16).hexdigest()
-
-
-def _plain(constant: Any) -> str:
-    """Return a constant in words, a set in one order."""
-    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _digest(values: Tensor | np.ndarray) -> str:
