@@ -20,7 +20,6 @@ from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
 from ..privacy import FixedCohort, RecordPrivacy, Rounds
-from ..ranks import Ranks
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.engine import Engine, Measured, open_run
@@ -87,7 +86,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
         finetune=None,  # of the nodes, as the metrics
         metrics=(),
     )
-    return fitted(settings, trainer.folder is not None, NodeEngine(ranks=Ranks.of_launch(), nodes=nodes))
+    return fitted(settings, trainer.folder is not None, NodeEngine(nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:
