@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
-from ..local import BatchPlan, LocalSolver, LocalTraining, Mixture, StackedModule, plan_batches
+from ..local import LocalSolver, LocalTraining, Mixture, plan_batches
 from ..local.batches import LANES, batch_widths, grain_of, places, plannable
 from ..local.losses import Loss
 from ..local.per_example import piece_width
 from ..local.solver import Strength, rows_of
+from ..local.train import Trained
 from ..privacy import LocalSteps
 from ..privacy.clip import not_finite
 from ..privacy.totals import RowTotal
@@ -31,9 +32,6 @@ Own = dict[str, Tensor]
 
 Rows = Tensor | RowTotal
 """What clients send, (k, D), or the clipped sum that it was added to."""
-
-Finish = Callable[[Tensor, Tensor], None]
-"""(places int64 (d,), models (d, D)) of clients that have finished their local training."""
 
 
 def unclipped(name: str, rows: Tensor) -> Tensor:
@@ -171,7 +169,8 @@ class Cohort:
         models = self.initial.new_empty(len(self.ids), self.problem.dimension)
         data, loss = self.problem.data, self.problem.loss
         run = LocalTraining(data, loss, solver, self.round, start, lam, anchor, divergence, moving, mixture, correction)
-        self._train(run, lambda place, trained: _write(models, place, trained))
+        for place, trained in self._train(run):
+            _write(models, place, trained)
         return models
 
     def change(
@@ -195,7 +194,9 @@ class Cohort:
         total = self.total("update") if self.total is not None and initial.device.type == "cpu" else None
         changes = initial.new_empty(len(self.ids) if total is None else 0, self.problem.dimension)
 
-        def send(place: Tensor, models: Tensor) -> None:
+        data, loss = self.problem.data, self.problem.loss
+        run = LocalTraining(data, loss, solver, self.round, start, lam, anchor, mixture=mixture)
+        for place, models in self._train(run):
             if trained is not None:
                 _write(trained, place, models)
             rows = models - shared
@@ -203,31 +204,22 @@ class Cohort:
                 _write(changes, place, rows)
             else:
                 total.add(self.ids[place], rows if self.weights is None else self.weights[place, None] * rows)
-
-        data, loss = self.problem.data, self.problem.loss
-        self._train(LocalTraining(data, loss, solver, self.round, start, lam, anchor, mixture=mixture), send)
         return changes if total is None else total
 
-    def _train(self, run: LocalTraining, receive: Finish) -> None:
-        """Train the clients, and hand places among them and models to ``receive`` as they finish; of a client without
-        a local step its start."""
-        tally, diverged = self.problem.tally, list[int]()
-
-        def finish(place: Tensor, models: Tensor) -> None:
-            if tally is not None:
-                diverged.append(not_finite(models))
-            receive(place, models)
-
-        idle = (self._train_on_records if self.problem.protects_records else self._train_on_batches)(run, finish)
-        if len(idle):
-            finish(idle, rows_of(run.start, idle).expand(len(idle), -1))
-        if tally is not None and self.round != AFTER:
+    def _train(self, run: LocalTraining) -> Trained:
+        """Train the clients, and yield places among them and models as they finish; of a client without a local step
+        its start."""
+        tally, diverged = self.problem.tally if self.round != AFTER else None, 0
+        for place, models in (self._train_on_records if self.problem.protects_records else self._train_on_batches)(run):
+            diverged += 0 if tally is None else not_finite(models)
+            yield place, models
+        if tally is not None:
             beside = () if run.mixture is None or self.problem.protects_records else (run.mixture.models,)
             tally.trained += len(self.ids) * (1 + len(beside))
-            tally.diverged += sum(diverged) + sum(map(not_finite, beside))
+            tally.diverged += diverged + sum(map(not_finite, beside))
 
-    def _train_on_batches(self, run: LocalTraining, finish: Finish) -> Tensor:
-        """Train on batches; return the places of clients without a local step."""
+    def _train_on_batches(self, run: LocalTraining) -> Trained:
+        """Train on batches."""
         problem, executor = self.problem, self.problem.executor
         steps, widths = run.solver.step_counts(self.examples), batch_widths(self.examples, run.solver.batch_size)
         rank = self.ids.cpu()  # of the clients among all who take part
@@ -249,21 +241,18 @@ class Cohort:
                     width=width,
                     grain=grain,
                 )
+                for part in executor.slices(len(place), grain=grain):
+                    batches = run.on_batches(executor.stack, plan.part(part), place[part])
+                    yield from run.train(executor.stack, place[part], batches)
+        yield from _idle(run, steps)
 
-                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
-                    steps = run.on_batches(stack, plan.part(part), place[part])
-                    for done, models in run.train(stack, place[part], steps):
-                        finish(done, models)
-
-                executor.map(work, len(place), grain=grain)
-        return (steps == 0).nonzero()[:, 0]
-
-    def _train_on_records(self, run: LocalTraining, finish: Finish) -> Tensor:
-        """Train by DP-SGD; return the places of clients without a local step that was charged."""
+    def _train_on_records(self, run: LocalTraining) -> Trained:
+        """Train by DP-SGD on the local steps that are charged."""
         if run.divergence is not None:
             raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
         if self.round == AFTER:
-            return torch.arange(len(self.ids))
+            yield from _idle(run, torch.zeros(len(self.ids)))
+            return
         if self.local is None:
             raise PrivacyError(
                 "Single records are protected, and these clients have no local steps that the ledger has charged: "
@@ -275,14 +264,17 @@ class Cohort:
         steps = local.steps(self.ids)
         order = torch.argsort(steps, descending=True, stable=True)
         order = order[steps[order] > 0]
+        for part in executor.slices(len(order), grain=1 if single else None):
+            records = run.on_records(executor.stack, self.ids[order[part]], local, width)
+            yield from run.train(executor.stack, order[part], records)
+        yield from _idle(run, steps)
 
-        def work(stack: StackedModule, part: slice) -> None:
-            steps = run.on_records(stack, self.ids[order[part]], local, width)
-            for done, models in run.train(stack, order[part], steps):
-                finish(done, models)
 
-        executor.map(work, len(order), grain=1 if single else None)
-        return (steps == 0).nonzero()[:, 0]
+def _idle(run: LocalTraining, steps: Tensor) -> Trained:
+    """Yield the clients without a local step, and where they start."""
+    place = (steps == 0).nonzero()[:, 0]
+    if len(place):
+        yield place, rows_of(run.start, place).expand(len(place), -1)
 
 
 def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:

@@ -15,7 +15,7 @@ client's own records.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .._check import Checked, NonNegative
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver, StackedModule
+from ..local import LocalSGD, LocalSolver
 from ..local.batches import batch_widths
 from ..local.losses import divergence_of
 from ..local.per_example import example_gradients
@@ -219,16 +219,13 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
         (k, D).
     """
     result = torch.zeros_like(models)
-
-    def add(place: int, gradients: Tensor) -> None:
+    for place, gradients in own_gradients(problem, models, clients):
         result[place] += gradients.square().sum(0)
-
-    visit_gradients(problem, models, clients, add)
     return result / problem.data.train.counts[clients].to(result)[:, None]
 
 
-def visit_gradients(problem: Problem, models: Tensor, clients: Tensor, visit: Callable[[int, Tensor], None]) -> None:
-    """Call ``visit`` with the gradients of each client's own training records at its model, a few records at a time.
+def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield the gradients of each client's own training records at its model, a few records at a time.
 
     Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
 
@@ -236,23 +233,20 @@ def visit_gradients(problem: Problem, models: Tensor, clients: Tensor, visit: Ca
         problem: the data, the model and the loss.
         models: (k, D) or (D,), where the gradients are taken.
         clients: int64 (k,), each with a training record or more.
-        visit: gets the place of the client among the k, and gradients of some of its records, (n, D).
+
+    Yields:
+        The place of a client among the k, and gradients of some of its records, (n, D).
     """
-    train, models = problem.data.train, models.expand(len(clients), -1)
-
-    def work(stack: StackedModule, part: slice) -> None:
-        for place in range(part.start, part.stop):
-            client = clients[place : place + 1]
-            count, first = int(train.counts[client]), int(train.offsets[client])
-            position = torch.arange(int(batch_widths(train.counts[client], None)))
-            mask = position < count
-            index = first + torch.where(mask, position, 0)
-            rows = stack.load(models[place], 1)
-            x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
-            address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0) if stack.has_dropout else None
-            for gradients, _ in example_gradients(
-                stack, x, y, problem.loss, mask=mask[None], address=address, position=position[None]
-            ):
-                visit(place, gradients)
-
-    problem.executor.map(work, len(clients), grain=1)
+    train, stack = problem.data.train, problem.executor.stack
+    for place, (client, model) in enumerate(zip(clients.split(1), models.expand(len(clients), -1), strict=True)):
+        count, first = int(train.counts[client]), int(train.offsets[client])
+        position = torch.arange(int(batch_widths(train.counts[client], None)))
+        mask = position < count
+        index = first + torch.where(mask, position, 0)
+        rows = stack.load(model, 1)
+        x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
+        address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0) if stack.has_dropout else None
+        for gradients, _ in example_gradients(
+            stack, x, y, problem.loss, mask=mask[None], address=address, position=position[None]
+        ):
+            yield place, gradients

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..local import StackedModule
 from ..local.losses import example_losses
 from .base import Problem
 
@@ -31,13 +30,10 @@ def own_losses(problem: Problem, models: Tensor, clients: Tensor, side: Literal[
     part = problem.data.side(side)
     counts, first = part.counts[clients].tolist(), part.offsets[clients].tolist()
     losses = torch.full((len(clients),), torch.nan, dtype=torch.float64)
-
-    def work(stack: StackedModule, places: slice) -> None:
-        for place in (place for place in range(places.start, places.stop) if counts[place]):
-            index = torch.arange(first[place], first[place] + counts[place])
-            row = rows[place][None].contiguous()
-            x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
-            losses[place] = example_losses(problem.loss, stack.predict(row, x), y).double().mean()
-
-    problem.executor.map(work, len(clients), grain=1)
+    stack = problem.executor.stack
+    for place in (place for place, count in enumerate(counts) if count):
+        index = torch.arange(first[place], first[place] + counts[place])
+        row = rows[place][None].contiguous()
+        x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
+        losses[place] = example_losses(problem.loss, stack.predict(row, x), y).double().mean()
     return losses

@@ -45,7 +45,7 @@ from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
-from .finetune import visit_gradients
+from .finetune import own_gradients
 from .linear.solve import solve_regularized
 from .private_prior import FLOOR, LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal, scale_of
 from .store import Fields
@@ -225,13 +225,10 @@ class PriorLayers(Algorithm):
     def _responses(self, problem: Problem, matrices: list[Part], clients: Tensor) -> list[Tensor]:
         """Return B of every matrix, (k, p, p) each: what the records of a client determine in local training."""
         moments = [torch.zeros(len(clients), part.width, part.width, dtype=torch.float64) for part in matrices]
-
-        def add(place: int, gradients: Tensor) -> None:
+        for place, gradients in own_gradients(problem, problem.initial, clients):
             for part, moment in zip(matrices, moments, strict=True):
                 rows = part.matrix(gradients.double()).reshape(-1, part.width)
                 moment[place] += (rows.mT @ rows).cpu()
-
-        visit_gradients(problem, problem.initial, clients, add)
         counts = problem.data.train.counts[clients]
         early = 1 / (self.local.lr * self.local.step_counts(counts).double())
         responses = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ class Execution(Checked):
 
 
 class Executor:
-    """Runs a function over chunks of clients.
+    """The stack that computes clients, a chunk at a time.
 
     Args:
         execution: resolved settings.
@@ -93,8 +93,8 @@ class Executor:
         module = place_module(module, device=device, dtype=dtype)
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
-    def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
-        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
+    def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:
+        """Yield consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that are computed at once.
 
         With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.
@@ -103,7 +103,7 @@ class Executor:
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         for first in range(0, count, size):
-            work(self.stack, slice(first, min(first + size, count)))
+            yield slice(first, min(first + size, count))
 
 
 def in_small_stacks(module: nn.Module, device: torch.device) -> bool:

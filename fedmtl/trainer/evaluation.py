@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..algorithms.base import Problem
 from ..data.rows import take
-from ..local import StackedModule
 from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
 from ..local.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
 from ..random import derive_key, keyed_bits
@@ -142,24 +141,19 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
     for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
         alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
-
-        def work(
-            stack: StackedModule, part: slice, place: Tensor = alike[chosen], real: Tensor = real, width: int = width
-        ) -> None:
-            members, own = place[part], real[part]
+        for part in problem.executor.slices(len(chosen), grain=grain):
+            members, own = alike[chosen[part]], real[part]
             parameters, batches = rows[members.to(rows.device)], list[tuple[Tensor, Tensor]]()
             mask = torch.arange(width) < counts[members][:, None]
             index = first[members][:, None] + torch.where(mask, torch.arange(width), 0)
             for some in index.split(_EXAMPLES, 1):
                 x, y = problem.data.gather("test", some, dtype=rows.dtype, device=rows.device)
-                batches.append((stack.predict(parameters, x).clamp(-limit, limit), y))
+                batches.append((problem.executor.stack.predict(parameters, x).clamp(-limit, limit), y))
             outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
             values, mask = torch.stack(per_example(problem, outputs, y)).cpu(), mask & own[:, None]
             there = mask.to(outputs.device)
             scored = outputs[there][None], y[there], values[:, None, mask]
             table[members[own]] = _table(problem, *scored, counts[members[own]], metrics)[0]
-
-        problem.executor.map(work, len(chosen), grain=grain)
     return table
 
 

@@ -47,8 +47,7 @@ def test_stacks_are_bounded_by_memory():
 @pytest.mark.parametrize("grain", [None, 1, 2])
 def test_every_client_is_visited_once_in_stacks_of_the_grain(count, grain):
     executor = Executor(Execution(5), LINEAR, device=CPU, dtype=torch.float32)
-    parts: list[slice] = []
-    executor.map(lambda stack, part: parts.append(part), count, grain=grain)
+    parts = list(executor.slices(count, grain=grain))
     assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
     assert all(part.stop - part.start == {None: 5, 1: 1, 2: 4}[grain] for part in parts[:-1])
 

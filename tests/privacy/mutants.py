@@ -771,15 +771,12 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 @_instead(Cohort, "_train")
-def _frozen_but_moved(original, self, run, receive):
+def _frozen_but_moved(original, self, run):
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
     frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
-
-    def moved(place, models):
-        frozen.add_(float((models - rows_of(run.start, place)).mean()))
-        receive(place, models)
-
-    original(self, run, moved)
+    for place, trained in original(self, run):
+        frozen.add_(float((trained - rows_of(run.start, place)).mean()))
+        yield place, trained
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
@@ -1436,30 +1433,28 @@ def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 @_instead(Cohort, "_train_on_records")
-def _raw_gradients(original, self, run, finish):
+def _raw_gradients(original, self, run):
     """Local training on the records themselves, after the private run."""
-
-    def moved(place, models):
-        records = self.problem.data.train
+    records = self.problem.data.train
+    for place, trained in original(self, run):
         first = records.x[records.offsets[self.ids[place]]].double().mean(1, keepdim=True)
-        finish(place, (models + 1e-3 * first).to(models))
-
-    return original(self, run, moved)
+        yield place, (trained + 1e-3 * first).to(trained)
 
 
 @_instead(Cohort, "_train")
-def _models_mixed(original, self, run, receive):
+def _models_mixed(original, self, run):
     """Every client's model has a thousandth of that of the client before it."""
     made = self.initial.new_empty(len(self.ids), self.problem.dimension)
-    original(self, run, lambda place, models: made.index_copy_(0, place, models))
-    receive(torch.arange(len(self.ids)), torch.lerp(made, made.roll(1, 0), 1e-3))
+    for place, trained in original(self, run):
+        made[place] = trained
+    yield torch.arange(len(self.ids)), torch.lerp(made, made.roll(1, 0), 1e-3)
 
 
 @_instead(Cohort, "_train")
-def _step_by_the_largest(original, self, run, receive):
+def _step_by_the_largest(original, self, run):
     """The step size is that of the longest record of any client."""
     longest = float(self.problem.data.train.x.norm(dim=1).max())
-    original(self, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)), receive)
+    return original(self, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)))
 
 
 def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

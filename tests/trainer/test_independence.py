@@ -237,10 +237,11 @@ def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytes
 def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     train = Cohort._train
 
-    def mixed(self: Any, run: Any, receive: Any) -> None:
+    def mixed(self: Any, run: Any) -> Any:
         rows = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        train(self, run, lambda place, models: rows.index_copy_(0, place, models))
-        receive(torch.arange(len(self.ids)), rows + 1e-6 * rows.mean(0))
+        for place, trained in train(self, run):
+            rows[place] = trained
+        yield torch.arange(len(self.ids)), rows + 1e-6 * rows.mean(0)
 
     monkeypatch.setattr(Cohort, "_train", mixed)
     found = findings_of(trainer(schedule=FullParticipation()))[0]
