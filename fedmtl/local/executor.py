@@ -23,7 +23,7 @@ from torch import nn
 
 from .._check import Checked, Count
 from .batches import LANES, max_clients
-from .module import Layout, StackedModule, place_module
+from .module import Layout, StackedModule
 from .products import Perceptron
 
 _SMALL = 1 << 20
@@ -90,7 +90,6 @@ class Executor:
         assert execution.chunk is not None
         self.execution, self.chunk = execution, execution.chunk
         self.one_thread = in_small_stacks(module, device) or (execution.processes or 1) > 1
-        module = place_module(module, device=device, dtype=dtype)
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
     def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:

@@ -228,16 +228,6 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
         parameter.requires_grad_(moves)
 
 
-def place_module(module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Return the module where all its floating parameters are of this device and dtype, else a copy that is."""
-    of = torch.empty(0, device=device, dtype=dtype)  # "cuda" is the current one of several devices
-    same = all(
-        t.device == of.device and (t.dtype == dtype or not t.is_floating_point())
-        for t in (*module.parameters(), *module.buffers())
-    )
-    return module if same else copy.deepcopy(module).to(device=device, dtype=dtype)
-
-
 class StackedModule:
     """K copies of one module, computed and differentiated as one batch.
 
@@ -258,16 +248,19 @@ class StackedModule:
     """
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
-        placed = place_module(module, device=device, dtype=dtype)
-        same = {id(parameter): parameter for parameter in placed.parameters()}  # which the copies share
-        self.train_module, self.eval_module = (copy.deepcopy(placed, dict(same)).train(mode) for mode in (True, False))
+        like = torch.empty(0, device=device, dtype=dtype)  # "cuda" is the current one of several devices
+        tensors = (*module.parameters(), *module.buffers())
+        if any(t.device != like.device or (t.is_floating_point() and t.dtype != dtype) for t in tensors):
+            module = copy.deepcopy(module).to(device=device, dtype=dtype)
+        same = {id(parameter): parameter for parameter in module.parameters()}  # which the copies share
+        self.train_module, self.eval_module = (copy.deepcopy(module, dict(same)).train(mode) for mode in (True, False))
         self.layout = Layout.of(self.train_module)
         self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
             self.train_module, self.layout
         )
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
         self.has_dropout = bool(self._dropouts)
-        self._allocate(torch.zeros(0, device=device, dtype=dtype), capacity)
+        self._allocate(like, capacity)
 
     def _allocate(self, like: Tensor, capacity: int) -> None:
         """Make the buffers: each row begins at the same alignment in memory, where products and sums are fastest and
