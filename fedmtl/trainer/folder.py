@@ -70,7 +70,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def write_parts(path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]) -> None:
     """Write tensors by part and name, with notes of plain values and dataclasses of them, as one safetensors file."""
-    tensors = {f"{part}.{name}": row for part, named in parts.items() for name, row in named.items()}
+    tensors = {f"{part}.{name}": row.clone() for part, named in parts.items() for name, row in named.items()}
     write_tensors(path, tensors, {"notes": json.dumps(notes, default=asdict)})
 
 
