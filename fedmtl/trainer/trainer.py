@@ -249,20 +249,10 @@ class Trainer:
         """Whether no repetition has noise, so that nothing is protected."""
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
-    def problem(
-        self,
-        *,
-        device: str | None = None,
-        ranks: Ranks = ALONE,
-    ) -> Problem:
-        """Return the problem of a run; close its executor.
-
-        Args:
-            device: in place of the trainer's.
-            ranks: the processes that compute the run.
-        """
+    def problem(self, *, ranks: Ranks = ALONE) -> Problem:
+        """Return the problem of a run, which ``ranks`` compute."""
         self.algorithm.check_data(self.data)
-        place = self.device if device is None else device
+        place = self.device
         sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)  # in rounds
         if self.algorithm.on_host:
             resolve_device(place, ranks)  # refuses one that is not there

@@ -281,7 +281,7 @@ def test_frozen_parameters_are_one_tensor() -> None:
     set_trainable(module, ("3",))
     stack = StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float32)
     assert stack.train_module[1].weight is module[1].weight
-    of_a_run = head(model=module, trainable=None).problem(device="cpu").executor.stack
+    of_a_run = head(model=module, trainable=None).problem().executor.stack
     assert len({one[1].weight.data_ptr() for one in (of_a_run.train_module, of_a_run.eval_module)}) == 1
     assert stack.rows.shape == of_a_run.rows.shape == (1, 15)
     double = StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float64)

@@ -38,7 +38,7 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
 def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
-    problem = trainer.problem(device="cpu")
+    problem = trainer.problem()
     if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
         return skipped("charges: early stop", "no model is common to all, so no run stops early")
     result = replace(trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy).fit()

@@ -73,7 +73,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
     """Return how a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None:
         return None
-    problem, bound = trainer.problem(device="cpu"), trainer.bound
+    problem, bound = trainer.problem(), trainer.bound
     return Setup(
         privacy=trainer.privacy,
         plans=releases_of(trainer.algorithm, problem, bound),

@@ -117,7 +117,7 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
 def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
     """Return the trainer with its settings from public rows, chosen once for all that is checked; every operation on
     the numbers of a record is appended to ``read``."""
-    problem = trainer.problem(device="cpu")
+    problem = trainer.problem()
     if read is not None:
         problem = replace(problem, data=_watched(problem.data, read))
         read.clear()  # of what a data set looks at when it is made
