@@ -1,4 +1,4 @@
-"""The best of several settings under one epsilon."""
+"""Private choice of the best of several settings under one epsilon."""
 
 from .search import PrivateSearch, SearchResult
 

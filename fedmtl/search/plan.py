@@ -1,4 +1,4 @@
-"""What a private search must know before any work: that its candidates cost the same, and how much noise each needs.
+"""The plan of a private search: all candidates must cost the same, and their noise is calibrated to one budget.
 
 One candidate is a whole run of T steps and the release of its score. The event of the search is that candidate
 repeated a random number of times of which the best is kept (:mod:`fedmtl.privacy.accounting.selection`), so every
@@ -131,14 +131,7 @@ def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
                 )
 
 
-def plan_search(
-    candidates: Mapping[str, Trainer],
-    *,
-    mean: float,
-    shape: float,
-    score_noise: float,
-    noise_multiplier: float | None = None,
-) -> SearchPlan:
+def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float, score_noise: float) -> SearchPlan:
     """Calibrate the noise of every candidate such that the whole search costs at most the budget, and log how loud it
     is.
 
@@ -146,7 +139,6 @@ def plan_search(
         candidates: checked by :func:`check_candidates`.
         mean, shape: of the number of repetitions, see :mod:`fedmtl.privacy.accounting.selection`.
         score_noise: standard deviation of the noise on a mean score.
-        noise_multiplier: of a search that is resumed; it is used as it stands.
 
     Raises:
         ConfigError: releases that differ between candidates, or a budget that cannot be met.
@@ -174,24 +166,23 @@ def plan_search(
     def candidate(multiplier: float) -> Any:
         return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
 
-    runs, z = most_repetitions(mean, shape), noise_multiplier
+    runs = most_repetitions(mean, shape)
 
     def rounded(value: float) -> float:
         """Return what noise in whole numbers, of all the runs and their scores, adds to an epsilon."""
         return price.slack(uses * runs, value) + slack(runs, value)
 
     within_delta = delta / (1 + rounded(0.0))
-    if z is None:
-        try:
-            within = privacy.epsilon - rounded(privacy.epsilon)
-            z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
-                f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
-            ) from error
-        except PrivacyError as error:
-            raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+    try:
+        within = privacy.epsilon - rounded(privacy.epsilon)
+        z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
+            f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
+        ) from error
+    except PrivacyError as error:
+        raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
     budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
     trainers, marks, reports = {}, {}, {}
     for name, trainer in candidates.items():

@@ -52,7 +52,6 @@ from ..privacy import (
     open_channel,
 )
 from ..privacy.accounting.selection import halting_probability
-from ..privacy.ledger import read_header
 from ..privacy.report import OUTSIDE
 from ..trainer.engine import Engine
 from ..trainer.folder import RunFolder, write_json
@@ -196,22 +195,13 @@ class PrivateSearch(Checked):
     def _first(self) -> Trainer:
         return next(iter(self.candidates.values()))
 
-    def plan(self, noise_multiplier: float | None = None) -> SearchPlan:
+    def plan(self) -> SearchPlan:
         """Return the noise and the accounting of the search, before any work.
-
-        Args:
-            noise_multiplier: of a search that is resumed; calibrated where it is ``None``.
 
         Raises:
             ConfigError, PrivacyError: as :meth:`fit`.
         """
-        return plan_search(
-            self.candidates,
-            mean=self.mean,
-            shape=self.shape,
-            score_noise=self.score_noise,
-            noise_multiplier=noise_multiplier,
-        )
+        return plan_search(self.candidates, mean=self.mean, shape=self.shape, score_noise=self.score_noise)
 
     def fit(self, *, resume: bool = False) -> SearchResult:
         """Run every repetition, choose, and save what is released.
@@ -232,8 +222,7 @@ class PrivateSearch(Checked):
             raise ResumeError("There is nothing to resume without a folder.")
         if root is not None and root.started and not resume:
             raise ResumeError(f"{root.root} already holds a run; resume it, or choose another folder.")
-        prior = (read_header(root.ledger) or {}).get("noise_multiplier") if resume and root is not None else None
-        plan = self.plan(prior if isinstance(prior, float) else None)
+        plan = self.plan()
         header = {
             "account": "search",
             "mean": self.mean,
