@@ -20,12 +20,13 @@ records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a boun
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
 With ``releases=K`` an agent releases at its first K wake-ups only, within its budget. In later ones it continues
-averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ..., Theta_i(K)),
-taken to its present model by the public curvature h of the domain, and reads no record,
+averaging, free of charge, and reads no record. What it has released, g_1, ..., g_K at Theta_i(1), ..., Theta_i(K), says
+what its gradient is elsewhere, by the public curvature h of the domain: each g_k becomes g_k + h (Theta_i -
+Theta_i(k)), and the agent steps along their mean,
 
-    grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
+    grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
 
-(``_data_gradients``). An agent's first release is at the public start, since no other agent moves its model. With
+An agent's first release is at the public start, since no other agent moves its model. With
 ``releases=1`` the agents therefore end, in whatever order they wake, at the minimum of (2) with quadratic losses of
 those gradients: the solution Theta of the linear system
 
@@ -212,14 +213,14 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         """Start everyone at Theta(0) = 0; no data are read.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
-        k neighbours is k of them. With ``releases`` also ``slope`` (R, n, D), the mean of g - h Theta_i over an
-        agent's releases g, h being the smoothness, and ``answers_so_far`` int64 (R, n), how many they are.
+        k neighbours is k of them. With ``releases`` also ``intercept`` (R, n, D), the b_i of the releases so far, and
+        ``answers_so_far`` int64 (R, n), how many these are.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
         if self.releases is not None:
             public |= {
-                "slope": torch.zeros_like(theta),
+                "intercept": torch.zeros_like(theta),
                 "answers_so_far": torch.zeros(theta.shape[:2], dtype=torch.int64),
             }
         return State(public, problem.client_store({}))
@@ -245,21 +246,17 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         return serve
 
     def _data_gradients(self, network: Network, public: Mapping[str, Tensor], answers: Answers) -> Array:
-        """Return the data gradients (k, D) that agents step along.
-
-        It is the released one of those who answered. The others, whose budget is spent, take the mean of what they have
-        released to their present model by the public curvature h: of releases g_1, ..., g_K at Theta_i(1), ...,
-        Theta_i(K) it is (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))). This is post-processing and reads no record.
-        """
-        answer, answered, at = answers.values, answers.answered, answers.at
+        """Return the gradients of the data (k, D) that agents step along: the released ones of those that answer, and
+        h Theta_i + b_i of those whose releases are spent; 0 where there never was one."""
+        released, answered, at = answers.values, answers.answered, answers.at
         if self.releases is None:
-            return answer
-        slope, answers_so_far = client_rows(public["slope"]), client_rows(public["answers_so_far"])
-        bend = network.smoothness * answers.points
-        mean, count = slope[at], answers_so_far[at] + answered
-        mean += np.where(answered, 1.0 / np.maximum(count, 1), 0.0)[:, None] * (answer - bend - mean)
-        slope[at], answers_so_far[at] = mean, count
-        return np.where(answered[:, None], answer, np.where(count[:, None] > 0, mean + bend, 0.0))
+            return released
+        intercept, answers_so_far = client_rows(public["intercept"]), client_rows(public["answers_so_far"])
+        h_theta = network.smoothness * answers.points
+        b, k = intercept[at], answers_so_far[at] + answered
+        b += np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None] * (released - h_theta - b)  # the mean of k
+        intercept[at], answers_so_far[at] = b, k
+        return np.where(answered[:, None], released, np.where(k[:, None] > 0, h_theta + b, 0.0))
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement."""

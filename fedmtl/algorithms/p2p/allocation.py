@@ -1,4 +1,4 @@
-"""How an agent's budget is spread over its wake-ups: Proposition 2 of Bellet et al. 2018, as printed and corrected.
+"""The allocation of an agent's budget to its wake-ups: Proposition 2 of Bellet et al. 2018, printed and corrected.
 
 Theorem 2 bounds the loss of utility by the noise: with C = 1 - sigma / (n L_max) for each tick of the network,
 

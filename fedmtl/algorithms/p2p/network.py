@@ -1,4 +1,4 @@
-"""The public constants of a peer-to-peer run: graph, confidence, curvature, step sizes; and sums over neighbours."""
+"""The public constants of a peer-to-peer run, and weighted means over neighbours."""
 
 from __future__ import annotations
 

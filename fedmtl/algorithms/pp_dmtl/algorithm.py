@@ -42,7 +42,7 @@ from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
 from ..linear.data import LinearAlgorithm
-from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty, fit_own, own_step
+from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty, fit_own
 from ..local_fit import LocalFit
 from .step_size import choose_step
 
@@ -156,20 +156,34 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         return lambda at: returned.take(at, 0) + own.take(at, 0)
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Take the noised gradients G_t of the tasks that act."""
-        a2 = self.step_size(problem)
-        shared, stale, prox = public["shared"], public["stale"], SHARED_PENALTIES[self.penalty].prox
-        all_stale, all_shared, returned = (client_rows(public[name]) for name in ("stale", "shared", "returned"))
-        own = client_rows(public["own"]) if self.a1 > 0 and "own" in public else None
+        """Take the noised gradients G_t of the tasks that act: each task moves its q_t by its own, and the server P."""
+        own, server = client_rows(public["own"]), self.server_steps(problem, public)
 
         def serve(answers: Answers) -> None:
-            at, runs, gradient = answers.at, answers.runs, answers.values
-            if own is not None:  # line 10, by the gradient that was released
-                before, taken = torch.from_numpy(own[at]), torch.from_numpy(gradient)
-                own[at] = own_step(before, taken, self.a1, self.tau, self.own_penalty).numpy()
-            all_stale[at] = gradient  # server, 1st step: column t of S
-            shared[runs] = prox(shared[runs] - a2 * stale[runs], a2 * self.lam)  # server, 2nd step: P
-            returned[at] = all_shared.take(at, 0)  # server, 3rd step: p_t goes back
+            if self.a1 > 0:
+                q, gradient = torch.from_numpy(own[answers.at]), torch.from_numpy(answers.values)
+                own[answers.at] = self.own_step(q, gradient).numpy()
+            server(answers)
+
+        return serve
+
+    def own_step(self, q: Tensor, gradient: Tensor) -> Tensor:
+        """Return the q_t (k, p) of tasks after a step along a gradient: line 10."""
+        if self.own_penalty == "frobenius":
+            return q - self.a1 * (gradient + self.tau * q)
+        return OWN_PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
+
+    def server_steps(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        """Return the function that does what the server does with the gradients G_t of tasks."""
+        a2, prox = self.step_size(problem), SHARED_PENALTIES[self.penalty].prox
+        p, s = public["shared"], public["stale"]
+        columns_p, columns_s, returned = (client_rows(public[name]) for name in ("shared", "stale", "returned"))
+
+        def serve(answers: Answers) -> None:
+            at, runs = answers.at, answers.runs
+            columns_s[at] = answers.values  # server, 1st step: G_t is column t of S
+            p[runs] = prox(p[runs] - a2 * s[runs], a2 * self.lam)  # server, 2nd step
+            returned[at] = columns_p.take(at, 0)  # server, 3rd step: p_t goes back
 
         return serve
 

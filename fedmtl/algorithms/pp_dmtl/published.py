@@ -28,7 +28,7 @@ from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim
 from ...schedules import Block, BoundSchedule
 from ..activations import Answers
 from ..base import Problem, State
-from ..linear.solve import fit_own, own_step
+from ..linear.solve import fit_own
 from .algorithm import PPDMTL
 
 REASON = (
@@ -80,7 +80,7 @@ class PublishedPPDMTL(PPDMTL):
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block, of all replicates; in place."""
         data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
-        gradients, serve = self.gradients(problem), self.serve(problem, public)
+        gradients, server = self.gradients(problem), self.server_steps(problem, public)
         for tasks in block.client.T:
             points = self._query_noise(problem, public["acted"], tasks, channel)  # line 11: z1
             for task in tasks[tasks >= 0].unique().tolist():
@@ -90,7 +90,7 @@ class PublishedPPDMTL(PPDMTL):
                 drawn = channel.members(task, runs.numpy())
                 taking = 1.0 if drawn is None else torch.from_numpy(drawn)
                 gradient = (self.linear_loss.scale(p + q, x, y) * taking) @ x / (self.batch_rate * len(x))  # line 9
-                row[0, runs] = own_step(q, gradient, self.a1, self.tau, self.own_penalty)  # line 10
+                row[0, runs] = self.own_step(q, gradient)  # line 10
                 points[runs] += p + row[0, runs]
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
@@ -98,7 +98,7 @@ class PublishedPPDMTL(PPDMTL):
             released = channel.release(answers)  # lines 12 and 13
             at = (torch.arange(len(tasks)) * problem.clients + tasks).numpy()
             of = slice(None), tasks.numpy(), at, points.numpy(), released, tasks.numpy() >= 0, lambda: none
-            serve(Answers(*of).acting())
+            server(Answers(*of).acting())
         return state
 
     def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:

@@ -1,4 +1,4 @@
-"""PP-DMTL's step size of the shared models, from a simulation of what is public: nothing private is read."""
+"""The automatic step size of PP-DMTL, chosen in a simulation of public quantities; nothing private is read."""
 
 from __future__ import annotations
 
