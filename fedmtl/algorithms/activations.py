@@ -1,4 +1,4 @@
-"""Methods whose clients act one at a time, by clocks of their own; and their objective in a simulated run.
+"""Methods whose clients act one at a time, on clocks of their own, and a simulation of their objective.
 
 A method says at which point of the public state a client answers (:meth:`OneAtATime.points`), what it answers there
 (:meth:`OneAtATime.gradients`), and what an answer does to that state (:meth:`OneAtATime.serve`). Each of them returns a

@@ -1,4 +1,4 @@
-"""What every algorithm is made of: the problem, the state, and the parts of clients and server in a round."""
+"""The base class of all algorithms, and the problem and the state that they work on."""
 
 from __future__ import annotations
 

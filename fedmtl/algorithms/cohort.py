@@ -1,4 +1,4 @@
-"""A cohort's clients that one process computes: what they may read, and their local training."""
+"""A cohort: the clients of a round that one process computes, what they may read, and their local training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local: every client trains by itself. Nothing leaves a client, so nothing is spent."""
+"""Local training: every client trains by itself and releases nothing."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class LocalFit(LinearAlgorithm):
         fits = tasks.fit(ridges)
         for client in (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0].tolist():
             x, y, own = records.x[client].numpy(), records.y[client].numpy(), float(ridges[client])
-            fits[client] = torch.from_numpy(minimize(tasks.linear, x, y, tasks.halves * own, box=self.theta_max).theta)
+            fits[client] = torch.from_numpy(minimize(tasks.linear, x, y, own, box=self.theta_max).theta)
         store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)
 

@@ -1,4 +1,4 @@
-"""Losses of the clients' own records, computed so that a client's number says nothing of the others."""
+"""Per-client losses, each computed independently of the other clients' data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private prior of networks: one release says what changes of layers have in common, and each client trains again.
+"""The private prior of networks: one release of a common covariance of the changes of layers.
 
 Every client first trains its own copy of a public network by itself: w_i = w_0 + delta_i. A matrix of its weights has a
 prior W_0 + Delta whose rows have a common covariance R on the columns of W (or the other way round). One release of all
@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,11 +43,11 @@ from ..local import LocalSGD, LocalSolver, check_names
 from ..local.precision import Part, Precision, PrecisionBlock
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
-from .base import Algorithm, Problem, Released, State
+from .base import Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
 from .finetune import own_gradients
 from .linear.solve import solve_regularized
-from .private_prior import FLOOR, LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal, scale_of
+from .private_prior import FLOOR, LARGEST, RELEASE, OneRelease, excess_of, matrix_signal
 from .store import Fields
 
 Side = Literal["auto", "input", "output"]
@@ -57,7 +57,7 @@ _ROUNDING = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorLayers(Algorithm):
+class PriorLayers(OneRelease):
     """Layers of a network under a common prior, from one release of how clients change them.
 
     What a client hands to the release has a length of about 1 or less whatever it has learned, and is scaled by the
@@ -95,20 +95,16 @@ class PriorLayers(Algorithm):
     layers: Sequence[str] | None = None
     ridge: Positive = 0.1
     side: Side = "input"
-    scale: Positive | Literal["auto"] = "auto"
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
 
     name, title, colour = "prior_layers", "Private prior of layers", "#e91e90"
+    filled = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers is not None:
             check_names(self, "layers", self.layers)
         LocalSolver.check_given(self, self.local, self.ridge / FLOOR)
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PriorLayers:
-        """Take twice the clip norm for ``scale``, 2 without privacy."""
-        return replace(self, scale=2 * clip_of(privacy)) if self.scale == "auto" else self
 
     # What it releases
 
@@ -126,7 +122,7 @@ class PriorLayers(Algorithm):
                 "PriorLayers releases what whole clients have learned, and has no release for single records: use "
                 "privacy=client."
             )
-        check_one_round(self, problem, schedule)
+        self.check_one_round(problem, schedule)
         sizes = self._sizes(problem)
         if not sizes:
             raise ConfigError("PriorLayers.layers are vectors, which have no covariance; choose layers with matrices.")
@@ -184,7 +180,7 @@ class PriorLayers(Algorithm):
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         own, rows = self._before(c)
-        return {RELEASE: scale_of(self) * rows}, own
+        return {RELEASE: self.length * rows}, own
 
     def _before(self, c: Cohort) -> tuple[Own, Tensor]:
         """Return what clients keep after the first training, and what they hand to the release, unscaled."""
@@ -241,8 +237,8 @@ class PriorLayers(Algorithm):
         return responses
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        new, noise = dict(public), float(released.noise_std(RELEASE)) / scale_of(self)
-        means = (released.values[RELEASE].cpu() / scale_of(self)).split(self._sizes(problem))
+        new, noise = dict(public), float(released.noise_std(RELEASE)) / self.length
+        means = (released.values[RELEASE].cpu() / self.length).split(self._sizes(problem))
         for part, mean in zip(self.matrices(problem), means, strict=True):
             # a diagonal entry of the mean of m matrices D^T D / ||D||^2 of q rows has a variance of 2 / (p^2 q m)
             rows = math.prod(part.shape) // part.width

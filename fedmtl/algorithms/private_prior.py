@@ -1,4 +1,4 @@
-"""The private prior: one release says along which directions tasks differ, and every task fits itself under it.
+"""The private prior: one release of the directions along which tasks differ, as a prior for every task's own fit.
 
 Empirical Bayes with one private step. Local learning, w_i = argmin_w L_i(w) + (ridge / 2) ||w||^2, is the posterior
 mode of a task whose model is drawn from N(0, t I). Tasks that have something in common are drawn from N(0, t R) with
@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -59,7 +59,53 @@ _LEAST_NORM = 1e-140
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivatePrior(TaskAlgorithm):
+class OneRelease(Algorithm):
+    """A method of one round, in which every client hands a row to its release that is of unit length times ``scale``.
+
+    Args:
+        scale: what a row of unit length is multiplied by before the clip. ``"auto"``: :attr:`filled` times the clip
+            norm of the run, that of the first of its repetitions with privacy; without privacy the norm counts as 1.
+
+    Attributes:
+        filled: the automatic scale in units of the clip norm.
+    """
+
+    scale: Positive | Literal["auto"] = "auto"
+    filled: ClassVar[float] = 1.0
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
+        """Resolve as the method does without this class, and ``scale``."""
+        clip = next((float(settings.initial_norm) for settings in privacy if settings is not None), 1.0)
+        scale = self.filled * clip if self.scale == "auto" else self.scale
+        return replace(super().resolve_auto(problem, schedule, privacy), scale=scale)  # type: ignore[type-var]
+
+    @property
+    def length(self) -> float:
+        """Return ``scale``, refused where a Trainer has not filled it in."""
+        if self.scale == "auto":
+            raise ConfigError(f"{type(self).__name__}.scale is 'auto', which a Trainer fills in; give a number.")
+        return float(self.scale)
+
+    def check_one_round(self, problem: Problem, schedule: BoundSampler) -> None:
+        """Refuse a run that is anything but one round of all clients.
+
+        Raises:
+            ConfigError: another schedule, or more rounds.
+        """
+        if not isinstance(schedule, BoundFull):
+            raise ConfigError(
+                f"{self.name}: all clients take part in the one round; the schedule must be full, "
+                f"FullParticipation(), not {schedule.describe()}."
+            )
+        if problem.rounds != 1:
+            raise ConfigError(
+                f"{self.name} makes one release in all, and its clients need no second round: rounds must be 1, not "
+                f"{problem.rounds}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivatePrior(OneRelease, TaskAlgorithm):
     """Linear models of all tasks under a common prior, from one release of their directions.
 
     What is released of a task is of unit length whatever its model is, and is scaled to the clip norm, so that no bound
@@ -105,15 +151,9 @@ class PrivatePrior(TaskAlgorithm):
     own_ridge: bool = True
     share: Share = 0.0
     form: Literal["symmetric", "diagonal"] = "symmetric"
-    scale: Positive | Literal["auto"] = "auto"
 
     name, title, colour = "private_prior", "Private prior", "#ad1457"
     needs_row_bound = False
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PrivatePrior:
-        """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy."""
-        resolved = super().resolve_auto(problem, schedule, privacy)
-        return replace(resolved, scale=clip_of(privacy)) if resolved.scale == "auto" else resolved
 
     # What it releases
 
@@ -125,7 +165,7 @@ class PrivatePrior(TaskAlgorithm):
         removed. This is one Gaussian release of both parts: with noise z C on every coordinate, the mean direction
         has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
         """
-        check_one_round(self, problem, schedule)
+        self.check_one_round(problem, schedule)
         d = self.features(problem)
         if self.form == "symmetric" and self.share < 1 and d > LARGEST:
             raise ConfigError(
@@ -161,7 +201,7 @@ class PrivatePrior(TaskAlgorithm):
         d, fits = self.features(c.problem), c.own["model"][:, 0]
         rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(c), strict=True)])
         replicates = len(c.public["excess"])
-        return {RELEASE: scale_of(self) * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
+        return {RELEASE: self.length * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, c.own
 
     def _determined(self, c: Cohort) -> Iterator[Tensor]:
         """Yield B = H (H + ridge I)^-1 of every task before the release, without a bias: (d, d)."""
@@ -188,8 +228,8 @@ class PrivatePrior(TaskAlgorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         d = self.features(problem)
-        values = released.values[RELEASE].reshape(len(public["excess"]), -1) / scale_of(self)
-        noises = (released.noise_std(RELEASE) / scale_of(self)).tolist()
+        values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self.length
+        noises = (released.noise_std(RELEASE) / self.length).tolist()
         m = released.denominator
         spectra = [self._spectrum(value, noise, d, m) for value, noise in zip(values, noises, strict=True)]
         excess, directions = zip(*spectra, strict=True)
@@ -242,40 +282,6 @@ class PrivatePrior(TaskAlgorithm):
         return LocalFit(
             loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, row_norm=self.row_norm, target=self.target
         )
-
-
-def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler) -> None:
-    """Refuse a run that is anything but one round of all clients.
-
-    Args:
-        algorithm: whose name the message gives.
-        problem, schedule: of the run.
-
-    Raises:
-        ConfigError: another schedule, or more rounds.
-    """
-    if not isinstance(schedule, BoundFull):
-        raise ConfigError(
-            f"{algorithm.name}: all clients take part in the one round; the schedule must be full, "
-            f"FullParticipation(), not {schedule.describe()}."
-        )
-    if problem.rounds != 1:
-        raise ConfigError(
-            f"{algorithm.name} makes one release in all, and its clients need no second round: rounds must be 1, not "
-            f"{problem.rounds}."
-        )
-
-
-def scale_of(algorithm: Any) -> float:
-    """Return the length of what a task or client hands to its release, refused where a Trainer has not filled it in."""
-    if algorithm.scale == "auto":
-        raise ConfigError(f"{type(algorithm).__name__}.scale is 'auto', which a Trainer fills in; give a number.")
-    return float(algorithm.scale)
-
-
-def clip_of(privacy: Sequence[Any]) -> float:
-    """Return the clip norm of a run, or of the first of its repetitions that has one; 1 without privacy."""
-    return next((float(settings.initial_norm) for settings in privacy if settings is not None), 1.0)
 
 
 def mean_signal(mean: Tensor, noise: float) -> Tensor:

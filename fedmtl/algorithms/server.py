@@ -1,4 +1,4 @@
-"""What a server does with a released mean update: post-processing, free of privacy cost."""
+"""The server's step along a released mean update: post-processing, free of privacy cost."""
 
 from __future__ import annotations
 

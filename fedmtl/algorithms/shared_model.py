@@ -1,4 +1,4 @@
-"""What methods with one shared model have in common: its release, its state, the server's step, the personal models."""
+"""The base class of methods with one shared model: release, state, the server's step, personal models."""
 
 from __future__ import annotations
 

@@ -124,7 +124,9 @@ def test_hard_problems_are_certified_too() -> None:
         minimize(LinearLoss("squared"), x * math.nan, y, 2.0)
     with pytest.raises(ConfigError, match="n >= 1"):
         minimize(LinearLoss("squared"), x[:0], y[:0], 2.0)
-    with pytest.raises(ConfigError, match=r"minimize\.loss is 'hinge'; accepted: 'squared', 'logistic'"):
+    with pytest.raises(
+        ConfigError, match=r"minimize\.loss is 'hinge'; accepted: 'squared', 'half_squared', 'logistic'"
+    ):
         minimize(LinearLoss("hinge"), x, y, 1.0)
     with pytest.raises(ConfigError, match=r"minimize\.ridge is 0"):
         minimize(LinearLoss("squared"), x, y, 0.0)

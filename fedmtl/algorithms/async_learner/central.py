@@ -1,4 +1,4 @@
-"""What learners of one linear model have in common, of owners who answer one at a time.
+"""The base class of learners of one linear model whose owners answer one at a time.
 
     min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)
 

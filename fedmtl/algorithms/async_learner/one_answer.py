@@ -1,4 +1,4 @@
-"""One central model from answers that do not wait for one another: a public start, and noised moments.
+"""Learners that solve for the central model from single answers: a public start, and noised moments.
 
 Neither is in the paper. An owner's answers are all to the same public question, so that one of them, made when the
 owner wakes, can spend the whole budget, and the learner solves for the model instead of stepping towards it. It knows

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ...data import Domain, Examples, FederatedDataset
 
 LossName = Literal["squared", "hinge", "logistic"]
+SQUARES = {"squared": 2.0, "half_squared": 1.0}
+"""The second derivatives of the squared losses by name."""
 TWO_CLASS_LOSSES: tuple[LossName, ...] = ("hinge", "logistic")
 Array = np.ndarray[Any, Any]
 Built = TypeVar("Built")
@@ -44,14 +46,14 @@ class LinearLoss(Checked):
     """A loss l(m, y) of the prediction m = theta . x; float64, and y in {-1, +1} except for ``"squared"``.
 
     Args:
-        name: ``"squared"``: (m - y)^2, without 1/2; ``"hinge"``: max(0, 1 - y m), whose subgradient at the kink is 0;
-            ``"logistic"``: log(1 + exp(-y m)).
+        name: ``"squared"``: (m - y)^2; ``"half_squared"``: half of it; ``"hinge"``: max(0, 1 - y m), whose subgradient
+            at the kink is 0; ``"logistic"``: log(1 + exp(-y m)).
 
     Raises:
         ConfigError: another name.
     """
 
-    name: LossName
+    name: LossName | Literal["half_squared"]
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
@@ -61,8 +63,8 @@ class LinearLoss(Checked):
         """Compute as :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than
         torch's."""
         margins = theta.dot(x.T)
-        if self.name == "squared":
-            return 2.0 * (margins - y)
+        if self.name in SQUARES:
+            return SQUARES[self.name] * (margins - y)
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)
         return -y * torch.sigmoid(torch.from_numpy(margins * -y)).numpy()
@@ -70,8 +72,8 @@ class LinearLoss(Checked):
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""
         margins = theta @ x.T
-        if self.name == "squared":
-            return (margins - y).square()
+        if self.name in SQUARES:
+            return SQUARES[self.name] / 2 * (margins - y).square()
         if self.name == "hinge":
             return torch.clamp(1 - margins * y, min=0)
         return F.softplus(-margins * y)
@@ -79,12 +81,11 @@ class LinearLoss(Checked):
     def smoothness(self, x_l2: float) -> float:
         """Return the Lipschitz constant of the gradient in the L2 norm for rows ||x||_2 <= ``x_l2``; infinite for the
         hinge."""
-        curvature = {"squared": 2.0, "logistic": 0.25, "hinge": math.inf}[self.name]
-        return curvature * x_l2**2
+        return {**SQUARES, "logistic": 0.25, "hinge": math.inf}[self.name] * x_l2**2
 
     def check_targets(self, y: tuple[Tensor, ...], name: str) -> None:
         """Raise DataError unless the targets suit the loss: -1 and +1 for hinge and logistic."""
-        for client, targets in enumerate(y if self.name != "squared" else ()):
+        for client, targets in enumerate(() if self.name in SQUARES else y):
             wrong = targets[targets.abs() != 1]
             if len(wrong):
                 raise DataError(

@@ -1,4 +1,4 @@
-"""The strength of the ridge that every task finds most plausible, from its own records.
+"""The strength of the ridge by maximum evidence, from a task's own records.
 
 Under w = S v, v ~ N(0, (noise variance) / (n ridge) I), the records of a task have a density, the evidence of the
 ridge. A task that chooses by it needs no records held out, and nothing leaves it.

@@ -1,4 +1,4 @@
-"""The solver of regularized linear models.
+"""Exact solvers of regularized linear models.
 
     min over ||theta||_inf <= box of  (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from ..._check import one_of, positive
 from ...errors import ConfigError
 from ...local.proximal import PENALTIES, Penalty
-from .data import LinearLoss
+from .data import SQUARES, LinearLoss
 
 Array = NDArray[np.float64]
 SharedPenalty = Literal["nuclear", "l21"]
@@ -70,7 +70,7 @@ def minimize(
     """Minimize (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over ||theta||_inf <= box.
 
     Args:
-        loss: of the records; y in {-1, +1} except for ``"squared"``.
+        loss: of the records, not the hinge; y in {-1, +1} for the logistic one.
         x, y: (n, p) and (n,) float64, finite, n at least 1.
         ridge: above 0.
         base: (p,); None: 0.
@@ -81,7 +81,7 @@ def minimize(
         ConfigError: a hinge loss, no records, or values that are not finite.
     """
     positive("minimize", ridge=ridge)
-    one_of("minimize", ("squared", "logistic"), loss=loss.name)
+    one_of("minimize", (*SQUARES, "logistic"), loss=loss.name)
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -129,21 +129,14 @@ def fit_own(
             problem = Objective(loss, rows, targets, 0.0, rows @ point)
 
             def step(q: Array) -> Array:
-                gradient = torch.from_numpy(problem.at(q[0])[1])
-                moved: Array = own_step(torch.from_numpy(q), gradient, rate, tau, penalty).numpy()
-                return moved
+                moved = torch.from_numpy(q - rate * problem.at(q[0])[1])
+                proximal: Array = OWN_PENALTIES[penalty].prox(moved, rate * tau).numpy()
+                return proximal
 
             return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * tolerance)[0]
 
     points = shared.reshape(-1, shared.shape[-1]).numpy()
     return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
-
-
-def own_step(q: Tensor, gradient: Tensor, lr: float, tau: float, penalty: OwnPenalty) -> Tensor:
-    """Take one step on l(q) + tau g(q) for rows q (k, p): of the gradient for the ridge, proximal for the others."""
-    if penalty == "frobenius":
-        return q - lr * (gradient + tau * q)
-    return OWN_PENALTIES[penalty].prox(q - lr * gradient, lr * tau)
 
 
 def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
@@ -177,9 +170,9 @@ class Objective:
 
     def losses(self, margins: Array) -> tuple[Array, Array, Array]:
         """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""
-        if self.loss.name == "squared":
+        if curvature := SQUARES.get(self.loss.name):
             error = margins - self.y
-            return error * error, 2 * error, np.full(self.y.shape, 2.0)
+            return curvature / 2 * error * error, curvature * error, np.full(self.y.shape, curvature)
         against = -self.y * margins
         small = np.exp(-np.abs(against))
         pull = np.where(against < 0, small, 1.0) / (1 + small)  # the slope is -y times it

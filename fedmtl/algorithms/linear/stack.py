@@ -1,4 +1,4 @@
-"""Tasks of linear models: losses, gradients and local fits of all tasks (and repetitions).
+"""Linear models of all tasks: losses, gradients and local fits, for several repetitions at once.
 
 L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or the mean logistic loss of task i. Squared losses of few parameters are kept
 as their sufficient statistics, and these are stacked. Otherwise every task is computed by itself, on memory of its own:
@@ -61,11 +61,6 @@ class TaskStack:
             moments = torch.stack(gram), torch.stack(cross), torch.stack([b.square().mean() for b in y])
         return cls(loss, replace(data, x=x, y=y), moments)
 
-    def smoothness(self, row: float) -> float:
-        """Return the Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2
-        norm: its square, a quarter of it for the logistic loss."""
-        return self.linear.smoothness(row) / self.halves
-
     def gradient(self, w: Tensor) -> Tensor:
         """Return gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
         if self.moments is not None:
@@ -73,7 +68,7 @@ class TaskStack:
             return torch.from_numpy(w.numpy() @ gram - cross[:, None, :])  # of small matrices faster than torch's
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
-            out[i] = self.linear.scale(w[i], x, y) @ x / (self.halves * len(x))
+            out[i] = self.linear.scale(w[i], x, y) @ x / len(x)
         return out
 
     def value(self, w: Tensor) -> Tensor:
@@ -83,7 +78,7 @@ class TaskStack:
             quadratic = ((w @ gram) * w).sum(-1) / 2
             return quadratic - (w @ cross[:, :, None])[..., 0] + squares[:, None] / 2
         each = zip(w, self.data.x, self.data.y, strict=True)
-        return torch.stack([self.linear.value(own, x, y).mean(1) / self.halves for own, x, y in each])
+        return torch.stack([self.linear.value(own, x, y).mean(1) for own, x, y in each])
 
     def fit(self, ridge: float | Tensor, scale: Tensor | None = None) -> Tensor:
         """Fit every task by itself: argmin_w L_i(w) + (ridge / 2) ||w||^2, or (ridge / 2) ||v||^2 for w = S_i v.
@@ -110,7 +105,7 @@ class TaskStack:
             thetas = []
             for i, (x, y) in enumerate(zip(self.data.x, self.data.y, strict=True)):
                 rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
-                thetas.append(minimize(self.linear, rows, y.numpy(), self.halves * float(ridges[i])).theta)
+                thetas.append(minimize(self.linear, rows, y.numpy(), float(ridges[i])).theta)
             fits = torch.from_numpy(np.stack(thetas))
         return fits if scale is None else torch.from_numpy((scale.numpy() @ fits.numpy()[:, :, None])[:, :, 0])
 
@@ -129,13 +124,8 @@ class TaskStack:
 
     @property
     def linear(self) -> LinearLoss:
-        """Return the loss of a record; the squared one has no 1/2 there."""
-        return LinearLoss(self.loss)
-
-    @property
-    def halves(self) -> float:
-        """Return what the loss of a linear model is in units of L_i: the squared one has no 1/2."""
-        return 2.0 if self.loss == "squared" else 1.0
+        """Return the loss of a record, of which L_i is the mean."""
+        return LinearLoss("half_squared" if self.loss == "squared" else self.loss)
 
 
 class TaskAlgorithm(LinearAlgorithm):

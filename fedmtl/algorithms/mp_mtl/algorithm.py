@@ -194,7 +194,7 @@ class MPMTL(TaskAlgorithm):
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # Step 3: every task sends its model, without a bias, which the release clips; it adds up and adds noise
-        return {RELEASE: self._rows_of(c)}, c.own
+        return {RELEASE: self.sent_rows(c)}, c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public shift
@@ -226,9 +226,9 @@ class MPMTL(TaskAlgorithm):
         """Return the models without a bias that the tasks project, (R, k, d): their own, which never leave them."""
         return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
 
-    def _rows_of(self, c: Cohort) -> Tensor:
-        """Return the models without a bias as rows: (R, k, d), or (k, d) of a single run."""
-        rows = c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
+    def sent_rows(self, c: Cohort) -> Tensor:
+        """Return the same models as rows of the release: (R, k, d), or (k, d) of a single run."""
+        rows = MPMTL.projected_rows(self, c)
         return rows[0] if len(rows) == 1 else rows
 
     def fits(self, own: Own) -> Tensor:
@@ -276,7 +276,7 @@ class MPMTL(TaskAlgorithm):
     def _step_size(self, problem: Problem) -> float:
         """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2
         L."""
-        data = self.tasks(problem).smoothness(self.largest_row(problem))
+        data = self.tasks(problem).linear.smoothness(self.largest_row(problem))
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
 
 

@@ -60,7 +60,7 @@ class PublishedMPMTL(MPMTL):
 
     def projected_rows(self, c: Cohort) -> Tensor:
         """Return the models without a bias that the tasks project, (R, k, d): clipped, as they are released."""
-        return c.clip(RELEASE, self._rows_of(c)).reshape(super().projected_rows(c).shape)
+        return c.clip(RELEASE, self.sent_rows(c)).reshape(super().projected_rows(c).shape)
 
 
 @dataclass(frozen=True)

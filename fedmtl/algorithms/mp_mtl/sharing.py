@@ -1,4 +1,4 @@
-"""What the tasks of MP-MTL learn from each other: a public linear map of models, made of their noised covariance.
+"""The linear map by which the tasks of MP-MTL share: a function of the noised covariance of their models.
 
 The proximal operator of t ||W||_* is W -> M W with M = U diag(s) U^T, s_j = max(0, 1 - t / sqrt(l_j)), where
 U diag(l) U^T = W W^T; that of t ||W||_{2,1} (norms of rows) has M diagonal, s_j = max(0, 1 - t / sqrt((W W^T)_jj)).
