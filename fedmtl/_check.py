@@ -47,6 +47,7 @@ _POSITIVE = Range(lambda v: v > 0 and math.isfinite(v), "a finite number above 0
 _NON_NEGATIVE = Range(lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")
 _SHARE = Range(lambda v: 0 <= v <= 1, "a number from 0 to 1")
 _RATE = Range(lambda v: 0 < v <= 1, "a number above 0 and at most 1")
+_FRACTION = Range(lambda v: 0 < v < 1, "a number above 0 and below 1")
 _FINITE = Range(math.isfinite, "a finite number")
 _WHOLE = Range(lambda v: v >= 0 and isinstance(v, numbers.Integral), "a whole number of at least 0")
 _COUNT = Range(lambda v: v >= 1 and isinstance(v, numbers.Integral), "a whole number of at least 1")
@@ -56,7 +57,7 @@ NonNegative = Annotated[float, _NON_NEGATIVE]
 Share = Annotated[float, _SHARE]
 Rate = Annotated[float, _RATE]
 Finite = Annotated[float, _FINITE]
-Fraction = Annotated[float, Range(lambda v: 0 < v < 1, "a number above 0 and below 1")]
+Fraction = Annotated[float, _FRACTION]
 Whole = Annotated[int, _WHOLE]
 Integer = Annotated[int, Range(lambda v: isinstance(v, numbers.Integral), "a whole number")]
 Count = Annotated[int, _COUNT]
@@ -138,6 +139,11 @@ def positive(settings: object, **values: Any) -> None:
 def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
     bounded(settings, values, _NON_NEGATIVE)
+
+
+def fraction(settings: object, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is a number above 0 and below 1."""
+    bounded(settings, values, _FRACTION)
 
 
 def positive_int(settings: object, **values: Any) -> None:

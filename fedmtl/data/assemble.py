@@ -1,4 +1,4 @@
-"""From separate clients to flat tensors, and from flat tensors to targets and sides."""
+"""Assembly of datasets: the clients' examples are checked and concatenated to flat tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -21,6 +21,7 @@ from . import checks, rows
 from .examples import Examples, client_keys
 from .transforms import Packed
 
+Kept = TypeVar("Kept", bound=tuple[Any, Any])
 Pair = tuple[Tensor, Tensor]
 """The x (examples, ...), dense or sparse CSR, and the y (examples, ...) of a client."""
 _MOST_CLASSES = 1 << 20  # that labels are taken for, if their number is not given
@@ -218,8 +219,24 @@ def choose(
         return ids
     if draw > len(ids):
         raise ConfigError(f"{where}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
-    bits = keyed_bits(derive_key(seed, "clients"), client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
-    return [ids[place] for place in bits.argsort(stable=True)[:draw].sort().values.tolist()]
+    return sample(ids, draw, derive_key(seed, "clients"))
+
+
+def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
+    """Return ``count`` of the ids in their order, the ones with the smallest draws keyed by (key, id)."""
+    bits = keyed_bits(key, client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
+    return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
+
+
+def drawn(
+    sides: Sequence[Mapping[str, Kept]], where: str, *, draw: int | None, **options: Any
+) -> Sequence[Mapping[str, Kept]]:
+    """Return both sides without the clients that :func:`choose` leaves out, where it draws some, so that the examples
+    of the others need not be decoded."""
+    if draw is None:
+        return sides
+    ids = choose(*sides, where, draw=draw, **options)
+    return [{client: side[client] for client in ids if client in side} for side in sides]
 
 
 def pool(train: Mapping[str, Pair], test: Mapping[str, Pair]) -> dict[str, Pair]:

@@ -1,9 +1,8 @@
-"""What must hold for the numbers of a dataset, with errors that name the file, the client and the field."""
+"""Checks of a dataset's numbers, with errors that name the file, the client and the field."""
 
 from __future__ import annotations
 
 import logging
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import id_of
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .rows import take
 
 T = TypeVar("T")
@@ -26,13 +25,6 @@ def chunks(x: Tensor) -> list[tuple[int, int]]:
     row_bytes = max(1, x[:1].numel() * x.element_size())
     step = max(1, _CHUNK_BYTES // row_bytes)
     return [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
-
-
-def check_fraction(test_fraction: float) -> None:
-    """Check that a share of examples is strictly between 0 and 1."""
-    real = isinstance(test_fraction, numbers.Real) and not isinstance(test_fraction, bool)
-    if not real or not 0 < test_fraction < 1:
-        raise ConfigError(f"test_fraction is {test_fraction!r}; it must be a number above 0 and below 1.")
 
 
 def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import given, id_of, positive_int
+from .._check import fraction, given, id_of, positive_int
 from ..errors import ConfigError, DataError
 from . import checks, rows
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
@@ -85,11 +85,9 @@ class FederatedDataset:
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
-        object.__setattr__(self, "ids", tuple(self.ids))
-        object.__setattr__(self, "notes", tuple(self.notes))
-        object.__setattr__(self, "inferred", tuple(self.inferred))
-        if self.target_range is not None:
-            object.__setattr__(self, "target_range", tuple(self.target_range))
+        for name in ("ids", "notes", "inferred", "target_range"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(values))
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
@@ -239,8 +237,7 @@ class FederatedDataset:
             ConfigError: an impossible setting, or more clients than there are.
         """
         positive_int("data", min_examples=min_examples, **given(clients=draw))
-        if test_fraction is not None:
-            checks.check_fraction(test_fraction)
+        fraction("data", **given(test_fraction=test_fraction))
         where = source or name
         train, packed = read_clients(clients, where)
         held: Mapping[str, Pair] = {}
@@ -263,8 +260,8 @@ class FederatedDataset:
             sides[place] = checked(side, classes, ids, place)
         whole, *rest = sides.values()
         if not rest:
-            fraction = 0.2 if test_fraction is None else test_fraction
-            whole, *rest = cut(whole, ids, test_fraction=fraction, seed=seed, where=where)
+            held_out = 0.2 if test_fraction is None else test_fraction
+            whole, *rest = cut(whole, ids, test_fraction=held_out, seed=seed, where=where)
         transform, domain = _scaled(whole.x, packed if transform is None else transform, domain)
         return cls(whole, rest[0], tuple(ids), transform, classes, name, domain=domain, inferred=inferred, verify=False)
 

@@ -1,4 +1,4 @@
-"""Data by name: every reader registers itself, and :func:`load_data` finds it."""
+"""The registry of readers, and :func:`load_data`, which finds them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dealing one pool of examples to clients: every example is used at most once.
+"""Partitions of one pool of examples among clients; every example is used at most once.
 
 A partition is a setting whose ``deal`` turns labels into ``{client id: ascending row numbers}``; readers of pools and
 :func:`from_partition` make a dataset of these.

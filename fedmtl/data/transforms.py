@@ -1,4 +1,4 @@
-"""From storage to float: the pure functions that :meth:`FederatedDataset.gather` applies to features."""
+"""Transforms: the pure functions from stored features to floats that :meth:`FederatedDataset.gather` applies."""
 
 from __future__ import annotations
 

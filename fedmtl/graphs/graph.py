@@ -1,4 +1,4 @@
-"""The graph of a peer-to-peer network: who speaks with whom, and how alike they are taken to be."""
+"""The weighted graph of a peer-to-peer network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as settings: what is built from the clients of a dataset."""
+"""Settings of graphs that are built from the clients of a dataset."""
 
 from __future__ import annotations
 

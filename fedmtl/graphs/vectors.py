@@ -1,4 +1,4 @@
-"""Graphs from vectors of the agents: the nearest by cosine, and weights by angle."""
+"""Graphs of agents by the similarity of their vectors: nearest neighbours by cosine, and weights by angle."""
 
 from __future__ import annotations
 

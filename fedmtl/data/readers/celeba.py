@@ -9,7 +9,7 @@ In the two forms in which it is distributed:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..._check import check_arguments
 from ...errors import ConfigError, DataError
-from ..assemble import choose
+from ..assemble import drawn
 from ..dataset import FederatedDataset
 from ..loaders import reader
 from ..rows import by_number
@@ -68,7 +68,7 @@ def read_celeba(
     """
     root = Path(root)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
-    sides: Sequence[dict[str, Pair]]
+    sides: Sequence[Mapping[str, Pair]]
     if base is not None:
         sides = _read_original(base, target), {}
         folder = Path(images) if images is not None else base / IMAGES
@@ -77,21 +77,9 @@ def read_celeba(
         folder = Path(images) if images is not None else _leaf_images(root)
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
-    if clients is not None:  # the others' images need not be decoded
-        ids = choose(*sides, str(root), min_examples=min_examples, draw=clients, seed=seed, test_fraction=test_fraction)
-        sides = [{client: side[client] for client in ids if client in side} for side in sides]
-    return image_clients(
-        sides,
-        folder,
-        size=size,
-        cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
-        name="celeba",
-        source=str(root),
-        classes=2,
-        test_fraction=test_fraction,
-        seed=seed,
-        min_examples=min_examples,
-    )
+    options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
+    sides = drawn(sides, str(root), draw=clients, **options)
+    return image_clients(sides, folder, size=size, cache=cache, name="celeba", source=str(root), classes=2, **options)
 
 
 def _names(x: list[Any], y: list[Any], where: str) -> Pair:

@@ -1,4 +1,4 @@
-"""Tables of a file, and their columns as arrays, with errors that name the file, the row and the column."""
+"""Tables and their columns as arrays, with errors that name the file, the row and the column."""
 
 from __future__ import annotations
 
@@ -72,41 +72,24 @@ class Table:
 
     @classmethod
     def of(cls, source: str | Path | pd.DataFrame, text: Sequence[str] = (), name: str | None = None) -> Table:
-        """Return the table in a file, see :meth:`read`, or that of pandas, called ``name`` in messages.
+        """Return the table in a file, or that of pandas, called ``name`` in messages.
+
+        In a CSV file the columns ``text`` are kept as they are written (id 007 is not 7).
 
         Raises:
-            DataError: neither, or one without rows.
+            DataError: neither, another kind of file, an unreadable one, or no rows.
         """
-        if isinstance(source, (str, Path)):
-            return cls.read(Path(source), text)
         import pandas as pd
 
-        if not isinstance(source, pd.DataFrame):
+        if isinstance(source, (str, Path)):
+            file = Path(source)
+            frame = _read(file, text)
+        elif isinstance(source, pd.DataFrame):
+            file, frame = Path(name or "table"), source
+        else:
             raise DataError(
                 f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame of pandas."
             )
-        if source.empty:
-            raise DataError(f"{name or 'the table'} has no rows; at least 2 a client are needed.")
-        return cls(source, Path(name or "table"))
-
-    @classmethod
-    def read(cls, file: Path, text: Sequence[str] = ()) -> Table:
-        """Read a file; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7).
-
-        Raises:
-            DataError: another kind of file, an unreadable or an empty one.
-        """
-        import pandas as pd
-
-        if not file.is_file():
-            raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
-        if not file.name.endswith(_SUFFIXES):
-            raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
-        if file.suffix == ".parquet":
-            frame = loaded(pd.read_parquet, file)
-        else:
-            sep = "\t" if ".tsv" in file.suffixes else ","
-            frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
         if frame.empty:
             raise DataError(f"{file} has no rows; at least 2 a client are needed.")
         return cls(frame, file)
@@ -172,23 +155,18 @@ class Table:
         self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
         return values
 
-    def compound(self, column: str) -> np.ndarray:
-        """Return bool (n,), where a value is neither text nor a number: bytes, such as those of an image, a list or a
-        mapping."""
-        import pandas as pd
-
-        series = self.frame[column]
-        if series.dtype != object:
-            return np.zeros(len(series), dtype=bool)
-        return np.array([isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v) for v in series])
-
     def written(
         self, column: str, accepted: str = "a value (fill it, or leave the row or the column out)"
     ) -> np.ndarray:
-        """Return a column as it is written (n,), without missing values."""
-        self.refuse(self.frame[column].isna().to_numpy(), column, accepted)
-        self.refuse(self.compound(column), column, "texts or numbers here")
-        return self.frame[column].astype(str).to_numpy(dtype=str)
+        """Return a column of texts or numbers as it is written (n,), without missing values."""
+        import pandas as pd
+
+        values = self.frame[column]
+        self.refuse(values.isna().to_numpy(), column, accepted)
+        if values.dtype == object:  # bytes, such as those of an image, lists and mappings are neither
+            other = values.map(lambda v: isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v))
+            self.refuse(other.to_numpy(dtype=bool), column, "texts or numbers here")
+        return values.astype(str).to_numpy(dtype=str)
 
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
         """Return class numbers (n,), int64, and the labels that they number; None takes those that occur, sorted."""
@@ -218,6 +196,19 @@ class Table:
                 f"{self.file}: {state}; give the column of each row's client, or a partition such as "
                 "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
             )
+
+
+def _read(file: Path, text: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    if not file.is_file():
+        raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
+    if not file.name.endswith(_SUFFIXES):
+        raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
+    if file.suffix == ".parquet":
+        return loaded(pd.read_parquet, file)
+    sep = "\t" if ".tsv" in file.suffixes else ","
+    return loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
 
 
 def _printed(value: object) -> str:

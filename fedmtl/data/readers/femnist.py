@@ -121,9 +121,10 @@ def _read_h5(files: list[Path]) -> dict[str, Pair]:
 
 
 def _read_parquet(files: list[Path]) -> dict[str, Pair]:
-    rows: dict[str, tuple[list[np.ndarray], list[int]]] = {}
+    images: dict[str, list[np.ndarray]] = {}
+    classes: dict[str, list[int]] = {}
     for file in files:
-        table = Table.read(file)
+        table = Table.of(file)
         table.check_columns(("image", "writer_id", "character"))
         contents = table.frame["image"].map(lambda value: value.get("bytes") if isinstance(value, dict) else value)
         wrong = ~contents.map(lambda value: isinstance(value, bytes)).to_numpy(dtype=bool)
@@ -137,12 +138,10 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
             if pixels.shape != SHAPE:
                 size = "x".join(map(str, pixels.shape[1:]))
                 raise DataError(f"{where} is {size} pixels; FEMNIST images have 28x28.")
-            xs, ys = rows.setdefault(str(writer), ([], []))
-            xs.append(pixels)
-            ys.append(label)
+            images.setdefault(str(writer), []).append(pixels)
+            classes.setdefault(str(writer), []).append(label)
     return {
-        writer: (_pixels(np.stack(xs), f"writer {writer!r}"), np.array(ys, dtype=np.int64))
-        for writer, (xs, ys) in rows.items()
+        writer: (_pixels(np.stack(x), f"writer {writer!r}"), np.array(classes[writer])) for writer, x in images.items()
     }
 
 

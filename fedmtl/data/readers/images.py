@@ -1,4 +1,4 @@
-"""Image files, decoded and resized once into one array on disk, which is then memory-mapped."""
+"""The reader of image files, which are decoded and resized once into one memory-mapped array."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def read_images(
         [{owner: (files[index], y[index]) for owner, index in parts.items()}, {}],
         folder,
         size=size,
-        cache=Path(cache) if cache is not None else folder.parent / "fedmtl_cache",
+        cache=cache,
         name=folder.name,
         source=str(folder),
         classes=len(names),
@@ -140,7 +140,7 @@ def image_clients(
     folder: Path,
     *,
     size: int | Sequence[int],
-    cache: Path,
+    cache: str | Path | None,
     name: str,
     **options: Any,
 ) -> FederatedDataset:
@@ -150,7 +150,7 @@ def image_clients(
         sides: each client's names of images (n,) and labels (n,), for training and for test.
         folder: of the images.
         size: of the images after resizing: one number of pixels, or height and width.
-        cache: the folder for decoded images.
+        cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``folder``.
         name: for messages, reports and the decoded file.
         options: as in :meth:`FederatedDataset.from_tensors`.
     """
@@ -158,7 +158,8 @@ def image_clients(
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
-    file = cached_images(folder, names.tolist(), pixels, cache, name=name)
+    place = folder.parent / "fedmtl_cache" if cache is None else Path(cache)
+    file = cached_images(folder, names.tolist(), pixels, place, name=name)
     train, test = ({client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()} for side in sides)
     return FederatedDataset.from_tensors(
         train,

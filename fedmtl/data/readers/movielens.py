@@ -19,10 +19,10 @@ from torch import Tensor
 from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_arguments
 from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
-from ...random import derive_key, keyed_bits, keyed_generator
-from ..assemble import stack
+from ...random import derive_key, keyed_generator
+from ..assemble import sample, stack
 from ..dataset import FederatedDataset
-from ..examples import Domain, Examples, client_keys
+from ..examples import Domain, Examples
 from ..loaders import data_of, reader
 from ..rows import by_number
 from ..transforms import SHRINK
@@ -239,11 +239,7 @@ def _read(
     x, y = torch.from_numpy(place), torch.from_numpy(frame["rating"].to_numpy(copy=True))
     rated = by_number(user, [f"user-{number}" for number in numbers])
     pairs = {name: (x[rows], y[rows]) for name, rows in rated.items()}
-    keys = client_keys(list(pairs))
-    score = keyed_bits(derive_key(0, "movielens/public"), keys, 0, torch.zeros(len(keys), dtype=torch.int64))
-    chosen = score.argsort(stable=True)[:public_users].sort().values.tolist()  # by a hash of the users' numbers
-    names = list(pairs)
-    public = [names[place] for place in chosen]
+    public = sample(list(pairs), public_users, derive_key(0, "movielens/public"))
     clients = FederatedDataset.from_tensors(
         {name: pair for name, pair in pairs.items() if name not in public},
         test_fraction=test_fraction,

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from ..._check import Count, check_arguments
 from ...errors import DataError
-from ..assemble import choose
+from ..assemble import drawn
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
@@ -68,18 +69,8 @@ def read_stackoverflow(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    sides = _read(root, max_examples)
-    if clients is not None:  # the others' texts need not be coded
-        ids = choose(
-            sides[0],
-            sides[1],
-            str(root),
-            min_examples=min_examples,
-            draw=clients,
-            seed=seed,
-            test_fraction=test_fraction,
-        )
-        sides = [{client: side[client] for client in ids if client in side} for side in sides]
+    options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
+    sides = drawn(_read(root, max_examples), str(root), draw=clients, **options)
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
     labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
@@ -93,10 +84,8 @@ def read_stackoverflow(
         name="stackoverflow",
         source=str(root),
         classes=2,
-        test_fraction=test_fraction,
-        seed=seed,
-        min_examples=min_examples,
         domain=Domain(l1=1.0, l2=1.0, target=1.0),
+        **options,
     )
     notes = [
         f"the {size:,} commonest {what} were counted in the records themselves"

@@ -1,4 +1,4 @@
-"""Tables: CSV or parquet with one row an example and a column that says whose it is."""
+"""The reader of tables: CSV or parquet files with one row an example and a column that names its client."""
 
 from __future__ import annotations
 

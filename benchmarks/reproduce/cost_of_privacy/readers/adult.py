@@ -131,7 +131,7 @@ def read_adult(
     positive(where, z_clip=z_clip, **given(l1=l1, l2=l2))
     positive_int(where, **given(components=components))
     file = find_file(root, FILES)
-    table = Table.read(file, (*CATEGORIES, "sex", TARGET))
+    table = Table.of(file, (*CATEGORIES, "sex", TARGET))
     table = replace(table, frame=table.frame.rename(columns=ALIASES))
     table.check_columns((TARGET, *RANGES, *CATEGORIES))
     parts = deal_table(

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmtl._check import positive_int
+from fedmtl._check import fraction, positive_int
 from fedmtl.data import Domain, Examples, FederatedDataset, from_partition
-from fedmtl.data.checks import check_fraction
 from fedmtl.data.readers.columns import Table
 from fedmtl.data.transforms import SHRINK
 from fedmtl.errors import ConfigError, DataError
@@ -40,7 +39,7 @@ def check_share(where: str, test_fraction: float | None, min_examples: int) -> N
     positive_int(where, min_examples=min_examples)
     if test_fraction is None:
         return
-    check_fraction(test_fraction)
+    fraction(where, test_fraction=test_fraction)
     if min_examples < 2:
         raise ConfigError(
             f"{where}.min_examples is 1, but a client with one record cannot hold out test records of its own; "

@@ -106,7 +106,7 @@ def read_hospital(
     check_share(where, test_fraction, min_examples)
     columns = TABLES[table]
     file = find_file(root, (f"{table}.csv", f"{table}.csv.gz"))
-    rows = Table.read(file)
+    rows = Table.of(file)
     rows.check_columns((STAY, columns.client, *columns.features))
     x = np.stack([_signs(rows, name) for name in columns.features], axis=1)
     days = rows.numbers(STAY, low=0.0, high=36500.0)

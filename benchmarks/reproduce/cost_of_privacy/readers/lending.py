@@ -140,7 +140,7 @@ def read_lending(
     positive(where, z_clip=z_clip, target=target, l1=l1, l2=l2)
     positive_int(where, components=components)
     file = find_file(root, FILES)
-    table = Table.read(file, CATEGORIES)
+    table = Table.of(file, CATEGORIES)
     table.check_columns((TARGET, *CATEGORIES, *NUMBERS))
     parts = deal_table(
         len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
