@@ -235,7 +235,7 @@ def drawn(
     of the others need not be decoded."""
     if draw is None:
         return sides
-    ids = choose(*sides, where, draw=draw, **options)
+    ids = choose(sides[0], sides[1], where, draw=draw, **options)
     return [{client: side[client] for client in ids if client in side} for side in sides]
 
 
