@@ -168,9 +168,9 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         return serve
 
     def own_step(self, q: Tensor, gradient: Tensor) -> Tensor:
-        """Return the q_t (k, p) of tasks after a step along a gradient: line 10."""
+        """Return the q_t (k, p) of tasks after a step along a gradient."""
         if self.own_penalty == "frobenius":
-            return q - self.a1 * (gradient + self.tau * q)
+            return q - self.a1 * (gradient + self.tau * q)  # line 10
         return OWN_PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
 
     def server_steps(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
