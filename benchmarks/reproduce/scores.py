@@ -23,6 +23,8 @@ from fedmtl.report.canvas import drawing, legend_above
 
 AS_PUBLISHED = "as published"
 """How the titles of settings end that reproduce the figures of a paper, for its own methods."""
+FAR = 20
+"""Scores whose largest is so many times the smallest are drawn on a logarithmic axis."""
 NUMBERS = {"epsilon", "score", "better", "equal", "worse", "worst_tenth", "half"}
 Role = Literal["local", "fedavg", "public", "baseline", "published", "new"]
 
@@ -253,29 +255,39 @@ def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: fl
         axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
 
 
-def plot(path: Path, scores: Sequence[Score], styles: Mapping[str, Mapping[str, Any]], note: str) -> None:
-    """Draw the means of methods by epsilon with 95% intervals, a panel a setting, on one axis if all have one metric.
-    Errors that are more than 25% above those of training alone are outside.
+def plot(
+    path: Path, scores: Sequence[Score], styles: Mapping[str, Mapping[str, Any]], note: str, *, columns: int = 0
+) -> None:
+    """Draw the means of methods by epsilon with 95% intervals, a panel a setting, on one axis if all have one metric,
+    else each on its own, a logarithmic one where scores are far apart. Errors that are more than 25% above those of
+    training alone are outside.
 
     Args:
         path: of the figure.
         scores: of one metric in each setting.
         styles: of the line of each method.
         note: below the figure; it says what epsilon protects.
+        columns: panels in a row; 0: all.
     """
     settings = list(dict.fromkeys(score.setting for score in scores))
-    shared = len({score.metric for score in scores}) == 1
-    with drawing(path, max(6.0, 4.0 * len(settings)), 4.6, note) as figure:
-        panels = figure.subplots(1, len(settings), sharey=shared, squeeze=False)[0]
-        for axes, setting in zip(panels, settings, strict=True):
+    shared, columns = len({score.metric for score in scores}) == 1, columns or len(settings)
+    rows = math.ceil(len(settings) / columns)
+    with drawing(path, max(6.0, 4.0 * columns), 4.6 * rows, note) as figure:
+        panels = list(figure.subplots(rows, columns, sharey=shared, squeeze=False).flat)
+        for axes in panels[len(settings) :]:
+            axes.remove()
+        for place, (axes, setting) in enumerate(zip(panels, settings, strict=False)):
             own = [score for score in scores if score.setting == setting]
-            for place, (method, style) in enumerate(styles.items()):
-                shift = 1.02 ** (place - len(styles) / 2)
+            for number, (method, style) in enumerate(styles.items()):
+                shift = 1.02 ** (number - len(styles) / 2)
                 plot_line(axes, [s for s in own if s.method == method], shift=shift, label=method, **style)
             epsilon_axis(axes, epsilons_of(own))
             axes.set(xlabel="epsilon", title=fill(setting.removesuffix(f", {AS_PUBLISHED}"), 40))
-            axes.set_ylabel("" if shared and axes is not panels[0] else own[0].metric)
-        for axes, setting in zip(panels, settings, strict=True):  # when all lines are there
+            axes.set_ylabel("" if shared and place % columns else own[0].metric)
+            values = [score.score for score in own]
+            if not shared and max(values) > FAR * min(values) > 0:
+                axes.set_yscale("log")
+        for axes, setting in zip(panels, settings, strict=False):  # when all lines are there
             local = [s.score for s in scores if s.role == "local" and not s.larger and (shared or s.setting == setting)]
             if local:
                 axes.set_ylim(top=min(axes.get_ylim()[1], 1.25 * max(local)))
@@ -287,3 +299,5 @@ def epsilon_axis(axes: Axes, epsilons: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(epsilons, labels=[f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
+    if len(epsilons) == 1:
+        axes.set_xlim(epsilons[0] / 2, 2 * epsilons[0])

@@ -7,34 +7,31 @@ reads the scores.csv of the studies and writes the tables of README.md and the f
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from textwrap import fill
 
 from PIL import Image
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from scores import AS_PUBLISHED, Score, difference, epsilon_axis, epsilons_of, mark, plot_line, read_scores, table  # noqa: E402
+from scores import AS_PUBLISHED, Score, difference, epsilons_of, mark, plot, read_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
-
-from fedmtl.report.canvas import drawing  # noqa: E402
 
 ROLES = ("local", "public", "fedavg", "baseline", "published", "new")
 FREE = ("local", "public")
-STYLES = {  # colour, line and, of the best method of several, a name
-    "local": ("0.35", "--", ""),
-    "public": ("C4", "-.", ""),
-    "fedavg": ("C0", "-", "FedAvg, best"),
-    "baseline": ("C9", ":", "other baseline, best"),
-    "published": ("C1", "-", "published, best"),
-    "new": ("C2", "-", "new, best"),
+LINES = {  # label of the best of a role, colour and line
+    "local": ("training alone", "0.35", "--"),
+    "public": ("public rows, best", "C4", "-."),
+    "fedavg": ("FedAvg, best", "C0", "-"),
+    "baseline": ("other baseline, best", "C9", ":"),
+    "published": ("published, best", "C1", "-"),
+    "new": ("new, best", "C2", "-"),
 }
+NOTE = "The best of each kind at every epsilon. Training alone and public rows release nothing."
 
 
 @dataclass(frozen=True)
@@ -166,27 +163,15 @@ def sections(scores: dict[str, list[Score]]) -> str:
 
 
 def draw(scores: Sequence[Score], path: Path) -> None:
-    """A panel a setting: what is free as lines, the best published and the best of all methods by epsilon."""
-    settings = settings_of(scores)
-    rows = math.ceil(len(settings) / 4)
-    with drawing(path, 14, 3.4 * rows) as figure:
-        panels = list(figure.subplots(rows, 4, squeeze=False).flat)
-        for axes in panels[len(settings) :]:
-            axes.remove()
-        for axes, setting in zip(panels, settings, strict=False):
-            own = [score for score in scores if score.setting == setting]
-            for role, (color, line, label) in STYLES.items():
-                at = (0.0,) if role in FREE else epsilons_of(own)
-                found = [score for epsilon in at for score in best(own, (role,), (epsilon,))]
-                if found:
-                    plot_line(axes, found, color=color, linestyle=line, marker="o", label=label or found[0].method)
-            values = [score.score for score in own]
-            if min(values) > 0 and max(values) > 20 * min(values):
-                axes.set_yscale("log")
-            epsilon_axis(axes, epsilons_of(own))
-            axes.set(xlabel="epsilon", ylabel=own[0].metric)
-            axes.set_title(fill(setting, 40), fontsize=8)
-            axes.legend(fontsize=7)
+    """A panel a setting: what is free as lines, and the best method of each kind by epsilon."""
+    found = []
+    for setting in settings_of(scores):
+        own = [score for score in scores if score.setting == setting]
+        for role, (label, _, _) in LINES.items():
+            at = (0.0,) if role in FREE else epsilons_of(own)
+            found += [replace(score, method=label) for e in at for score in best(own, (role,), (e,))]
+    styles = {label: {"color": color, "linestyle": line, "marker": "o"} for label, color, line in LINES.values()}
+    plot(path, found, styles, NOTE, columns=4)
     Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)  # lines of few colours
 
 

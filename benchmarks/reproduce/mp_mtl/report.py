@@ -14,11 +14,12 @@ from sweep import markdown, replace_section, write_csv
 from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse", "auc",
+COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse",
            "standard_error", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
 POOLED = "pooled nMSE"
+LABELS = f"low rank, two classes, {AS_PUBLISHED}"
 ALONE = "STL"
 NAMES = {
     "MP-MTL-LR 1.5": "MP-MTL-LR",
@@ -68,9 +69,9 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         replace_section(readme, "grid", grid_table(grids))
         replace_section(readme, "variants", variants_table(grids))
     if "labels" in parts:
-        means = averaged(parts["labels"], ("method", "epsilon"), "auc")
-        rows += [{**r, "part": "labels"} for r in means]
-        replace_section(readme, "labels", labels_table(means))
+        own = label_scores(parts["labels"])
+        renew_scores(here / "scores.csv", own)
+        replace_section(readme, "labels", table(own, own[0].setting, noiseless=True))
     if "allocation" in parts:
         means = averaged(parts["allocation"], ("rho", "momentum", "epsilon", "alpha", "q"))
         rows += [{**r, "part": "allocation", "method": "MP-MTL-LR"} for r in means]
@@ -120,17 +121,27 @@ def scores_of(rows: list[Row], setting: str) -> list[Score]:
     return found
 
 
+def label_scores(rows: list[Row]) -> list[Score]:
+    """The mean area under the ROC curve in every deal of tasks of two classes."""
+    found, methods = [], list(dict.fromkeys(r["method"] for r in rows))
+    for r in sorted(rows, key=lambda r: methods.index(r["method"])):
+        name = NAMES.get(r["method"], r["method"])
+        epsilon = 0.0 if role_of(name) == "local" else r["epsilon"]
+        found.append(Score(LABELS, "aAUC", True, role_of(name), name, epsilon, r["deal"], r["auc"]))
+    return found
+
+
 def role_of(name: str) -> Role:
     return "local" if name.startswith(ALONE) else "published" if name in SHARED else "baseline"
 
 
-def averaged(rows: list[Row], keys: tuple[str, ...], value: str = "nmse") -> list[Row]:
+def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
     """Means over deals of rows that agree in ``keys``."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for r in rows:
-        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r[value])
+        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r["nmse"])
     return [
-        {**dict(zip(keys, key, strict=True)), value: mean(values), "standard_error": error_of(values),
+        {**dict(zip(keys, key, strict=True)), "nmse": mean(values), "standard_error": error_of(values),
          "deals": len(values)}
         for key, values in groups.items()
     ]  # fmt: skip
@@ -217,16 +228,6 @@ def allocation_table(rows: list[Row]) -> str:
                               text(flat["nmse"]), text(flat["standard_error"])])  # fmt: skip
     titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "± se:"]
     return markdown(titles, lines)
-
-
-def labels_table(rows: list[Row]) -> str:
-    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if "MP-MTL" in r["method"]))
-    lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = {r["epsilon"]: r for r in rows if r["method"] == method}
-        cells = [f"{text(own[e]['auc'])} ± {text(own[e]['standard_error'])}" if e in own else "" for e in epsilons]
-        lines.append([NAMES.get(method, method), *cells])
-    return markdown(["aAUC", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)], lines)
 
 
 def noise_table(rows: list[Row]) -> str:

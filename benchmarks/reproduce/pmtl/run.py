@@ -80,7 +80,7 @@ def cell(study: Study, method: str, data: FederatedDataset, inner: FederatedData
         scores = [score(tried, inner, way, seed) for way in choices]
         chosen = max(range(len(choices)), key=scores.__getitem__)
         found[kind] = score(result, data, choices[chosen], seed)
-        found[f"{kind} validation"], found[f"{kind} chosen"] = scores[chosen], chosen
+        found[f"{kind} validation"], found[f"{kind} chosen"] = scores[chosen], choices[chosen].text()
     return found
 
 
