@@ -4,13 +4,22 @@ A client with n records (x_i, y_i) has four sources of a model: its own records 
 was released, that model with an intercept of the client's own (``intercept``), and that model with slopes of its own
 that a ridge pulls to the shared ones (``ridge``). It averages them with the weights
 
-    w_m  ~  prior_m * (e_m + c / n)^(-n / 4),     e_m = (1 / n) sum_i (y_i - prediction of y_i by m fitted without i)^2
+    w_m  ~  prior_m * (e_m + e / n)^(-n / 4),     e_m = (1 / n) sum_i (y_i - prediction of y_i by m fitted without i)^2
 
 The likelihood of n residuals under a normal law whose variance is their most plausible one is e_m^(-n / 2); that of
 residuals left out one at a time scores a model by predictions and not by its fit (Geisser and Eddy, JASA 1979:
-predictive sample reuse). These residuals share records, so the likelihood is tempered by 2, and c / n keeps a model
-that predicts a few records by chance from taking all the weight. An average loses less than a choice: no model has to
-win, and no record is withheld from the run or from the final fit.
+predictive sample reuse). These residuals share records, so the likelihood is tempered by 2, and e / n, with e the least
+e_m of the models of ``alone``, keeps a model that predicts a few records by chance from taking all the weight. An
+average loses less than a choice: no model has to win, and no record is withheld from the run or from the final fit.
+
+*The prior.* The released model errs by what clients differ, and by its noise, the square of which is in proportion to
+nu^2, see :func:`~fedmtl.trainer.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
+proportion to p / n while n > p, and by what it estimates where n is smaller. The prior odds of ``alone`` are 1 / 9
+without noise, and rise by the ratio of the two errors:
+
+    prior of alone / prior of all others  =  (1 + (nu / 4)^2 max(n / p, 1)) / 9
+
+So a loud model loses weight where a client can do without it, and less where the client has few records.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
 with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero
@@ -40,23 +49,24 @@ of the records of each fold by the fit without them. With few records of a class
 :class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a strong pull), after 16 and 64 from
 the public starting point (``alone``), and the shared model as it is, with the weights of classes. Models of one path
 are averaged; of the two paths a client takes the one with more weight, since parameters of networks that have not
-moved together do not average.
+moved together do not average. What nu means for networks is not known, and the prior is that without noise.
 
 Every number is a function of the client's own records and of what it starts from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._check import Rate
+from .._check import Range
 from ..data.examples import Examples
 from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
@@ -82,7 +92,7 @@ _SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
 _AVERAGE_ROUND = AFTER - 2
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 _PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
-_FLOOR = 0.02  # c, in squares of the largest target
+_ODDS, _LOUD = 1 / 9, 4.0  # of the local ones without noise, and the noise that doubles them with few records
 _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 
 
@@ -93,12 +103,12 @@ class Average(Personalization):
     For linear models, of real targets or of classes, and for networks of classes.
 
     Args:
-        alone: prior weight of the models of a client's own records, in (0, 1], where 1 leaves all others out; None: .1,
-            and .3 or .8 where the noise of the released model is above 1 or 4, see
+        noise: nu of the released model, by which the prior weight of the models of a client's own records rises, at
+            least 0; infinite leaves all others out. None: that of the run, see
             :func:`~fedmtl.trainer.automatic.noise_of`.
 
     Raises:
-        ConfigError: a value outside these ranges.
+        ConfigError: a noise below 0.
 
     Example:
         >>> from fedmtl import Average, FullParticipation, ProximalPoint, Trainer, load_data, models
@@ -116,17 +126,13 @@ class Average(Personalization):
         ['shared', 'personal', 'finetuned']
     """
 
-    alone: Rate | None = None
+    noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
 
     kind = "average"
     parts: ClassVar[tuple[str, ...]] = PARTS
 
     def text(self) -> str:
-        return f"average of models (prior weight of local ones {self._alone:g})"
-
-    @property
-    def _alone(self) -> float:
-        return 0.1 if self.alone is None else self.alone
+        return "average of models"
 
     def check(self, problem: Problem) -> None:
         """Refuse a model that is neither linear nor one of classes, or a loss without a name.
@@ -141,9 +147,7 @@ class Average(Personalization):
                 raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
 
     def resolved(self, noise: float) -> Self:
-        if self.alone is not None:
-            return self
-        return replace(self, alone=0.1 if noise <= 1 else 0.3 if noise <= 4 else 0.8)
+        return replace(self, noise=noise) if self.noise is None else self
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         starts, counts = start.expand(len(clients), -1), problem.data.train.counts[clients]
@@ -153,17 +157,19 @@ class Average(Personalization):
             bias = check_linear(problem)
         except ModelError:
             able = (finite & (counts > 1)).nonzero()[:, 0]
+            alone = prior_of_alone(math.inf if self.noise == math.inf else 0.0, 1, problem.dimension)
             for some in able.split(max(1, _NUMBERS // problem.dimension)):
-                found[some] = _average_networks(problem, starts[some], clients[some], self._alone)
+                found[some] = _average_networks(problem, starts[some], clients[some], alone)
             return found
         for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
             client, base = int(clients[place]), starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
+            alone = prior_of_alone(self.noise or 0.0, len(x), problem.dimension)
             if problem.loss in (mse, half_mse):
-                averaged = average_numbers(x, y, base, bias, self._alone, problem.data.limit)
+                averaged = average_numbers(x, y, base, bias, alone, problem.data.limit)
             else:
                 fold = _fold(problem, client, len(x))
-                averaged = average_classes(x, y.astype(np.int64), base, bias, self._alone, fold)
+                averaged = average_classes(x, y.astype(np.int64), base, bias, alone, fold)
             found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
 
@@ -178,7 +184,19 @@ class LocalAverage(Algorithm):
         return {}, c.own
 
     def personal(self, c: Cohort) -> Tensor:
-        return Average(alone=1.0).train(c.problem, c.initial, c.ids)
+        return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
+
+
+def prior_of_alone(noise: float, records: int, parameters: int) -> float:
+    """Return the prior weight of the models of a client's own records, see the module's first lines.
+
+    Args:
+        noise: nu; infinite for a weight of 1.
+        records: n.
+        parameters: p.
+    """
+    odds = _ODDS * (1 + (noise / _LOUD) ** 2 * max(records / parameters, 1.0))
+    return 1 - 1 / (1 + odds)
 
 
 @np.errstate(all="ignore")
@@ -214,8 +232,8 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float,
             if base is shared:
                 part[-1] = PARTS.index("shared" if kappa == np.inf else "intercept")
             parts.append(part)
-    bound = limit if limit < np.inf else np.abs(y).max()
-    errors = np.concatenate(logs) + _FLOOR * bound**2 / n + 1e-300
+    errors = np.concatenate(logs)
+    errors += errors[: len(SLOPE_RIDGES)].min() / n + 1e-300
     return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), alone)
 
 

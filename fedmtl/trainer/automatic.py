@@ -180,14 +180,14 @@ def automatic(
     algorithm: Algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD()) if deep else ProximalPoint(averaged=True)
     if records:
         algorithm, usual = _by_records(data, noise, classes)
-        clip = 1.0 if classes else 2.0  # the gradient of the squared error has no 1/2
+        clip = 1.0
     elif classes:
         clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
         clip = min(0.3, 0.1 / max(noise, 1e-9))
     if privacy is not None and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
-    rounds, finetune = usual if rounds is None else rounds, Average().resolved(0.0 if deep else noise)
+    rounds, finetune = usual if rounds is None else rounds, Average(noise=noise)
     return Automatic(
         algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, deep, clients
     )
@@ -215,7 +215,7 @@ def _by_records(data: FederatedDataset, noise: float, classes: bool) -> tuple[Al
             "algorithm, as algorithm=fedavg."
         )
     loud, row = noise > 2.0, data.domain.l2**2 + 1
-    lr = (2.0 if loud else 0.15) / row * (4.0 if classes else 1.0)
+    lr = ((8.0 if loud else 0.6) if classes else (3.0 if loud else 0.15)) / row
     momentum: dict[str, Any] = {} if loud else {"server_optimizer": ServerOptimizer(options={"momentum": 0.9})}
     local = LocalSGD(lr=lr, steps=1, batch_size=None)
     return FedAvg(averaged=True, weights="examples", local=local, **momentum), 30 if loud else 100

@@ -1,5 +1,6 @@
 """Averages of models against refits without each record, and what a client's numbers depend on."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
-from fedmtl.algorithms.average import PARTS, average_classes, average_numbers
+from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, prior_of_alone
 from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
@@ -51,11 +52,12 @@ def test_the_average_is_that_of_refits_without_each_record(n: int) -> None:
                     errors.append(y[i] - np.clip(y[i] - residual[i] + a + z[i] @ v, -limit, limit))
                 a, v = ridge(z, residual, kappa, lam)
                 found.append([*(base[:d] + v / spread), base[d] + a - (v / spread) @ center])
-                logs.append(-n / 4 * np.log(np.mean(np.square(errors)) + 0.02 * limit**2 / n))
+                logs.append(np.mean(np.square(errors)))
                 shared_slopes = 1 if kappa == np.inf else 2
                 parts.append(0 if base is not shared else shared_slopes if lam == np.inf else 3)
     prior = np.array([0.3, 0.7 * 5 / 9, 0.7 * 2 / 9, 0.7 * 2 / 9]) / np.bincount(parts)
-    weights = prior[parts] * np.exp(np.array(logs) - max(logs))
+    floor = min(logs[: len(RIDGES)]) / n  # of the models of its own
+    weights = prior[parts] * (np.array(logs) + floor) ** (-n / 4)
     weights /= weights.sum()
     model, shares = average_numbers(x, y, shared, True, 0.3, limit)
     np.testing.assert_allclose(model, weights @ np.array(found), rtol=1e-8, atol=1e-10)
@@ -120,11 +122,24 @@ def test_one_record_and_records_all_alike() -> None:
         assert shares.sum() == pytest.approx(1.0)
 
 
-def test_more_noise_more_weight_on_the_models_of_a_client() -> None:
-    assert [Average().resolved(noise).alone for noise in (0.5, 2.0, 5.0)] == [0.1, 0.3, 0.8]
-    assert Average(alone=0.2).resolved(9.0).alone == 0.2
-    with pytest.raises(ConfigError, match=r"alone is 1.5; it must be a number above 0 and at most 1"):
-        Average(alone=1.5)
+def test_noise_and_records_weigh_the_models_of_a_client() -> None:
+    """The square of the noise, over the error p / n of a model of n records, raises odds of 1 to 9."""
+    assert Average().resolved(3.0).noise == 3.0
+    assert Average(noise=0.2).resolved(9.0).noise == 0.2
+    odds = {(nu, n): 1 / (1 / prior_of_alone(nu, n, 10) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
+    assert [odds[0, n] for n in (5, 10, 30)] == pytest.approx([1 / 9] * 3)
+    assert [odds[4, n] for n in (5, 10, 30)] == pytest.approx([2 / 9, 2 / 9, 4 / 9])
+    assert odds[8, 30] == pytest.approx(13 / 9)
+    assert prior_of_alone(math.inf, 5, 10) == 1
+    with pytest.raises(ConfigError, match=r"noise is -1; it must be a number of at least 0"):
+        Average(noise=-1)
+
+
+def test_where_the_noise_is_loud_a_client_with_many_records_keeps_to_them() -> None:
+    problem = problem_of(regression(clients=3, examples=40), model=models.linear_regression())
+    start = torch.zeros(problem.dimension, dtype=torch.float64)
+    quiet, loud = (Average(noise=nu).reach(problem, start, torch.arange(3))[:, problem.dimension] for nu in (0.0, 30.0))
+    assert (loud > quiet).all()
 
 
 def test_a_network_of_numbers_is_refused_before_anything_is_charged() -> None:

@@ -221,7 +221,7 @@ def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
         pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": accuracy, "finetune": kind}}
         settings = {"finetune": {"class": "Finetune", "kind": kind, "epochs": len(kind)}}  # epochs come with the kind
         write_run(tmp_path / kind, algorithm="fedavg", finetune=kind, baselines=pmtl, configuration=settings)
-    average = {"class": "Average", "alone": 0.3}
+    average = {"class": "Average", "noise": 0.3}
     write_run(
         tmp_path / "average", algorithm="fedavg", finetune="average", configuration={"finetune": average}, accuracy=0.7
     )

@@ -203,7 +203,7 @@ def test_clients_average_networks_of_their_own() -> None:
     assert weights["intercept"] == 0
     assert result.metrics["accuracy"] > result.baselines["local"].metrics["accuracy"]
     problem = build_problem(data, models.mlp(hidden=8), "auto", Execution(), 1, 0, "cpu", "float32")
-    everybody, average = torch.arange(12), Average(alone=0.3)
+    everybody, average = torch.arange(12), Average()
     whole = average.reach(problem, result.shared, everybody)
     for some in ([4], [7, 4, 0]):
         assert torch.equal(average.reach(problem, result.shared, torch.tensor(some)), whole[some])
