@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._rounding import rounded_down, rounded_up
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, with_automatic
@@ -58,7 +59,8 @@ def check(words: list[str]) -> int:
 def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column.
 
-    Columns that look like ids, and constants, leave the features of ``node`` unless their bounds are declared.
+    Columns with missing values or that look like ids, and constants, leave the features of ``node`` unless their bounds
+    are declared.
     """
     import pandas as pd
 
@@ -80,8 +82,11 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"
         text += f", {missing:,} missing" if (missing := int(column.isna().sum())) else ""
         is_id = looks_like_id(column) or (not number and len(values) > _MOST)
-        if name not in bounds and (is_id or len(values) < 2) and not (name == target and classes):
-            doubt = "looks like an id of rows" if is_id else "is a constant"
+        doubt = "looks like an id of rows" if is_id else "is a constant" if len(values) < 2 else ""
+        if missing and name != target and name not in bounds:
+            text += ": left out of data.features (fill them, or leave the rows out, to have it)"
+            node["features"].remove(name)
+        elif name not in bounds and doubt and not (name == target and classes):
             if name == target:
                 raise ConfigError(
                     f"data.target is {name!r}, which {doubt}; choose another, or declare its data.bounds."
@@ -91,12 +96,19 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
         elif name == target and not number:
             node["labels"] = node.get("labels") or values
         elif name not in bounds and not (name == target and node.get("classes") is not None):
-            bounds[name] = [float(column.min()), float(column.max())] if number else values
-            if name != target and pd.api.types.is_integer_dtype(column.dtype) and len(values) == len(frame):
+            whole = pd.api.types.is_integer_dtype(column.dtype)
+            bounds[name] = _outward(column, whole) if number else values
+            if name != target and whole and len(values) == len(frame):
                 text += "; no two rows are alike: if it is an id, leave it out of data.features"
         lines.append(text)
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
     return bounds, [head, *lines]
+
+
+def _outward(column: pd.Series, whole: bool) -> list[float]:
+    """Return the range of numbers, whose ends are rounded away from them to three digits unless they are ``whole``."""
+    low, high = column.min(), column.max()
+    return [int(low), int(high)] if whole else [float(rounded_down(low, 3)), float(rounded_up(high, 3))]
 
 
 def _numbers(column: pd.Series) -> pd.Series:

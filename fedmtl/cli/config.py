@@ -171,10 +171,18 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         key = next((key for key in (one.key_or_group for one in parse(overrides)) if within(key, [missing])), missing)
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
         near = [f"{place}.{other}" for other in difflib.get_close_matches(name, list(node))]
+        near = near or [f"{place}={option} {key}" for option in _options_with(place, name)[:3]]
         if not place or name in GUESSED:
             near = nearest(key, [one for one in _leaves(settings) if not within(one, ["hydra"])])
         return no_setting(key, [str(name) for name in node if name != "hydra"], near)
     return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
+
+
+def _options_with(group: str, name: str) -> list[str]:
+    """Return the options of a group of the package that have a setting ``name``; none where it is no group."""
+    from .defaults import load
+
+    return [option for option in choices().get(group, {}) if name in list(load(group, option))]
 
 
 def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:

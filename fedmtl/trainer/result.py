@@ -135,13 +135,15 @@ class Result(Scored):
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return (
             f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {self.data_name}, "
-            f"{len(self.ids):,} clients, {self.final['round']:,} {self._steps}, epsilon "
+            f"{len(self.ids):,} clients, {self._length}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
 
     @property
-    def _steps(self) -> str:
-        return self.step if self.final["round"] == 1 else f"{self.step}s"
+    def _length(self) -> str:
+        """How many rounds or activations there were; none where clients adapt what was released."""
+        count = 0 if self.algorithm == "released" else self.final["round"]
+        return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     def standard_error(self, metric: Metric) -> float:
         """Return the standard error of the mean of a metric as that of all clients with something to test on; 0 where
@@ -174,7 +176,7 @@ class Result(Scored):
         """Why nothing was learned; empty where something was."""
         if not self.trained or self.stopped == "diverged":
             what = f"{'nearly ' * self.trained}every local training ended in a model that is not finite"
-            what += f", so it stopped after {self.final['round']} {self._steps}" * (self.stopped == "diverged")
+            what += f", so it stopped after {self._length}" * (self.stopped == "diverged")
         elif 0 < len(self.by_client["loss"]) == self.diverged:
             what = "the loss of every client's own model is not finite"
         else:
@@ -285,7 +287,6 @@ class Result(Scored):
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
-        last = self.final
         clients, scored = f"{len(self.ids):,} clients", len(self.personal_accuracy)
         if self.evaluated is not None:
             clients += f" ({len(self.evaluated):,} of them evaluated)"
@@ -293,7 +294,7 @@ class Result(Scored):
             clients += f" ({scored:,} scored, the others have nothing to test on)"
         if self.privacy.interval is not None and self.privacy.interval["unit"] == "client":
             clients += f" and {self.privacy.interval['canaries']:,} canaries"
-        head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self._steps}"
+        head = f"{self.algorithm} on {self.data_name}: {clients}, {self._length}"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":

@@ -118,7 +118,7 @@ BAD = {
     "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the"),
     "missing target column": (HEAD + ROWS, {"target": "los"}, r"target column 'los' is missing; the columns are"),
     "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
-    "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{'kind': ...... with every category"),
+    "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{kind: \[A, B\]\}' by command"),
     "ids": (HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)), {}, r"the column looks like an id"),
     "stray text": (HEAD + ROWS + "s,n/a,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'n/a'; accepted"),
     "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"'age' holds 'NA'; accepted: a finite number \(fill it, or leave"),

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from scipy.optimize import minimize
 
 from fedmtl import (
@@ -227,6 +228,24 @@ def test_the_outlook_before_training() -> None:
     assert check(data, public=True) == check(other, public=True)
 
 
+def test_a_draft_leaves_out_columns_with_missing_values_and_rounds_ranges_outwards(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    from fedmtl.cli.main import main
+
+    rows = [f"w{i % 9},{i % 7 if i else ''},{2000 + i % 9},{1.23456 + i % 5}" for i in range(180)]
+    (tmp_path / "visits.csv").write_text("\n".join(["ward,age,year,days", *rows]))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *TABLE, "data.path=visits.csv", "data.client=ward", "data.target=days"]) == 0
+    assert "  age: 0 to 6, 1 missing: left out of data.features (fill them, or leave the rows out" in (
+        capsys.readouterr().out
+    )
+    draft = yaml.safe_load(Path("experiment/visits.yaml").read_text())["data"]
+    assert draft["features"] == ["year"]
+    assert draft["bounds"] == {"year": [2000, 2008], "days": [1.23, 5.24]}
+    assert main(["--config-dir", ".", "experiment=visits", "privacy.epsilon=8", "hydra.run.dir=run"]) == 0
+
+
 def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     from fedmtl.cli.main import main
 
@@ -360,7 +379,7 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     assert main([*words, "privacy.epsilon=3", "hydra.run.dir=run"]) == 0
     assert capsys.readouterr().err.count("automatic settings from public facts (nu = ") == 1
     assert main(["adapt", "run", *words, "--out", "new"]) == 0
-    assert ": 9 clients, 1 round" in capsys.readouterr().out
+    assert ": 9 clients, 0 rounds\n" in capsys.readouterr().out
 
 
 def test_most_targets_cut_off_are_named_by_the_warning() -> None:

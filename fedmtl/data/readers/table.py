@@ -92,6 +92,8 @@ def read_table(
     table.check_clients(client, partition)
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", features)):
         table.check_columns(columns, f"{role} ")
+    if client == target:
+        raise ConfigError(f"data.client and data.target are both {target!r}; a client's id is nothing to predict.")
     for column in names:
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
@@ -208,13 +210,17 @@ def _advice(values: pd.Series, name: str) -> str:
         return "fill it, or leave the row or the column out"
     if looks_like_id(texts):
         return "the column looks like an id of rows: leave it out of data.features"
-    return f"or of texts bounds={{{name!r}: [...]}} with every category, or leave the row or the column out"
+    return (
+        f"or of texts bounds={{{name!r}: [A, B]}} with every category, 'data.bounds={{{name}: [A, B]}}' by command, of "
+        "which fedmtl check writes a draft; or leave the row or the column out"
+    )
 
 
 def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
     if labels is None:
         accepted = (
-            "a finite number (or leave the row out, or give labels=[...], the values in order of their class number)"
+            "a finite number (or leave the row out, or give the values in order of their class number: labels=[A, B], "
+            "'data.labels=[A, B]' by command)"
         )
         values = table.numbers(name, typed=True, accepted=accepted)
         return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
