@@ -775,7 +775,7 @@ def test_a_sweep_says_which_methods_are_not_finetuned(words: list[str], said: st
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:
-    words = ["data.clients=30", "schedule.cohort=6", "rounds=150", "baselines=[]", "eval_every=75",
+    words = ["data.clients=30", "schedule.cohort=6", "rounds=60", "baselines=[]", "eval_every=30",
              "finetune=none", "checkpoint_every=1", "progress=false", "hydra.run.dir=run"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(
@@ -853,7 +853,7 @@ def test_a_folder_does_not_say_where_else_a_run_writes(
     made: list[str] = []
     monkeypatch.setattr(callbacks, "TensorBoard", _logger(made, "TensorBoard"))
     monkeypatch.setattr(callbacks, "MLflow", _logger(made, "MLflow"))
-    config = resolve(compose((*TINY, "logger=mlflow", "baselines=[]")))
+    config = resolve(compose((*TINY, "logger=mlflow", "baselines=[]", "finetune=none")))
     folder = tmp_path / "run"
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "elsewhere").symlink_to(tmp_path)

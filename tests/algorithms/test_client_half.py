@@ -7,75 +7,25 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl import (
-    APFL,
-    IFCA,
-    MPMTL,
-    PMTL,
-    PPSGD,
-    ClusteredPMTL,
-    Ditto,
-    FedAvg,
-    FedPer,
-    FedProx,
-    FedRep,
-    FullParticipation,
-    Local,
-    LocalSGD,
-    MPMTLayers,
-    PFedMe,
-    PriorLayers,
-    PrivatePrior,
-    Scaffold,
-    Trainer,
-    models,
-)
+from fedmtl import FedAvg, FullParticipation, Trainer, models
 from fedmtl.algorithms import Cohort, Released
-from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
 from fedmtl.schedules import rounds
 from fedmtl.trainer.engine import releases_of
 from tests.algorithms.harness import problem_of
 from tests.helpers import ragged_classification
+from tests.methods import LINEAR, NETWORKS, SOLVER
 from tests.small import check_resumed
 
-CLIENTS, ROUNDS, SOLVER = 6, 3, LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
-ALGORITHMS = {
-    "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "pmtl, running mean": PMTL(lam=0.5, local=SOLVER, delta="local"),
-    "fedavg": FedAvg(local=SOLVER),
-    "fedprox": FedProx(mu=0.3, local=SOLVER),
-    "ditto": Ditto(lam=0.3, local=SOLVER),
-    "local": Local(local=SOLVER),
-    "fedrep": FedRep(local=SOLVER, head_local=LocalSGD(lr=0.1, steps=3)),
-    "fedper": FedPer(local=SOLVER),
-    "pfedme": PFedMe(lam=0.5, local=SOLVER),
-    "apfl": APFL(alpha=0.4, local=SOLVER),
-    "ppsgd": PPSGD(ratio=0.7, local=SOLVER),
-    "scaffold": Scaffold(local=LocalSGD(lr=0.2, epochs=2, batch_size=4)),
-    "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, lam=0.5, local=SOLVER),
-    "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
-    "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
-    "prior_layers": PriorLayers(scale=0.5, local=SOLVER),
-    "prior_layers, output side": PriorLayers(layers=("3",), side="output", scale=0.5, local=SOLVER),
-}
-LINEAR = {
-    "mp_mtl": MPMTL(row_norm=1.0, lam=0.05),
-    "mp_mtl, squared loss, P + Q": MPMTL(
-        row_norm=1.0, loss="squared", penalty="l21", own_penalty="l2", momentum="nesterov", start_ridge=0.1
-    ),
-    "mp_mtl, published": PublishedMPMTL(row_norm=1.0, lam=0.05),
-    "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
-    "private_prior, squared loss": PrivatePrior(row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5),
-}
-NAMES = [*ALGORITHMS, *LINEAR]
+CLIENTS, ROUNDS = 6, 3
+NAMES = [*NETWORKS, *LINEAR]
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """Settings of a short run of a method."""
-    algorithm, once = (ALGORITHMS | LINEAR)[name], name.startswith(("private_prior", "prior_layers"))
+    algorithm, once = (NETWORKS | LINEAR)[name], name.startswith(("private_prior", "prior_layers"))
     data, model, privacy = ragged_classification(CLIENTS), models.mlp(hidden=5), PRIVACY
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
@@ -170,7 +120,7 @@ def test_a_run_of_every_method_resumes_to_the_same_bits(name: str, tmp_path) -> 
     check_resumed(partial(replace, run, checkpoint_every=1), tmp_path, min(1, run.rounds - 1))
 
 
-def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:
+def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above fails for an algorithm whose clients read the data of others."""
 
     class Curious(FedAvg):
@@ -178,12 +128,9 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:
             rows, own = super().client(c)
             return {"update": rows["update"] * c.problem.data.train.x.float().mean()}, own
 
-    ALGORITHMS["curious"] = Curious(local=SOLVER)
-    try:
-        with pytest.raises(AssertionError):
-            test_one_client_at_a_time_sends_what_the_stack_sends("curious")
-    finally:
-        del ALGORITHMS["curious"]
+    monkeypatch.setitem(NETWORKS, "curious", Curious(local=SOLVER))
+    with pytest.raises(AssertionError):
+        test_one_client_at_a_time_sends_what_the_stack_sends("curious")
 
 
 RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
@@ -205,7 +152,7 @@ class _RecordClient(_Client):
 
 @pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
-    algorithm = ALGORITHMS[name]
+    algorithm = NETWORKS[name]
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
     problem = replace(problem, protects_records=True)
     everyone = FullParticipation().bind(problem.clients)

@@ -16,13 +16,13 @@ from fedmtl import (
     Latencies,
     PoissonClocks,
     RecordPrivacy,
-    Trainer,
     models,
 )
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, load_synthetic_tasks
 from fedmtl.trainer.inputs import usual_baselines
+from tests import small
 
 SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}
 CASES = {
@@ -44,18 +44,8 @@ CASES = {
 def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_records(case):
     algorithm, schedule, terms = CASES[case]
     data = load_synthetic_tasks(**SIZES, problem="regression")
-    run = Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=models.linear_regression(bias=False),
-        schedule=schedule,
-        privacy=None,
-        rounds=6,
-        dtype="float64",
-        baselines=("local",),
-        progress=False,
-    )
-    found = run.fit().baselines["local"]
+    given = {"data": data, "model": models.linear_regression(bias=False), "schedule": schedule, "rounds": 6}
+    found = small.trainer(algorithm=algorithm, baselines=("local",), **given).fit().baselines["local"]
     assert found.epsilon == 0.0
     assert found.privacy.headline == "nothing is released: epsilon = 0"
     for task, weights in enumerate(found.personal.numpy()):
@@ -78,11 +68,9 @@ def learner(**settings):
         "schedule": PoissonClocks(per_client=2),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=2.0),
         "rounds": 6,
-        "dtype": "float64",
         "baselines": ("local",),
-        "progress": False,
     }
-    return Trainer(**defaults | settings).fit()
+    return small.trainer(**defaults | settings).fit()
 
 
 def test_a_run_at_one_of_several_budgets_has_its_baseline(tmp_path):

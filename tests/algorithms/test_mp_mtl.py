@@ -9,7 +9,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, Trainer, models
+from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, models
 from fedmtl.algorithms import MPMTL, Problem, Released, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
@@ -18,6 +18,7 @@ from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of, shifted_cov
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
+from tests import small
 
 from .harness import everyone, problem_of, repeated, run
 
@@ -237,10 +238,8 @@ def test_the_other_laws_of_noise(kind: type[MPMTL], mechanism: Any, penalty: Any
     problem = linear(4)
     algorithm = kind(row_norm=1.0, penalty=penalty)
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism=mechanism)
-    result = Trainer(
-        algorithm=algorithm, data=problem.data, model=models.linear_regression(bias=False), rounds=4,
-        schedule=FullParticipation(), privacy=privacy, loss="half_mse", dtype="float64", progress=False,
-    ).fit()  # fmt: skip
+    given = {"model": models.linear_regression(bias=False), "rounds": 4, "loss": "half_mse"}
+    result = small.trainer(algorithm=algorithm, data=problem.data, privacy=privacy, **given).fit()
     assert torch.isfinite(result.personal).all()
     if mechanism == "wishart":  # tests/privacy/test_symmetric.py: a neighbour makes an output impossible
         assert result.epsilon == result.privacy.epsilon == math.inf

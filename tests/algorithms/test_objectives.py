@@ -20,7 +20,6 @@ from fedmtl import (
     FederatedDataset,
     FedProx,
     Finetune,
-    FullParticipation,
     Local,
     LocalSGD,
     PeerToPeer,
@@ -31,12 +30,12 @@ from fedmtl import (
     ProximalPoint,
     Result,
     Scaffold,
-    Trainer,
     models,
 )
 from fedmtl.algorithms import LocalFit
 from fedmtl.graphs import Complete
 from fedmtl.local.losses import LOSSES
+from tests import small
 
 Array = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "objectives.md"
@@ -58,15 +57,8 @@ def covers(*names: str) -> Any:
 def fit(algorithm: Any, *, targets: dict[str, Array] = Y, rounds: int = 1, **given: Any) -> Result:
     rows = {name: (x, targets[name]) for name, x in X.items()}
     data = FederatedDataset.from_tensors(rows, test=rows, classes=None)
-    defaults: dict[str, Any] = {"schedule": FullParticipation(), "privacy": None, "progress": False}
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=models.linear_regression(bias=False),
-        rounds=rounds,
-        dtype="float64",
-        **defaults | given,
-    ).fit()
+    model = models.linear_regression(bias=False)
+    return small.trainer(algorithm=algorithm, data=data, model=model, rounds=rounds, **given).fit()
 
 
 def ridge(x: Array, y: Array, curvature: float, pull: float, anchor: Array | float = 0.0) -> Array:

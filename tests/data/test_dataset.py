@@ -10,12 +10,13 @@ import pytest
 import scipy.sparse
 import torch
 
-from fedmtl import MPMTL, FedAvg, FullParticipation, Trainer, models
+from fedmtl import MPMTL, FedAvg, models
 from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDataset, from_partition
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 from fedmtl.random import id_key
 from fedmtl.trainer.scored import place_of
+from tests import small
 
 from .rows import client_rows, rows_of
 
@@ -345,14 +346,10 @@ def test_an_impossible_test_fraction_is_refused(fraction):
 def test_a_run_whose_clients_all_train_refuses_one_without_training_examples(algorithm):
     train, test = (Examples(X, Y.float(), torch.tensor(offsets)) for offsets in ([0, 4, 4], [0, 2, 4]))
     with pytest.raises(ConfigError, match=rf"d: client 'b' has no training examples; {algorithm.name} needs them of"):
-        Trainer(
+        small.trainer(
             algorithm=algorithm,
             data=FederatedDataset(train, test, ("a", "b"), name="d"),
             model=models.linear_regression(bias=False),
-            schedule=FullParticipation(),
-            privacy=None,
-            rounds=1,
-            progress=False,
         ).fit()
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, Trainer, models
+from fedmtl import ClientPrivacy, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
+from tests import small
 
 
 class Recurrent(nn.Module):
@@ -76,10 +77,7 @@ def test_outputs_and_parameters_are_those_of_the_given_model(name: str) -> None:
 @pytest.mark.parametrize("name", ["RNN", "LSTM, two layers, both ways", "attention", "transformer"])
 def test_clients_train_together_what_was_refused(name: str, privacy: ClientPrivacy | RecordPrivacy) -> None:
     def trainer(model: nn.Module) -> Trainer:
-        return Trainer(
-            algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=sequences(), model=model, schedule=FullParticipation(),
-            privacy=privacy, rounds=2, progress=False,
-        )  # fmt: skip
+        return small.trainer(data=sequences(), model=model, privacy=privacy, rounds=2, dtype="float32")
 
     alone = isinstance(privacy, ClientPrivacy) and name in ONE_AFTER_ANOTHER
     if alone:

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torchvision
 
-from fedmtl import FedAvg, LocalSGD, Trainer, models
+from fedmtl import FedAvg, LocalSGD, models
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.local import prepare_module
-from fedmtl.privacy import ClientPrivacy, FullParticipation
+from fedmtl.privacy import ClientPrivacy
+from tests import small
 
 
 def parameters(module) -> int:
@@ -82,14 +83,12 @@ def test_torchvision_networks_train_privately(name, channels):
     rows = {
         f"c{i}": (torch.randn(4, channels, 32, 32, generator=generator), torch.tensor([0, 1, 2, 1])) for i in range(3)
     }
-    run = Trainer(
+    run = small.trainer(
         algorithm=FedAvg(local=LocalSGD(lr=0.01, batch_size=2)),
         data=FederatedDataset.from_tensors(rows, classes=3),
         model=models.torchvision_model(name),
-        schedule=FullParticipation(),
         privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-2),
-        rounds=1,
-        progress=False,
+        dtype="float32",
     ).fit()
     assert run.shared is not None
     assert torch.isfinite(run.shared).all()

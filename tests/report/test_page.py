@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, cli, load_data, models
+from fedmtl import ClientPrivacy, cli, load_data
 from fedmtl.errors import DataError
 from fedmtl.report import frame, report, tables
+from tests import small
 
 from .test_report import configured, write_run
 
@@ -53,17 +54,13 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("html") / "run <1>"
-    Trainer(
-        algorithm=FedAvg(local=LocalSGD(lr=0.1, steps=1, batch_size=4)),
+    small.trainer(
         data=load_data("digits", clients=6),
-        model=models.softmax_regression(),
-        schedule=FullParticipation(),
         privacy=ClientPrivacy(clip_norm=1.0, epsilon=2.0),
         rounds=2,
         baselines=["local"],
         metrics=["f1"],
         folder=folder,
-        progress=False,
     ).fit()
     return folder
 

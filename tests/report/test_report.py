@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from fedmtl._rounding import number_text
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, figures, frame, report, tables
+from tests import small
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -154,20 +155,12 @@ def test_runs_of_one_seed_that_nothing_tells_apart_are_numbered(tmp_path: Path) 
 
 
 def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> None:
-    from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+    from fedmtl import FedAvg, LocalSGD, load_data, models
 
     for seed, hidden, lr in ((0, 4, 0.1), (1, 4, 0.1), (2, 4, 0.3), (3, 8, 0.1)):
-        Trainer(
-            algorithm=FedAvg(local=LocalSGD(lr=lr, steps=1, batch_size=4)),
-            data=load_data("digits", clients=4, seed=seed),
-            model=models.mlp(hidden=hidden),
-            schedule=FullParticipation(),
-            privacy=None,
-            rounds=1,
-            seed=seed,
-            folder=tmp_path / str(seed),
-            progress=False,
-        ).fit()
+        given = {"data": load_data("digits", clients=4, seed=seed), "model": models.mlp(hidden=hidden), "seed": seed}
+        algorithm = FedAvg(local=LocalSGD(lr=lr, steps=1, batch_size=4))
+        small.trainer(algorithm=algorithm, folder=tmp_path / str(seed), **given).fit()
     groups = tables.grouped(frame([tmp_path]))
     parameters = {hidden: 64 * hidden + hidden + 10 * hidden + 10 for hidden in (4, 8)}
     labels = groups["label"].str.partition(", layers")[0]

@@ -22,20 +22,12 @@ import torch
 import torch.distributed as dist
 
 from fedmtl import (
-    IFCA,
-    MPMTL,
     PMTL,
     ClientPrivacy,
-    Ditto,
     Execution,
-    FedAvg,
-    FedRep,
     Finetune,
     FullParticipation,
-    LocalSGD,
-    MPMTLayers,
     PoissonSampling,
-    PrivatePrior,
     QuantileClip,
     RecordPrivacy,
     Trainer,
@@ -47,11 +39,11 @@ from fedmtl.errors import FedmtlError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer import plots
 from tests.helpers import ragged_classification
+from tests.methods import LINEAR, NETWORKS, SOLVER
 
-SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=3, momentum=0.5)
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
 BASE: dict[str, Any] = {
-    "algorithm": PMTL(lam=0.5, local=SOLVER),
+    "algorithm": NETWORKS["pmtl"],
     "model": models.mlp(hidden=5),
     "schedule": PoissonSampling(cohort=5),
     "privacy": PRIVACY,
@@ -62,15 +54,13 @@ TASKS = {"model": models.linear_regression(bias=True), "schedule": FullParticipa
 RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
 CASES: dict[str, dict[str, Any]] = {
     "records": {"folder": True, **RECORDS},
-    "records, one by one": {"algorithm": Ditto(lam=0.3, local=SOLVER), "execution": Execution(chunk=1), **RECORDS},
+    "records, one by one": {"algorithm": NETWORKS["ditto"], "execution": Execution(chunk=1), **RECORDS},
     "pmtl": {"folder": True, "eval_every": 1},
-    "pmtl, running mean": {"algorithm": PMTL(lam=0.5, local=SOLVER, delta="local"), "metrics": ["f1"]},
-    "fedavg, no privacy": {"algorithm": FedAvg(local=SOLVER), "privacy": None, "baselines": ["local"]},
-    "fedavg, finetuned": {"algorithm": FedAvg(local=SOLVER), "finetune": Finetune(validation=0.3)},
-    "ditto, everybody": {"algorithm": Ditto(lam=0.3, local=SOLVER), "schedule": FullParticipation()},
-    "fedrep": {"algorithm": FedRep(local=SOLVER, head_local=LocalSGD(lr=0.1, steps=3))},
-    "ifca": {"algorithm": IFCA(clusters=3, spread=0.5, local=SOLVER)},
-    "layers": {"algorithm": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER)},
+    "pmtl, running mean": {"algorithm": NETWORKS["pmtl, running mean"], "metrics": ["f1"]},
+    "fedavg, no privacy": {"algorithm": NETWORKS["fedavg"], "privacy": None, "baselines": ["local"]},
+    "fedavg, finetuned": {"algorithm": NETWORKS["fedavg"], "finetune": Finetune(validation=0.3)},
+    "ditto, everybody": {"algorithm": NETWORKS["ditto"], "schedule": FullParticipation()},
+    **{name: {"algorithm": NETWORKS[name]} for name in ("fedrep", "ifca", "mp_mtl_layers")},
     "saved every round": {"folder": True, "checkpoint_every": 1},
     "adaptive": {
         "privacy": ClientPrivacy(
@@ -78,12 +68,8 @@ CASES: dict[str, dict[str, Any]] = {
         ),
         "rounds": 9,
     },
-    "mp_mtl": {"algorithm": MPMTL(row_norm=1.0, lam=0.05), **TASKS},
-    "private_prior": {
-        "algorithm": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
-        "rounds": 1,
-        **TASKS,
-    },
+    "mp_mtl": {"algorithm": LINEAR["mp_mtl"], **TASKS},
+    "private_prior": {"algorithm": LINEAR["private_prior"], "rounds": 1, **TASKS},
 }
 FEW = ("records", "pmtl", "fedavg, finetuned", "mp_mtl")  # also in groups of three
 SWEEP = ["data.clients=12", "schedule.cohort=4", "rounds=2", "baselines=null", "finetune=none", "privacy.epsilon=1,4,9"]

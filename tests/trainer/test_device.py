@@ -1,29 +1,21 @@
 """Runs on a GPU: the numbers are those of the CPU."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
 
 from fedmtl import (
-    APFL,
     MPMTL,
     PMTL,
     PPDMTL,
-    PPSGD,
-    Ditto,
     FedAvg,
-    FedPer,
-    FedRep,
     FullParticipation,
-    PFedMe,
     PoissonClocks,
     PrivatePrior,
     RecordPrivacy,
     Trainer,
     models,
-)  # fmt: skip
+)
 from fedmtl.algorithms.finetune import Finetune
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD
@@ -31,20 +23,12 @@ from fedmtl.privacy import ClientPrivacy, PoissonSampling
 from tests.algorithms.harness import problem_of
 from tests.algorithms.harness import run as run_rounds
 from tests.helpers import ragged_classification, regression
+from tests.methods import NETWORKS
 
 SGD = LocalSGD(lr=0.1, epochs=2, batch_size=4)
-ALGORITHMS = {
-    "pmtl": PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9)),
-    "pmtl, local": PMTL(lam=0.5, local=SGD, delta="local"),
-    "fedavg": FedAvg(local=SGD),
-    "adam": FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4)),
-    "ditto": Ditto(lam=0.3, local=SGD),
-    "apfl": APFL(local=SGD),
-    "pfedme": PFedMe(local=SGD),
-    "ppsgd": PPSGD(local=SGD),
-    "fedrep": FedRep(local=SGD),
-    "fedper": FedPer(local=SGD),
-}
+NAMES = ("pmtl", "pmtl, running mean", "fedavg", "ditto", "apfl", "pfedme", "ppsgd", "fedrep", "fedper")
+ALGORITHMS = {name: NETWORKS[name] for name in NAMES}
+ALGORITHMS["adam"] = FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4))
 
 
 def network(spec) -> nn.Module:

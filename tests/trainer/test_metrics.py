@@ -18,7 +18,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fedmtl import Execution, FedAvg, Finetune, LocalSGD, Trainer, models
+from fedmtl import Execution, FedAvg, Finetune, LocalSGD, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.local import Layout
@@ -38,6 +38,7 @@ from fedmtl.trainer.metrics import (
 )
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.verify import verify
+from tests import small
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import DATA, SOLVER, trainer
 
@@ -50,53 +51,6 @@ def draws(*shape, seed=0):
 
 def tasks():
     return list(zip(OFFSETS[:-1].tolist(), OFFSETS[1:].tolist(), strict=True))
-
-
-def nmse(predictions, y, offsets):
-    """Each task's normalized error, that of all examples, and the tasks' mean squared errors."""
-    squared = (predictions - y).square()
-    ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    mse = torch.stack([squared[..., a:b].mean(-1) for a, b in ends], -1)
-    return *normalized(mse, y, offsets), mse
-
-
-def test_nmse_is_one_minus_r2_of_each_task_and_of_all():
-    predictions, y = draws(3, 25), 3 + draws(25, seed=1)
-    task, pooled, _ = nmse(predictions, y, OFFSETS)
-    assert task.shape == (3, 4)
-    for r in range(3):
-        for t, (a, b) in enumerate(tasks()):
-            if b - a == 1:
-                assert task[r, t].isnan()
-                continue
-            assert float(task[r, t]) == pytest.approx(1 - r2_score(y[a:b], predictions[r, a:b]), rel=1e-12)
-        assert float(pooled[r]) == pytest.approx(1 - r2_score(y, predictions[r]), rel=1e-12)
-
-
-def test_targets_that_do_not_vary_are_not_a_number():
-    y = draws(25)
-    y[6:18] = 0.1  # a sum of these is not exactly 12 times as much
-    task, _, _ = nmse(draws(25, seed=1), y, OFFSETS)
-    assert task.isnan().tolist() == [False, True, True, False]
-    task, pooled, mse = nmse(draws(25, seed=1), torch.full((25,), 0.1), OFFSETS)
-    assert task.isnan().all()
-    assert pooled.isnan()
-    assert mse.isfinite().all()
-
-
-@pytest.mark.parametrize("coarse", [False, True])
-def test_auc_is_that_of_scikit_learn_with_ties(coarse):
-    auc, labels = REGISTRY["auc"].value, (draws(25, seed=2) > 0).long()
-    labels[6:18] = 1
-    both = [t for t, (a, b) in enumerate(tasks()) if len(labels[a:b].unique()) == 2]
-    assert both == [0, 3]
-    for scores in draws(6, 25).round() if coarse else draws(6, 25):
-        for t, (a, b) in enumerate(tasks()):
-            found = auc(scores[a:b], labels[a:b])
-            if t in both:
-                assert found == pytest.approx(roc_auc_score(labels[a:b], scores[a:b]), rel=1e-12)
-            else:
-                assert np.isnan(found)
 
 
 def dataset(classes):
@@ -147,14 +101,6 @@ def test_nmse_of_any_model():
     assert means["nmse"] == pytest.approx(np.mean(list(by_client.values())))
     with pytest.raises(ConfigError, match="which is not for data"):
         resolve_metrics(["auc"], data.spec)
-
-
-def test_a_task_without_examples_changes_nothing_of_the_others():
-    guess, target = draws(25), draws(25)
-    whole, gap = nmse(guess, target, torch.tensor([0, 5, 25])), nmse(guess, target, torch.tensor([0, 5, 5, 25]))
-    assert gap[0][[0, 2]].tolist() == whole[0].tolist()
-    assert gap[0][1].isnan()
-    assert float(gap[1]) == float(whole[1])
 
 
 def spec_of(classes, targets=()):
@@ -551,12 +497,8 @@ def test_errors_count_less_as_better() -> None:
         return float((outputs[:, 0] - targets).abs().max())
 
     worst.higher_is_better = False
-    data = regression(12)
-    result = Trainer(
-        algorithm=FedAvg(local=SOLVER), data=data, model=models.linear_regression(), schedule=FullParticipation(),
-        privacy=None, rounds=3, metrics=["mae", "rmse", "nmse", worst], baselines=["local"], dtype="float64",
-        progress=False,
-    ).fit()  # fmt: skip
+    given = {"data": regression(12), "model": models.linear_regression(), "rounds": 3, "baselines": ["local"]}
+    result = small.trainer(algorithm=FedAvg(local=SOLVER), metrics=["mae", "rmse", "nmse", worst], **given).fit()
     told = result.numbers()
     values = np.sort(list(result.by_client["custom_worst"].values()))
     assert told["custom_worst_worst_tenth"] == pytest.approx(values[-2:].mean())
@@ -582,11 +524,8 @@ class Logarithm(torch.nn.Module):
 
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=5.0)])
 def test_outputs_that_are_not_finite_end_no_run_before_its_last_round(tmp_path, privacy) -> None:
-    run = Trainer(
-        algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=regression(6), model=Logarithm(),
-        schedule=FullParticipation(), privacy=privacy, rounds=4, metrics=["nmse", "mae"], baselines=["local"],
-        folder=tmp_path / "run", progress=False,
-    )  # fmt: skip
+    given = {"data": regression(6), "model": Logarithm(), "rounds": 4, "metrics": ["nmse", "mae"]}
+    run = small.trainer(privacy=privacy, baselines=["local"], folder=tmp_path / "run", dtype="float32", **given)
     if privacy is None:
         with pytest.raises(TrainingError, match="every local training ended in a model that is not finite"):
             run.fit()

@@ -18,13 +18,13 @@ from fedmtl import (
     Local,
     PoissonClocks,
     RecordPrivacy,
-    Trainer,
     models,
 )
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 from fedmtl.trainer.run import held_interruption
+from tests import small
 
 from .ledgers import charges, read_lines
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
@@ -165,16 +165,12 @@ def test_a_run_stops_after_the_event_and_goes_on_to_the_same_bits(tmp_path):
 
 def test_a_secure_run_pays_once_for_every_answer(tmp_path):
     data = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6)
-    run = Trainer(
+    given = {"data": data, "model": models.linear_regression(bias=False), "rounds": 1000, "folder": tmp_path / "run"}
+    run = small.trainer(
         algorithm=AsyncLearner(loss="logistic", reg=1e-3),
-        data=data,
-        model=models.linear_regression(bias=False),
         schedule=PoissonClocks(per_client=ANSWERS),
         privacy=RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0, source="secure"),
-        rounds=1000,
-        folder=tmp_path / "run",
-        eval_every=10,
-        progress=False,
+        **given,
     )
     with pytest.raises(KeyboardInterrupt):
         replace(run, callbacks=(Interrupting(19),)).fit()

@@ -15,22 +15,14 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from fedmtl import (
-    APFL,
-    IFCA,
     PMTL,
-    PPSGD,
     ClientPrivacy,
-    ClusteredPMTL,
     Ditto,
     Execution,
     FedAvg,
-    FedPer,
-    FedProx,
     FedRep,
     Finetune,
-    Local,
     LocalSGD,
-    PFedMe,
     Result,
     Trainer,
     models,
@@ -46,25 +38,14 @@ from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
+from tests.methods import NETWORKS
 from tests.small import check_resumed
 
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
-CLUSTERS = {name: number % 2 for number, name in enumerate(DATA.ids)}
-ALGORITHMS: dict[str, Any] = {
-    "fedavg": FedAvg(local=SOLVER),
-    "fedprox": FedProx(local=SOLVER),
-    "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "ditto": Ditto(local=SOLVER),
-    "apfl": APFL(local=SOLVER),
-    "pfedme": PFedMe(),
-    "ppsgd": PPSGD(),
-    "fedrep": FedRep(local=SOLVER, head=("3.bias",)),
-    "fedper": FedPer(local=SOLVER, head=("3.bias",)),
-    "ifca": IFCA(clusters=2, local=SOLVER),
-    "clustered": ClusteredPMTL(clusters=CLUSTERS, local=SOLVER),
-    "local": Local(local=SOLVER),
-}
+NAMES = ("fedavg", "fedprox", "pmtl", "ditto", "apfl", "pfedme", "ppsgd", "ifca", "clustered_pmtl", "local")
+ALGORITHMS: dict[str, Any] = {name: NETWORKS[name] for name in NAMES}
+ALGORITHMS |= {name: replace(NETWORKS[name], head=("3.bias",)) for name in ("fedrep", "fedper")}
 
 
 def network() -> nn.Sequential:
@@ -231,7 +212,7 @@ def test_the_last_layer_reaches_the_logistic_regression_on_the_frozen_features()
         ({"trainable": None}, 39),
         ({"trainable": ("3.bias",)}, 3),
         ({"algorithm": ALGORITHMS["fedrep"]}, 12),
-        ({"algorithm": ALGORITHMS["ifca"]}, 30),
+        ({"algorithm": ALGORITHMS["ifca"]}, 45),
         ({"model": models.lora(NETWORK, rank=2), "trainable": None}, 2 * (5 + 4) + 2 * (4 + 3)),
         ({"model": models.lora(NETWORK, rank=2), "trainable": ("*.lora_B",)}, 2 * 4 + 2 * 3),
     ],
