@@ -84,14 +84,13 @@ RUNS = {
 }
 
 
-def run(command: str) -> dict[str, Any]:
-    """The numbers of the run that ``fedmtl COMMAND`` makes, in double precision and one thread."""
+def run(command: str, folder: Path) -> dict[str, Any]:
+    """The numbers of the run that ``fedmtl COMMAND`` makes in a folder, in double precision and one thread."""
     overrides = (*command.split(), "dtype=float64", "baselines=[]", "progress=false", "device=cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            result = build(resolve(compose(overrides)), Path(folder) / "run").fit()
+        result = build(resolve(compose(overrides)), folder).fit()
     finally:
         torch.set_num_threads(threads)
     report = result.privacy
@@ -125,5 +124,7 @@ def _digest(models: Tensor) -> list[float]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({name: run(command) for name, command in RUNS.items()}, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as place:
+        found = {name: run(command, Path(place) / name) for name, command in RUNS.items()}
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{len(RUNS)} transcripts in {FILE.name}")

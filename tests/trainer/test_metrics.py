@@ -32,7 +32,6 @@ from fedmtl.trainer.metrics import (
     distribution,
     invented_rows,
     kind_of,
-    normalized,
     resolve_metrics,
     shares,
 )
