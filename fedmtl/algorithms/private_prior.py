@@ -77,7 +77,7 @@ class OneRelease(Algorithm):
         """Resolve as the method does without this class, and ``scale``."""
         clip = next((float(settings.initial_norm) for settings in privacy if settings is not None), 1.0)
         scale = self.filled * clip if self.scale == "auto" else self.scale
-        return replace(super().resolve_auto(problem, schedule, privacy), scale=scale)  # type: ignore[type-var]
+        return replace(super().resolve_auto(problem, schedule, privacy), scale=scale)  # type: ignore[return-value, type-var]
 
     @property
     def length(self) -> float:
