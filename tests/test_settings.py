@@ -54,12 +54,13 @@ FLAG = (3, "other", None)
 OTHER_TYPE = (3, 0.5, True, "other", None)
 RANGES = (  # of fields by name, or by class and name; the rest of the floats are above 0
     (AT_LEAST_0, "lam rho threshold a1 weight_decay spread ratio min_delta between confidence_power tau rate"),
+    ((-1.0, math.nan, True, "other"), "Average.noise"),
     (AT_LEAST_0, "FedProx.mu MPMTL.ridge PublishedMPMTL.ridge"),
     (POSITIVE, "PFedMe.lam PeerToPeer.lam PublishedPeerToPeer.lam Dropouts.rate"),
     (SHARE, "share APFL.alpha"),
     ((*SHARE, 1.0), "validation LocalSGD.momentum BackoffSGD.momentum"),
     ((0, *SHARE, 1.0), "ClientPrivacy.delta RecordPrivacy.delta"),
-    ((*POSITIVE, 1.5), "Average.alone batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
+    ((*POSITIVE, 1.5), "batch_rate decay PMTL.server_lr ClusteredPMTL.server_lr"),
     ((*POSITIVE, 1e-160, 1e162), "ClientPrivacy.noise_multiplier RecordPrivacy.noise_multiplier"),
     ((0, -1.0, math.nan, True), "ClientPrivacy.epsilon RecordPrivacy.epsilon LocalFit.theta_max"),
     (NUMBER, "MPMTL.alpha PublishedMPMTL.alpha MPMTLayers.alpha"),

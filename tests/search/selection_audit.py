@@ -99,7 +99,6 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> li
         float(pairs.max()),
         6 / size**0.5,
         f"largest correlation between the noise of {repetitions} repetitions, {size} numbers each",
-        _LEVEL,
     )
     search = _Search(settings, plan, None)
     ids = search.settings._first.data.ids

@@ -69,7 +69,7 @@ def test_choices_follow_from_public_facts() -> None:
     assert loud.rounds == quiet.rounds == 20
     assert loud.privacy.clip_norm == pytest.approx(0.1 / loud.noise)
     assert quiet.privacy.clip_norm == 0.3
-    assert (loud.finetune.alone, quiet.finetune.alone) == (0.8, 0.1)
+    assert (loud.finetune.noise, quiet.finetune.noise) == (loud.noise, quiet.noise)
     assert automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
     assert isinstance(quiet.schedule, FullParticipation)
     assert automatic(numbers(301, 2), None).schedule == PoissonSampling(cohort=300)
@@ -296,13 +296,20 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert "6 clients, 2 features" in printed
     assert "not declared" not in printed
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
-    frame.loc[[4, 9], "hum"], frame.loc[3, "number"] = "NA", None
+    (tmp_path / "experiment" / "labs.yaml").unlink()  # which is never written over
+    frame.loc[[4, 9], "hum"] = "NA"
+    frame.to_csv(tmp_path / "labs.csv", index=False)
+    capsys.readouterr()
+    assert main(["check", *words]) == 0
+    assert "  hum: 0 to 17, 2 missing: left out of data.features (fill them, or leave the" in capsys.readouterr().out
+    assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=again", "rounds=1"]) == 0
+    frame.loc[3, "number"] = None
     frame.to_csv(tmp_path / "labs.csv", index=False)
     capsys.readouterr()
     assert main(["check", *words]) == 2
     printed = capsys.readouterr()
-    assert "  number: 0 to 1190, 1 missing\n  hum: 0 to 17, 2 missing\n" in printed.out
-    assert "line 5, column 'number' is empty; accepted: a finite number (fill it, or leave the row" in printed.err
+    assert "  number: 0 to 1190, 1 missing: left out of data.features" in printed.out
+    assert "there are no feature columns beside 'lab' and 'cost'" in printed.err
 
 
 def test_a_table_is_doubted_in_one_line_each(caplog) -> None:

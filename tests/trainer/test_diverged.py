@@ -6,7 +6,6 @@ import logging
 import math
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,7 +120,7 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run(monkeypatch: pytest.
     counts = Tally()
     monkeypatch.setattr(Run, "tally", lambda self: counts)
     loop = Run.__new__(Run)
-    loop.settings, loop.source, loop.history = trainer(), SimpleNamespace(stop=6), []  # type: ignore[assignment]
+    loop.settings, loop.stop, loop.history = trainer(), 6, []
     counts.trained = counts.diverged = 4  # too few to judge by
     assert not loop.ends(1)
     counts.trained = counts.diverged = 5

@@ -116,7 +116,7 @@ def test_the_command_does_what_python_does(finished, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rounds=3"], "rounds=3 is not taken here; accepted: data=..., finetune=..."),
+        (["rounds=3"], "rounds=3 is not taken here: settings stay as they are stored, except data=..."),
         (["data.foo=3"], "data.foo is no setting of load_digits_clients; accepted: "),
         (["data=table"], "is required; add data."),
         (["data=synthetic_tasks"], "The model fails on a batch of shape (2, 28), the shape of this data"),
