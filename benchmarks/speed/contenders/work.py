@@ -148,7 +148,8 @@ class Clock:
 
     def start(self) -> None:
         self.wait()
-        self._began = time.perf_counter(), self.processor()
+        cpu = self.processor()  # waits for all processes of a contender
+        self._began = time.perf_counter(), cpu
 
     def wait(self) -> None:
         """Wait for what is queued on a GPU."""
