@@ -32,6 +32,7 @@ from fedmtl.trainer.metrics import (
     distribution,
     invented_rows,
     kind_of,
+    normalized,
     resolve_metrics,
     shares,
 )
@@ -199,6 +200,9 @@ def test_what_is_not_defined_is_not_a_number():
     assert np.isnan(REGISTRY["auc"].value(z, ones))
     assert np.isnan(REGISTRY["auc_micro"].value(draws(5, 3), torch.ones(5, 3)))
     assert np.isnan(REGISTRY["auc"].value(z * torch.nan, torch.tensor([0, 1, 0, 1, 0])))
+    constant = torch.full((25,), 0.1, dtype=torch.float64)  # whose sums are not exactly so many times as much
+    for pooled in normalized(draws(2), constant, torch.tensor([0, 6, 25])):
+        assert bool(pooled.isnan().all())
     assert np.isnan(REGISTRY["rmse"].value(draws(5, 1) / 0, draws(5)))
     assert REGISTRY["balanced_accuracy"].value(z, ones) == pytest.approx(accuracy_score(ones, z.argmax(1)))
 
