@@ -19,7 +19,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
@@ -112,50 +112,60 @@ class Ranks:
 
         Only this process, rank 0, goes on after the block; the others end there, and with this one. Their operations
         use one thread, since a copy has no others.
+
+        Raises:
+            TrainingError: another process cannot be reached, or failed.
         """
         if count == 1:
             yield self
             return
+        threads, hook, this = torch.get_num_threads(), sys.excepthook, os.getpid()
+        children, rank, failed = list[int](), 0, False
         with tempfile.TemporaryDirectory() as folder:
-            meeting, children = f"file://{folder}/ranks", list[int]()
-            threads, hook = torch.get_num_threads(), sys.excepthook
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of this process's threads a copy uses none
-                while len(children) < count - 1 and (not children or children[-1]):
-                    children.append(os.fork())
-            rank = 0 if children[-1] else len(children)
             try:
-                yield Ranks._met(meeting, rank, count)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of this process's threads a copy uses none
+                    for place in range(1, count):
+                        child = os.fork()
+                        if child == 0:
+                            rank = place
+                            break
+                        children.append(child)
+                yield Ranks._met(f"file://{folder}/ranks", rank, count)
             except BaseException as error:
-                if rank and isinstance(error, Exception) and not getattr(error, "agreed", False):
+                failed = True
+                if os.getpid() != this and isinstance(error, Exception) and not getattr(error, "agreed", False):
                     traceback.print_exception(error)
-                for child in children if not rank else ():
-                    os.kill(child, signal.SIGKILL)  # it may wait for this one
                 raise
             finally:
-                if rank:
-                    os._exit(0)
+                if os.getpid() != this:  # a copy ends here, whatever happened
+                    os._exit(failed)
+                for child in children if failed else ():  # it may wait for this one
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 torch.set_num_threads(threads)
                 sys.excepthook = hook  # a process group has its own
-                for child in children:
-                    os.waitpid(child, 0)
+                codes = [_ended(child) for child in children]
+        if any(codes):
+            raise TrainingError("A process of the run has failed after its last work for the others; it says why.")
 
     @classmethod
     def _met(cls, meeting: str, rank: int, size: int) -> Ranks:
         """Return the place ``rank`` of this process among ``size`` on this machine that meet at an address."""
         torch.set_num_threads(1)
-        if rank:
-            logging.disable(logging.WARNING)  # the first one says it
+        if rank:  # the first one says it
+            logging.disable(logging.WARNING)
+            warnings.simplefilter("ignore")
         before = dict(os.environ)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nothing leaves the machine
         try:
-            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_WAIT)
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_ARRIVAL)
+            return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), rank, size)
         finally:
             os.environ.pop("GLOO_SOCKET_IFNAME")
             os.environ.update(before)
-        return cls(rank, size, dist.group.WORLD, rank, size)
 
     @property
     def first(self) -> bool:
@@ -267,6 +277,14 @@ class Ranks:
                 f"reached. Its own message says why. A run with a folder continues from its last checkpoint, "
                 f"also with another number of ranks: resume it."
             ) from error
+
+
+def _ended(child: int) -> int:
+    """Wait until a process has ended, and return its exit code; 0 where the program does not keep it."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:
+        return 0
 
 
 def _awaited() -> str:

@@ -240,6 +240,50 @@ def test_an_error_of_another_process_is_that_of_the_run(capfd: pytest.CaptureFix
     assert "ValueError: of no operation of all" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("error", [OSError("no more processes"), KeyboardInterrupt()])
+def test_a_fork_that_fails_leaves_no_process(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, made = os.fork, list[int]()
+
+    def failing() -> int:
+        if made:
+            raise error
+        made.append(fork())
+        return made[0]
+
+    monkeypatch.setattr(os, "fork", failing)
+    with pytest.raises(type(error)), Ranks().forked(3):
+        raise AssertionError("the block began")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(made[0], os.WNOHANG)
+
+
+def test_a_copy_that_is_interrupted_as_it_begins_does_not_leave_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, this = os.fork, os.getpid()
+
+    def interrupted() -> int:
+        child = fork()
+        if child == 0:
+            raise KeyboardInterrupt
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    with pytest.raises(OSError, match="no more"), Ranks().forked(2):
+        raise AssertionError("the block began")
+    assert os.getpid() == this
+
+
+def test_a_process_that_fails_behind_the_others_fails_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        with Ranks().forked(2) as ranks:
+            ranks.gather(None)
+            if ranks.rank:
+                raise ValueError("in its own files")
+
+    with pytest.raises(TrainingError, match="has failed after its last work"):
+        run()
+    assert "ValueError: in its own files" in capfd.readouterr().err
+
+
 def test_what_needs_one_process_says_so() -> None:
     two = {"execution": Execution(processes=2)}
     with pytest.raises(ConfigError, match=r"execution.processes is 2, but a run with 4 replicates needs one; leave"):
