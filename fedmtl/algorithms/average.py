@@ -19,7 +19,8 @@ without noise, and rise by the ratio of the two errors:
 
     prior of alone / prior of all others  =  (1 + (nu / 4)^2 max(n / p, 1)) / 9
 
-So a loud model loses weight where a client can do without it, and less where the client has few records.
+So the noise of the released model takes weight from it, and less where a client has few records, of which its own
+models err as well.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
 with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero

@@ -45,6 +45,15 @@ def test_poisson_cohort_sizes_are_binomial(source) -> None:
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("source", [SeededSource(1), SecureSource()])
+def test_every_client_is_as_likely_in_a_poisson_cohort(source) -> None:
+    bound, rounds = PoissonSampling(3).bind(10), 2000
+    taken = np.zeros(10)
+    for step in range(rounds):
+        taken[bound.draw(step, source.coins("cohort", step)).numpy()] += 1
+    assert stats.chi2.sf(((taken - 0.3 * rounds) ** 2).sum() / (0.21 * rounds), 10) > 1e-6
+
+
 @pytest.mark.parametrize(("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)])
 def test_cohort_sizes_are_quantiles_of_the_binomial_law(n: int, q: float) -> None:
     coins = np.concatenate([np.random.default_rng(0).random(500), [0.0, 2.0**-53, 1e-12, 1 - 1e-12]])
