@@ -9,6 +9,7 @@ vector in float64, which is noised on a CPU in any case.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
 _NOTICE = 10.0  # seconds after which a process logs what it waits for
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
+_SHORT = 4096  # bytes that travel at once; of what is longer the rest follows
 _LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)  # gloo has no class for it
 
 
@@ -210,9 +212,7 @@ class Ranks:
                 outcome[0] = make()
             except Exception as raised:
                 outcome[1] = _portable(raised)
-        with self._reached():
-            dist.broadcast_object_list(outcome, 0, group=self.group)
-        value, error = outcome
+        value, error = self._broadcast(outcome)
         if error is not None:
             raise _agreed(error)
         return value  # type: ignore[no-any-return]
@@ -221,10 +221,27 @@ class Ranks:
         """Return the value of every rank, in their order, at every rank."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        mine = _packed(value)
+        heads = [torch.empty_like(mine[:_SHORT]) for _ in range(self.size)]
         with self._reached():
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+            dist.all_gather(heads, mine[:_SHORT], group=self.group)
+            sizes = [_size(head) for head in heads]
+            if (longest := max(sizes)) > _SHORT:
+                wide = torch.nn.functional.pad(mine[_SHORT:], (0, longest - len(mine)))
+                rests = [torch.empty_like(wide) for _ in heads]
+                dist.all_gather(rests, wide, group=self.group)
+                heads = [torch.cat(parts) for parts in zip(heads, rests, strict=True)]
+        return [_unpacked(each) for each in heads]
+
+    def _broadcast(self, value: Any) -> Any:
+        """Return the object of rank 0 at every rank."""
+        message = _packed(value) if self.first else torch.empty(_SHORT, dtype=torch.uint8)
+        with self._reached():
+            dist.broadcast(message[:_SHORT], 0, group=self.group)
+            if (size := _size(message)) > _SHORT:
+                message = message if self.first else torch.cat([message, message.new_empty(size - _SHORT)])
+                dist.broadcast(message[_SHORT:], 0, group=self.group)
+        return value if self.first else _unpacked(message)
 
     def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
         """Return rows from all ranks in one tensor, at every rank.
@@ -277,6 +294,34 @@ class Ranks:
                 f"reached. Its own message says why. A run with a folder continues from its last checkpoint, "
                 f"also with another number of ranks: resume it."
             ) from error
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as arrays of NumPy, which takes a tenth of the time."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.dtype is torch.bfloat16:
+            return NotImplemented
+        return torch.from_numpy, (value.detach().cpu().numpy(),)
+
+
+def _packed(value: Any) -> Tensor:
+    """Return an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to :data:`_SHORT` bytes."""
+    file = io.BytesIO(bytes(8))
+    file.seek(8)
+    _Pickler(file, protocol=5).dump(value)
+    message = torch.zeros(max(_SHORT, file.tell()), dtype=torch.uint8)
+    message[: file.tell()] = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    message[:8].view(torch.int64)[0] = file.tell()
+    return message
+
+
+def _size(message: Tensor) -> int:
+    return int(message[:8].view(torch.int64))
+
+
+def _unpacked(message: Tensor) -> Any:
+    return pickle.loads(message[8 : _size(message)].numpy().data)
 
 
 def _ended(child: int) -> int:
