@@ -9,6 +9,7 @@ vector in float64, which is noised on a CPU in any case.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -122,7 +123,7 @@ class Ranks:
             yield self
             return
         threads, hook, this = torch.get_num_threads(), sys.excepthook, os.getpid()
-        children, rank, failed = list[int](), 0, False
+        children, rank, failed, ranks = list[int](), 0, False, self
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with warnings.catch_warnings():
@@ -131,9 +132,11 @@ class Ranks:
                         child = os.fork()
                         if child == 0:
                             rank = place
+                            gc.freeze()  # an earlier process group that is garbage would wait for threads it had
                             break
                         children.append(child)
-                yield Ranks._met(f"file://{folder}/ranks", rank, count)
+                ranks = Ranks._met(f"file://{folder}/ranks", rank, count)
+                yield ranks
             except BaseException as error:
                 failed = True
                 if os.getpid() != this and isinstance(error, Exception) and not getattr(error, "agreed", False):
@@ -147,6 +150,7 @@ class Ranks:
                         os.kill(child, signal.SIGKILL)
                 if dist.is_initialized():
                     dist.destroy_process_group()
+                object.__setattr__(ranks, "group", None)  # whoever still holds this, or an error of the run
                 torch.set_num_threads(threads)
                 sys.excepthook = hook  # a process group has its own
                 codes = [_ended(child) for child in children]
