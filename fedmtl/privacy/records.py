@@ -9,7 +9,6 @@ DP-SGD (:class:`LocalSteps`), and where they act one at a time (:class:`~fedmtl.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -270,7 +269,6 @@ class LocalSteps:
         self._channel, self._records, self._round, self.plan = channel, channel.records, round, channel.records.plan
         self._charged, self._made = torch.zeros(2, len(self.plan.ids), dtype=torch.int64)
         self._charged[clients] = torch.from_numpy(self.plan.local_steps)[clients]
-        self._lock = threading.Lock()
 
     def steps(self, clients: Tensor) -> Tensor:
         """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not
@@ -303,8 +301,7 @@ class LocalSteps:
         Raises:
             PrivacyError: as for :meth:`numbers`.
         """
-        with self._lock:
-            self._made[clients] = self.numbers(clients) + 1
+        self._made[clients] = self.numbers(clients) + 1
 
     def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the records of the next local step of each of ``clients``; see
@@ -340,9 +337,7 @@ class LocalSteps:
         self.make(clients)
         value = torch.stack(forced) if forced else self._value(sums, clients, steps)
         if channel.record is not None:
-            with self._lock:
-                for name, row in zip(names, value.cpu(), strict=True):
-                    channel.record.append((round, name, row.clone()))
+            channel.record += [(round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)]
         return value
 
     def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
@@ -373,9 +368,7 @@ class LocalSteps:
             total = noised(total, noise[:, 0].to(total.device), width)
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):
-            last = GridValue(self._round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
-            with self._lock:
-                channel.on_grid[GRADIENT] = last
+            channel.on_grid[GRADIENT] = GridValue(self._round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
         return value
 
     def _scale(self, clients: Tensor) -> Tensor:
