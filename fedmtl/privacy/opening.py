@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,25 @@ class _Terms:
 
     Attributes:
         settings: the privacy of all replicates, or of each.
-        clients: n.
         caps: int64 (n,), the most uses of each client, where clients have accounts of their own; else None.
         prices: what uses cost; None where nothing is noised.
-        header: of the ledger; None where nothing is charged.
-        budget: epsilon that ends the run, or None.
+        facts: what the header of the ledger has beside the settings and the prices.
         options: of :class:`Rounds` or :class:`Activations`.
     """
 
     settings: tuple[Privacy, ...]
-    clients: int
     caps: np.ndarray | None
     prices: Prices | None = None
-    header: dict[str, Any] | None = None
-    budget: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     options: dict[str, Any]
+
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """Return the header of the ledger; None where nothing is charged."""
+        if self.prices is None:
+            return None
+        about = {"privacy": asdict(self.settings[0]), "delta": self.prices.delta, "refuted": self.prices.refuted}
+        return {**about, **self.facts, **self.prices.header(self.caps)}
 
 
 def open_channel(
@@ -132,21 +136,24 @@ def open_channel(
             terms = _terms_of_rows(settings, rows, sampler, steps, sources, prior)
         else:
             terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
-        ledger = None
-        if terms.header is not None:
+        clients = len(terms.options["gradients"].ids) if sampler is None else sampler.n
+        header, ledger, budget = terms.header, None, None
+        if header is not None and (terms.caps is None or replicates == 1):
             ledger = Ledger(
                 path,
-                terms.header,
+                header,
                 fingerprint=fingerprint,
                 replays_free=sources[0].name == "seeded",
-                clients=None if terms.caps is None else terms.clients,
+                clients=None if terms.caps is None else clients,
                 resume=resume,
             )
+        if replicates == 1 and settings and isinstance(settings[0], ClientPrivacy):
+            budget = settings[0].epsilon
         account = Account(
-            terms.clients,
+            clients,
             steps=steps,
             prices=terms.prices,
-            budget=terms.budget,
+            budget=budget,
             caps=terms.caps,
             ledger=ledger,
             replicates=replicates,
@@ -216,7 +223,7 @@ def _terms_of_rows(
         releases = bind_releases(plans, sampler, privacy)
         chosen = () if privacy is None else (privacy,)
         options = {"sampler": sampler, "releases": releases}
-        return _Terms(settings=chosen, clients=sampler.n, caps=_caps(sampler), options=options)
+        return _Terms(settings=chosen, caps=_caps(sampler), options=options)
 
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
@@ -242,28 +249,13 @@ def _terms_of_rows(
             largest = replace(release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,)))
             check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
     rows = bind_rows(plans, releases, steps, delta, prior)
-    header: dict[str, Any] = {
-        "privacy": asdict(privacy),
-        "delta": delta,
-        "sampler": sampler.describe(),
-        "schedule": _facts(sampler),
-        "releases": [[plan.name, plan.form, plan.dimension] for plan in plans],
-        "refuted": prices.refuted,
-        **prices.header(_caps(sampler)),
-    }
+    facts = _facts(sampler) | {"releases": [[plan.name, plan.form, plan.dimension] for plan in plans]}
     if bands is not None:
-        header["bands"] = list(bands.coefficients)
-    header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
-    header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
-    return _Terms(
-        settings=(privacy,),
-        clients=sampler.n,
-        caps=_caps(sampler),
-        prices=prices,
-        header=header,
-        budget=privacy.epsilon if replicates == 1 else None,
-        options={"sampler": sampler, "releases": releases, "rows": rows},
-    )
+        facts["bands"] = list(bands.coefficients)
+    facts |= {row_key(name): noise.multiplier for name, noise in rows.items()}
+    facts |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
+    options = {"sampler": sampler, "releases": releases, "rows": rows}
+    return _Terms(settings=(privacy,), caps=_caps(sampler), prices=prices, facts=facts, options=options)
 
 
 def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int) -> Release:
@@ -299,9 +291,10 @@ def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: Boun
     return Bands.square_root(min(least, steps) if privacy.bands == "auto" else privacy.bands)
 
 
-def _facts(sampler: BoundSampler) -> dict[str, Any]:
-    """Return what the accounting takes from the sampler, for readers of the ledger."""
-    return {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts}
+def _facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
+    """Return what the accounting takes from the sampler, or assumes in its place, for readers of the ledger."""
+    schedule = {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts, **assumed}
+    return {"sampler": sampler.describe(), "schedule": schedule}
 
 
 def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
@@ -340,7 +333,7 @@ def _terms_of_records(
     plan = plan.under(records)
     plan.check(clients=None if sampler is None else sampler.n)
     options: dict[str, Any] = {"gradients": plan}
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"dimension": plan.dimension, "public": plan.public_digest}
     if sampler is None:
         assert plan.caps is not None
         caps: np.ndarray | None = plan.caps
@@ -348,10 +341,9 @@ def _terms_of_records(
         _check_post_processing(rows)
         sampler = sampler.capped(steps)
         options |= {"sampler": sampler, "releases": bind_releases(rows, sampler, None)}
-        schedule = _facts(sampler) | OF_RECORDS
-        facts = {"sampler": sampler.describe(), "schedule": schedule, "records": plan.describe()}
+        facts |= _facts(sampler, **OF_RECORDS) | {"records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
-    terms = _Terms(settings=records, clients=len(plan.ids), caps=caps, options=options)
+    terms = _Terms(settings=records, caps=caps, facts=facts, options=options)
     if all(each.noiseless for each in records):
         return terms if sampler is None else replace(terms, caps=_caps(sampler))
     privacy = records[0]
@@ -363,9 +355,7 @@ def _terms_of_records(
         moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
         loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
         check_drawable(loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
-    about = {"privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
-    header = {**about, **facts, "refuted": prices.refuted, **prices.header(caps), "public": plan.public_digest}
-    return replace(terms, caps=caps, prices=prices, header=header if len(sources) == 1 else None)
+    return replace(terms, caps=caps, prices=prices)
 
 
 def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
