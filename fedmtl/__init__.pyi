@@ -19,6 +19,7 @@ from .algorithms import Finetune as Finetune
 from .algorithms import Local as Local
 from .algorithms import Moments as Moments
 from .algorithms import MPMTLayers as MPMTLayers
+from .algorithms import PeerAveraging as PeerAveraging
 from .algorithms import PeerToPeer as PeerToPeer
 from .algorithms import PFedMe as PFedMe
 from .algorithms import PriorLayers as PriorLayers
@@ -27,6 +28,7 @@ from .algorithms import ProximalPoint as ProximalPoint
 from .algorithms import PublicStart as PublicStart
 from .algorithms import Scaffold as Scaffold
 from .algorithms import ServerOptimizer as ServerOptimizer
+from .algorithms import SharedDirections as SharedDirections
 from .data import FederatedDataset as FederatedDataset
 from .data import load_data as load_data
 from .local import BackoffSGD as BackoffSGD

@@ -105,6 +105,8 @@ def process(
         (["schedule.max_cohort=5"], "schedule.max_cohort is gone: use schedule=poisson, which has no cap, or "),
         (["algorithm=mp_mtl", "algorithm.release=once"], "gone: a single one is algorithm=private_prior or "),
         (["algorithm=async_learner", "algorithm.method=moments"], "gone: use algorithm=async_learner, public_start or"),
+        (["algorithm=p2p", "algorithm.releases=1"], "did you mean algorithm=peer_averaging algorithm.releases?"),
+        (["algorithm=pp_dmtl", "algorithm.refine_across=1"], "shared directions is algorithm=shared_directions"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
         (["resume", "x", "--moved"], "unrecognized arguments: --moved; usage: fedmtl resume [-h] folder"),
         (["verify"], "the following arguments are required: folder; usage: fedmtl verify [-h]"),

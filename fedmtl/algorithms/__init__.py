@@ -17,6 +17,7 @@ from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
 from .mp_mtl.layers import MPMTLayers
 from .p2p.algorithm import PeerToPeer
+from .peer_averaging import PeerAveraging
 from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
@@ -27,6 +28,7 @@ from .private_prior import PrivatePrior
 from .proximal_point import ProximalPoint
 from .scaffold import Scaffold
 from .server import ServerOptimizer, apply_update
+from .shared_directions import SharedDirections
 from .shared_model import SharedModel
 from .store import ClientStore
 
@@ -57,6 +59,7 @@ __all__ = [
     "Moments",
     "Own",
     "PFedMe",
+    "PeerAveraging",
     "PeerToPeer",
     "Personalization",
     "PriorLayers",
@@ -67,6 +70,7 @@ __all__ = [
     "Released",
     "Scaffold",
     "ServerOptimizer",
+    "SharedDirections",
     "SharedModel",
     "State",
     "apply_update",

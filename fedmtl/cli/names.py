@@ -53,6 +53,7 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",
     "algorithm.threshold": "that of pp_dmtl is algorithm.a2 times algorithm.lam",
     "algorithm.share": "one release of a mean direction is algorithm=private_prior, of linear models",
+    "algorithm.refine_across": "the last step along shared directions is algorithm=shared_directions",
     "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
 }
 for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):

@@ -22,6 +22,7 @@ from fedmtl import (
     Finetune,
     Local,
     LocalSGD,
+    PeerAveraging,
     PeerToPeer,
     PFedMe,
     PoissonClocks,
@@ -223,7 +224,7 @@ def test_async_learner(loss: Any) -> None:
     assert alone.ridge == pytest.approx(LAM if loss == "squared" else 2 * LAM)
 
 
-@covers("p2p", "last step of p2p")
+@covers("p2p", "last step of peer_averaging")
 def test_p2p() -> None:
     algorithm = PeerToPeer(graph=Complete(), mu=0.7, loss="squared", lam=LAM)
     result = fit(algorithm, **CLOCKS)
@@ -234,7 +235,11 @@ def test_p2p() -> None:
         mean = ((X[k] @ theta[i] - Y[k]) ** 2).mean() + LAM * theta[i] @ theta[i]
         value += 0.7 * degree * confidence * mean
     assert result.final["objective"] == pytest.approx(value, rel=1e-10)
-    refined = fit(PeerToPeer(graph=Complete(), mu=0.7, loss="squared", lam=LAM, refine=LAM), **CLOCKS).personal.numpy()
+    averaging = PeerAveraging(
+        graph=Complete(), mu=0.7, loss="squared", lam=LAM, refine=LAM, refine_from="own", releases=10**6,
+        confidence_power=1.0,
+    )  # fmt: skip
+    refined = fit(averaging, **CLOCKS).personal.numpy()
     for i, k in enumerate(ids):  # the sum over n records, so 2 / n of both
         n = len(Y[k])
         np.testing.assert_allclose(refined[i], ridge(X[k], Y[k], 2.0, 2 * LAM / n, theta[i]), rtol=1e-7)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import PPDMTL, AsyncLearner, Moments, PeerToPeer, PublicStart, models
+from fedmtl import PPDMTL, AsyncLearner, Moments, PeerAveraging, PeerToPeer, PublicStart, SharedDirections, models
 from fedmtl.algorithms import State
 from fedmtl.algorithms.activations import Answers
 from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
@@ -21,7 +21,7 @@ TASKS, STEPS = 6, 40
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplace", delta=1e-5)
 ALGORITHMS = {
     "pp_dmtl": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2),
-    "pp_dmtl, shared directions": PPDMTL(row_norm=1.0, lam=0.02, refine_tau=0.01, refine_across=0.3),
+    "shared_directions": SharedDirections(row_norm=1.0, lam=0.02, a2=None),
     "pp_dmtl, subsets": PPDMTL(row_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
     "async_learner": AsyncLearner(loss="logistic", reg=0.01),
     "async_learner, published": PublishedAsyncLearner(loss="logistic", reg=0.01),
@@ -29,10 +29,8 @@ ALGORITHMS = {
     "async_learner, public start": PublicStart(loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, published": PublishedPeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5),
-    "p2p, one release": PeerToPeer(
-        row_norm=1.0, graph=Ring(), mu=0.5, releases=1, confidence_power=2.0, refine=1.0, refine_from="neighbours"
-    ),
-    "p2p, three releases": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=3),
+    "peer_averaging": PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5),
+    "peer_averaging, three releases": PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5, releases=3),
 }
 REGRESSION = {
     "async_learner, bounded rows": AsyncLearner(reg=0.01, row_norm=2.0, target=1.0, theta_max=0.3),

@@ -1,4 +1,5 @@
-"""PP-DMTL's simulated step size, public and better than that of the worst delays; its refinement, against SciPy."""
+"""PP-DMTL's simulated step size, public and better than that of the worst delays; the last step along shared
+directions, against SciPy."""
 
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from fedmtl import PPDMTL, Latencies, RecordPrivacy, models
+from fedmtl import PPDMTL, Latencies, RecordPrivacy, SharedDirections, models
 from fedmtl.algorithms.pp_dmtl.step_size import largest_delay, synthetic_tasks
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
@@ -100,15 +101,14 @@ def test_a_trainer_fills_it_in() -> None:
 def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
     """Every task's own minimum, by SciPy; with a P of rank 2, and without any signal."""
     work = problem(kind="classification" if loss == "logistic" else "regression")
-    algorithm = PPDMTL(
-        row_norm=1.0, loss=loss, target=4.0 if loss == "squared" else "auto", refine_tau=0.02, refine_across=0.7
-    )
+    settings = {"row_norm": 1.0, "loss": loss, "target": 4.0 if loss == "squared" else "auto", "refine_tau": 0.02}
+    algorithm = SharedDirections(refine_across=0.7, a2=None, **settings)
     state = algorithm.init(work, 2)
     draw = torch.Generator().manual_seed(2)
     factors = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))]
     state.public["shared"][0] = factors[0] @ factors[1]
     found = algorithm.models(work, state)
-    plain = replace(algorithm, refine_across=None).models(work, state)
+    plain = PPDMTL(**settings).models(work, state)
     torch.testing.assert_close(found[1], plain[1])
     data = algorithm.data(work)
     basis = np.linalg.qr(factors[1].numpy().T)[0]
@@ -123,8 +123,3 @@ def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
 
         best = optimize.minimize(value, np.zeros(6), method="BFGS", options={"gtol": 1e-9}).x
         np.testing.assert_allclose(found[0, t].numpy(), p + best, atol=2e-6)
-
-
-def test_a_refinement_that_cannot_turn_is_refused() -> None:
-    with pytest.raises(ConfigError, match="only own_penalty='frobenius'"):
-        PPDMTL(row_norm=1.0, refine_across=1.0, own_penalty="l1")

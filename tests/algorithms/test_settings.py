@@ -25,11 +25,20 @@ METHODS = {
 NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings under which others have an effect
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "aabb", strict=True))},
     "MPMTLayers": {"layers": ("3",)},
+    "PeerAveraging": {"graph": Ring()},
     "PeerToPeer": {"graph": Ring()},
+    "SharedDirections": {"a2": None},
 }
 SERVER = {"server_lr": 0.5, "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}), "local": SOLVER}
 SHARED = SERVER | {"weights": "examples", "cap": 9}
 BOUNDS = {"row_norm": 0.5, "target": 0.1}
+PEERS = BOUNDS | {
+    "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "allocation": "optimal",
+}  # fmt: skip
+PP_DMTL = BOUNDS | {
+    "loss": "squared", "lam": 0.3, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3, "smoothness": 0.7, "penalty": "l21",
+    "refine_tau": 0.1, "batch_rate": 0.5,
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "APFL": SHARED | {"alpha": 0.2, "adaptive": True},
     "AsyncLearner": BOUNDS | {
@@ -52,17 +61,10 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "Moments": BOUNDS | {"reg": 0.1, "theta_max": 1e-3},
     "PFedMe": SHARED | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
     "PMTL": SHARED | {"lam": 0.2, "delta": "local"},
-    "PPDMTL": BOUNDS | {
-        "loss": "squared", "lam": 0.3, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
-        "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "refine": False, "refine_tau": 0.1,
-        "refine_across": 0.1, "batch_rate": 0.5,
-    },
+    "PPDMTL": PP_DMTL | {"own_penalty": "l1", "refine": False},
     "PPSGD": SHARED | {"ratio": 0.5},
-    "PeerToPeer": BOUNDS | {
-        "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0,
-        "allocation": "optimal", "refine": 0.5, "refine_from": "neighbours", "releases": 1,
-        "confidence_power": 2.0,
-    },
+    "PeerAveraging": PEERS | {"releases": 2, "confidence_power": 1.0, "refine": 0.5, "refine_from": "own"},
+    "PeerToPeer": PEERS,
     "ProximalPoint": {
         "mu": 0.5, "steps": 3, "averaged": True, "server_lr": 0.5, "weights": "examples", "cap": 9,
         "server_optimizer": SERVER["server_optimizer"],
@@ -72,11 +74,12 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
         "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "scale": 0.5,
     },
     "Scaffold": SHARED,
+    "SharedDirections": PP_DMTL | {"refine_across": 0.1},
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
-    ("PeerToPeer", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
+    ("PeerAveraging", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
 } | {
     ("PriorLayers", field): "shapes the release, and of four clients' changes of a network nothing stands out"
     for field in ("layers", "side", "scale")
@@ -90,7 +93,7 @@ def outcome(name: str, **changes: Any) -> list[Any]:
     made = METHODS[name](**(usual | NEEDED.get(name, {}) | changes))
     clocked = made.one_at_a_time
     linear = clocked or name in ("LocalAverage", "MPMTL", "PrivatePrior", "ProximalPoint")
-    law = "l2_laplace" if name == "PPDMTL" else "laplace"
+    law = "l2_laplace" if name in ("PPDMTL", "SharedDirections") else "laplace"
     record = RecordPrivacy(clip_norm=10.0, epsilon=50.0, delta=1e-5, mechanism=law)
     result = Trainer(
         algorithm=made,
@@ -136,7 +139,9 @@ def test_every_setting_has_an_effect_or_is_refused(name: str) -> None:
         ("MPMTL", "curator_delta", {"curator_epsilon": 3.0}),
         ("PPDMTL", "target", {"loss": "squared"}),
         ("PeerToPeer", "target", {"loss": "squared"}),
-        ("PeerToPeer", "refine_from", {"refine": 0.5}),
+        ("PeerAveraging", "target", {"loss": "squared"}),
+        ("PeerAveraging", "allocation", {"releases": 3}),
+        ("SharedDirections", "target", {"loss": "squared"}),
     ],
 )
 def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, context: dict[str, Any]) -> None:

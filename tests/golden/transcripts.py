@@ -29,10 +29,6 @@ _STEPS = (
 )
 _PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 privacy.clip_norm=1.0"
 _PUBLISHED_P2P = f"algorithm=p2p {_AGENTS} algorithm.mu=0.1 schedule.per_client=10"
-_ONE_RELEASE = (
-    "algorithm.releases=1 algorithm.confidence_power=2 algorithm.smoothness=0.02 algorithm.mu=15 algorithm.refine=3 "
-    "algorithm.refine_from=neighbours"
-)
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
     "pmtl, running mean, fixed cohorts": f"algorithm=pmtl {_DIGITS} algorithm.delta=local schedule=fixed",
@@ -61,6 +57,7 @@ RUNS = {
     "pp_dmtl, published": _PP_DMTL.replace(
         "algorithm=pp_dmtl", "algorithm=pp_dmtl_published algorithm.start=zero algorithm.a1=0"
     ),
+    "shared_directions": _PP_DMTL.replace("pp_dmtl", "shared_directions"),
     "async_learner": f"{_STEPS} data.problem=regression",
     "public_start": (
         f"{_STEPS.replace('async_learner', 'public_start')} algorithm.loss=logistic data.public_examples=30 "
@@ -74,12 +71,12 @@ RUNS = {
         f"{_STEPS} data.problem=regression algorithm.row_norm=2.0 algorithm.target=2.0 privacy.clip_norm=300 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),
-    "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
+    "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal",
     "p2p, Laplace, ring": (
         f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} rounds=40 replicates=3 epsilons=[1,10]",
-    "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60 {_ONE_RELEASE}",
+    "peer_averaging": f"algorithm=peer_averaging {_AGENTS} rounds=60 algorithm.smoothness=0.02 algorithm.mu=15",
     "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import AsyncLearner, PeerToPeer, Trainer
+from fedmtl import AsyncLearner, PeerAveraging, PeerToPeer, Trainer
 from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
@@ -76,13 +76,14 @@ def test_without_noise_nothing_is_claimed() -> None:
 
 
 WEIGHTED = {"allocation": 2.0}
-ONCE = {"releases": 1, "confidence_power": 2.0, "refine": 1.0, "refine_from": "neighbours"}
+ONCE = {"releases": 1}
 
 
 def trainer(configuration: str, **settings) -> Trainer:
-    run = trainer_of("p2p", f"clocks, {configuration}")
-    assert isinstance(run.algorithm, PeerToPeer)
-    return replace(run, algorithm=replace(run.algorithm, **settings))
+    """Peer-to-peer learning, or averaging where ``settings`` say how often an agent releases."""
+    kind = PeerAveraging if "releases" in settings else PeerToPeer
+    algorithm = kind(**{"row_norm": 1.0, "graph": Ring(), "mu": 0.5} | settings)
+    return replace(trainer_of("p2p", f"clocks, {configuration}"), algorithm=algorithm)
 
 
 @pytest.mark.parametrize(

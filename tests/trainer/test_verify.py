@@ -25,7 +25,7 @@ from fedmtl import (
     Finetune,
     FixedCohort,
     FullParticipation,
-    PeerToPeer,
+    PeerAveraging,
     PoissonClocks,
     RecordPrivacy,
     models,
@@ -144,7 +144,7 @@ def test_a_crash_under_full_participation_uses_up_the_last_rounds(tmp_path: Path
 def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source: str, tmp_path: Path) -> None:
     """Activations of agents at their caps are charged to nobody."""
     settings = {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), releases=1),
+        "algorithm": PeerAveraging(row_norm=1.0, graph=Ring()),
         "data": load_synthetic_tasks(tasks=4, train_examples=5, test_examples=3, features=3),
         "model": models.linear_regression(bias=False),
         "loss": "auto",

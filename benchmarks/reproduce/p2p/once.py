@@ -1,8 +1,8 @@
 """One release of each agent, and free averaging after it, against tuned local models, at small epsilons.
 
 Agents release the gradient of their first wake-up with their whole budget, go on averaging with their neighbours
-without their records (``PeerToPeer(releases=1)``), and end with a last step on their own records around their
-neighbours' mean (``refine``), which nobody receives. Every method is tuned on the same validation problems with as many
+without their records (``PeerAveraging``), and end with a last step on their own records around their neighbours' mean,
+which nobody receives. Every method is tuned on the same validation problems with as many
 settings. Writes scores.csv and the tables of README.md beside this file.
 
     python benchmarks/reproduce/p2p/once.py --root /path/to/ml-100k
@@ -31,6 +31,7 @@ from peers import Array, Row, budgets, owners, seeded, simulate  # noqa: E402
 from scores import Score, by_client, difference, interval, mark, write_scores  # noqa: E402
 from sweep import existing, markdown, replace_section  # noqa: E402
 
+from fedmtl import PeerAveraging  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import fit_own, minimize  # noqa: E402
 from fedmtl.data import FederatedDataset, TargetAngles, movielens_users  # noqa: E402
@@ -83,7 +84,7 @@ def published(p: int, seed: int, setting: Setting) -> Array:
 def once(p: int, seed: int, setting: Setting, power: float = 2.0) -> Array:
     """One release of each agent: models (epsilons, n, p) as they are sent."""
     product, curvature, clip = setting
-    algorithm = peers(p, seed, product / curvature, releases=1, confidence_power=power)
+    algorithm = peers(p, seed, product / curvature, kind=PeerAveraging, confidence_power=power)
     algorithm = replace(algorithm, smoothness=curvature)
     return simulate(algorithm, agents(p, seed).data, budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed)[0]
 
@@ -318,7 +319,7 @@ def multiplier(epsilon: float) -> float:
 
 def propagation(counts: Array, product: float) -> Array:
     """(n, n): from -g of every agent to h times its neighbours' mean model, at the fixed point of free averaging with
-    mu h = ``product`` and lambda = 0, of which PeerToPeer(releases=1) takes gossip steps."""
+    mu h = ``product`` and lambda = 0, of which PeerAveraging takes gossip steps."""
     weights = expander(len(counts))
     degree, pull = weights.sum(1), product * (counts / counts.max()) ** 2
     spread = np.linalg.solve(np.diag(degree * (1 + pull)) - weights, np.diag(degree * pull))

@@ -1,8 +1,8 @@
 """The private runs of figure 2 (c) with a last step of every agent on its own records, against tuned local models.
 
-The step, argmin_v sum_j l(v; x_j, y_j) + a ||v - theta_i||^2, is that of ``PeerToPeer(refine=a)``: nobody receives its
-result, so it costs no privacy. From theta_i = 0 it is a local model with one ridge for all, to which a refined model
-falls back. Both are tuned by the same grid on the validation problems. Plans of the runs are those of scores.csv.
+The step, argmin_v sum_j l(v; x_j, y_j) + a ||v - theta_i||^2, is that of ``PeerAveraging(refine=a)``: nobody receives
+its result, so it costs no privacy. From theta_i = 0 it is a local model with one ridge for all, to which a refined
+model falls back. Both are tuned by the same grid on the validation problems. Plans of the runs are those of scores.csv.
 Writes refined.csv and the table of README.md beside this file.
 
     python benchmarks/reproduce/p2p/refine.py

@@ -25,7 +25,7 @@ from scores import Score, by_client, difference, renew_scores  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 from tasks import TASKS, Tasks, alone, run, tasks  # noqa: E402
 
-from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
+from fedmtl import PPDMTL, Latencies, RecordPrivacy, SharedDirections  # noqa: E402
 from fedmtl.algorithms import State  # noqa: E402
 from fedmtl.schedules import RandomLatency  # noqa: E402
 
@@ -57,7 +57,10 @@ def trained(
 def errors(own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, float | None]) -> Tensor:
     """Return the mean error of each task, (T,)."""
     tau, across = refinement
-    models = replace(learner, refine_tau=tau, refine_across=across).models(own.problem, state)
+    last = replace(learner, refine_tau=tau)
+    if across is not None:
+        last = SharedDirections(row_norm=1.0, refine_tau=tau, refine_across=across)
+    models = last.models(own.problem, state)
     return own.errors(models).mean(0)
 
 

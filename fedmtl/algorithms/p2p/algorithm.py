@@ -19,38 +19,24 @@ records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a boun
             model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
-With ``releases=K`` an agent releases at its first K wake-ups only, within its budget. In later ones it continues
-averaging, free of charge, and reads no record. What it has released, g_1, ..., g_K at Theta_i(1), ..., Theta_i(K), says
-what its gradient is elsewhere, by the public curvature h of the domain: each g_k becomes g_k + h (Theta_i -
-Theta_i(k)), and the agent steps along their mean,
-
-    grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
-
-An agent's first release is at the public start, since no other agent moves its model. With
-``releases=1`` the agents therefore end, in whatever order they wake, at the minimum of (2) with quadratic losses of
-those gradients: the solution Theta of the linear system
-
-    (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
-
-with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be, and
-everything after it is post-processing.
-
 The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
 ``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at most T_i of each. The noise is
 calibrated to T_i.
+
+:class:`~fedmtl.algorithms.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Count, NonNegative, Positive
+from ..._check import Positive
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
 from ...privacy import GradientPlan, RecordPrivacy
@@ -59,7 +45,6 @@ from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
 from ..linear.data import LinearAlgorithm, prepared
-from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
 from .network import Array, Ints, Network
 
@@ -85,18 +70,9 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
             be public knowledge; only stability rests on it.
         allocation: how the budget is spread over an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
-        refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
-            model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i.
-        refine_from: where that last step begins, and what it is pulled to: the agent's ``"own"`` model, or its
-            ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise. Without
-            neighbours, its own.
-        releases: K, the most releases of an agent, those of its first wake-ups; afterwards it averages
-            without its records. None: every wake-up is one.
-        confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the
-            inverse of their noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
 
     Raises:
-        ConfigError: a value outside these ranges, or settings that exclude one another.
+        ConfigError: a value outside these ranges.
 
     Example:
         >>> from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, load_data, models
@@ -120,10 +96,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
     lam: Positive | Literal["inverse"] = "inverse"
     smoothness: Positive | None = None
     allocation: Allocation = "uniform"
-    refine: Positive | None = None
-    refine_from: Literal["own", "neighbours"] = "own"
-    releases: Count | None = None
-    confidence_power: NonNegative = 1.0
 
     name, title, colour = "p2p", "Peer-to-peer", "#a0522d"
     accepts_empty_clients = True
@@ -132,20 +104,6 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         if not isinstance(self.graph, (Graph, GraphSettings)):
             raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
         super().__post_init__()
-        if self.refine_from != "own" and self.refine is None:
-            raise ConfigError(
-                f"PeerToPeer.refine_from is {self.refine_from!r}, which has no effect without refine; give refine, or "
-                f"leave it out."
-            )
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[RecordPrivacy | None]) -> PeerToPeer:
-        """Resolve as every linear method does. Where the noise is fixed and the budget is, too, it may allow fewer
-        releases than the schedule has wake-ups, and agents will remember theirs."""
-        resolved = super().resolve_auto(problem, schedule, privacy)
-        fixed = any(s is not None and None not in (s.epsilon, s.noise_multiplier) for s in privacy)
-        if fixed and self.releases is None:
-            resolved = replace(resolved, releases=max(1, int(schedule.caps.max())))
-        return resolved
 
     # What it needs of the problem
 
@@ -165,16 +123,14 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
             mu=self.mu,
             lam=None if self.lam == "inverse" else float(self.lam),
             smoothness=self.smoothness or self.linear_loss.smoothness(self.largest_row(problem)),
-            power=self.confidence_power,
         )
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, T_i of each or ``releases``."""
-        caps = schedule.caps.clip(max=min(problem.rounds, self.releases or problem.rounds))
+        """Plan mean gradients of the agents' records, T_i of each."""
+        caps = schedule.caps.clip(max=problem.rounds)
         plan = self.gradient_plan(
             problem,
             caps,
-            at_cap="stop" if self.releases is None else "silent",
             x=self.data(problem).x,
             notes=self.notes(problem),
             given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
@@ -213,16 +169,10 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         """Start everyone at Theta(0) = 0; no data are read.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
-        k neighbours is k of them. With ``releases`` also ``intercept`` (R, n, D), the b_i of the releases so far, and
-        ``answers_so_far`` int64 (R, n), how many these are.
+        k neighbours is k of them.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
-        if self.releases is not None:
-            public |= {
-                "intercept": torch.zeros_like(theta),
-                "answers_so_far": torch.zeros(theta.shape[:2], dtype=torch.int64),
-            }
         return State(public, problem.client_store({}))
 
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Ints], Array]:
@@ -238,34 +188,20 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         def serve(answers: Answers) -> None:
             who, own = answers.clients, answers.points
             alpha, pull = network.alpha[who, None], self.mu * network.confidence[who, None]
-            gradient = self._data_gradients(network, public, answers) + 2 * network.ridge[who, None] * own  # of L_i
+            gradient = answers.values + 2 * network.ridge[who, None] * own  # of L_i, with eta_i
             means = network.means(theta, every_run[answers.runs], who)
             rows[answers.at] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
             sent[answers.runs] += network.graph.degrees[who]
 
         return serve
 
-    def _data_gradients(self, network: Network, public: Mapping[str, Tensor], answers: Answers) -> Array:
-        """Return the gradients of the data (k, D) that agents step along: the released ones of those that answer, and
-        h Theta_i + b_i of those whose releases are spent; 0 where there never was one."""
-        released, answered, at = answers.values, answers.answered, answers.at
-        if self.releases is None:
-            return released
-        intercept, answers_so_far = client_rows(public["intercept"]), client_rows(public["answers_so_far"])
-        h_theta = network.smoothness * answers.points
-        b, k = intercept[at], answers_so_far[at] + answered
-        b += np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None] * (released - h_theta - b)  # the mean of k
-        intercept[at], answers_so_far[at] = b, k
-        return np.where(answered[:, None], released, np.where(k[:, None] > 0, h_theta + b, 0.0))
-
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement."""
-        return self._refined(problem, state.public["theta"][:1], clients)[0].to(problem.initial)
+        """Return Theta_i of ``clients`` in replicate 0, (k, D)."""
+        return state.public["theta"][0, clients].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the personal models of every replicate, (R, n, D) float64."""
-        theta = state.public["theta"]
-        return theta if self.refine is None else self._refined(problem, theta, torch.arange(problem.clients))
+        """Return Theta of every replicate, (R, n, D) float64."""
+        return state.public["theta"]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
@@ -276,28 +212,3 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
         for i in np.flatnonzero(network.counts).tolist():
             total += weight[i] * self.linear_loss.value(theta[:, i], data.x[i], data.y[i]).mean(1)
         return total
-
-    # Inside
-
-    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the models (R, k, D) of ``clients`` after their own last step, for ``theta`` (R, n, D)."""
-        models = theta[:, clients]
-        if self.refine is None:
-            return models
-        if self.refine_from == "neighbours":
-            models = self._around(problem, theta, clients)
-        data, refined = self.data(problem), models.clone()
-        for place, agent in enumerate(clients.tolist()):
-            x, y = data.x[agent], data.y[agent]
-            if len(x):
-                pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
-                refined[:, place] += fit_own(self.linear_loss, x, y, models[:, place], pull, "frobenius")
-        return refined
-
-    def _around(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the means (R, k, D) of the models of the neighbours of ``clients``; the own ones without any."""
-        network, agents = self.network(problem), clients.numpy()
-        where = np.repeat(np.arange(len(theta)), len(agents))
-        means = torch.from_numpy(network.means(theta.numpy(), where, np.tile(agents, len(theta))))
-        isolated = torch.from_numpy(network.graph.degrees[agents] == 0)
-        return torch.where(isolated[:, None], theta[:, clients], means.reshape(len(theta), len(agents), -1))

@@ -18,7 +18,8 @@ The protected unit is a record of a task, the observers are the server and the o
 record replaced. The accounting of the paper bounds one step of q_t from the *same* q_t, but there q_t moves on the raw
 records, a private state that nothing noises, so its sensitivity grows along the run (:mod:`.published`). Here one
 clipped, noised gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and
-q_t are then functions of releases only. After training, q_t is fitted once to the raw records and never sent.
+q_t are then functions of releases only. After training, q_t is fitted once to the raw records and never sent;
+:class:`~fedmtl.algorithms.shared_directions.SharedDirections`, which is not in the paper, fits it otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),
@@ -80,11 +81,6 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
-        refine_across: the strength of g in that fit across the row space of P, which is public. A weaker pull along
-            directions the tasks share, a stronger one elsewhere: ``refine_tau / 2``
-            times the square of q_t along these directions, and ``refine_across / 2`` times that of the rest. P has no
-            directions: as without it. ``own_penalty="frobenius"``. A threshold above the noise keeps P to what is
-            signal. None: ``refine_tau`` in all directions.
         batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's records, each of them with
             this public probability, and divides by the constant q n_t. Pure epsilon of one answer falls from e to
             log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
@@ -118,17 +114,12 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
     own_penalty: OwnPenalty = "frobenius"
     refine: bool = True
     refine_tau: Positive | None = None
-    refine_across: Positive | None = None
     batch_rate: Rate = 1.0
 
     name, title, colour = "pp_dmtl", "PP-DMTL", "#3f51b5"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.refine_across is not None and self.own_penalty != "frobenius":
-            raise ConfigError(
-                "PPDMTL.refine_across turns the axes of q_t, and only own_penalty='frobenius' allows that."
-            )
         if self.tau == 0 and self.refine and not self.refine_tau:
             raise ConfigError(
                 "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
@@ -251,17 +242,8 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         """Return p_t + q_t of ``clients`` (R, k, p) for P and Q (R, T, p)."""
         own, data = own[:, clients].clone(), self.data(problem)
         tau = self.tau if self.refine_tau is None else self.refine_tau
-        axes = None if self.refine_across is None else shared_axes(shared, tau, self.refine_across)
         for k, t in enumerate(clients.tolist() if self.refine else []):
-            x, y, p = data.x[t], data.y[t], shared[:, t]
-            if axes is None:
-                own[:, k] = fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
-            else:
-                fits = [
-                    m @ fit_own(self.linear_loss, x @ m, y, each, tau, "frobenius")
-                    for m, each in zip(axes, p, strict=True)
-                ]
-                own[:, k] = torch.stack(fits)
+            own[:, k] = fit_own(self.linear_loss, data.x[t], data.y[t], shared[:, t], tau, self.own_penalty)
         return (shared[:, clients] + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
@@ -291,13 +273,3 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
             total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)
         return total
-
-
-def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
-    """Return M (R, p, p) such that (tau / 2) ||v||^2 of q = M v is (tau / 2) ||q||^2 along the rows of P^T (R, T, p)
-    and (across / 2) ||q||^2 across them; the identity where P is 0. M leaves every row of P^T as it is."""
-    _, values, rows = torch.linalg.svd(shared, full_matrices=False)
-    some = values > 1e-6 * values[:, :1]
-    directions = rows * some[:, :, None]
-    along, every = directions.mT @ directions, torch.eye(shared.shape[-1], dtype=shared.dtype)
-    return torch.where(some.any(1)[:, None, None], along + (tau / across) ** 0.5 * (every - along), every)

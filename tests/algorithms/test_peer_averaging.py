@@ -1,7 +1,7 @@
 """A few releases of each agent, and free averaging after them: the fixed point, what is charged, what is read."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from dp_accounting import dp_event, pld
 from scipy import optimize
 
-from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
+from fedmtl import PeerAveraging, PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.graphs import Graph, Ring
@@ -19,6 +19,12 @@ from tests.small import check_resumed
 
 from .harness import run_activations as run
 from .p2p_harness import COUNTS, D, Started, agents, arrays, mean_gradient, random_graph, schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedAveraging(Started, PeerAveraging):
+    pass
+
 
 N = len(COUNTS)
 CLIP_ONLY = RecordPrivacy(clip_norm=0.4, epsilon=math.inf)
@@ -51,7 +57,7 @@ def slow(data, weights, loss, clients, *, releases, mu, lam, smooth, power, give
 def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str, replicates: int) -> None:
     problem, graph, clients = agents(loss), random_graph(N), schedule(replicates, 70, 1)
     settings = {"mu": 0.7, "lam": lam, "releases": releases, "confidence_power": 2.0, "smoothness": 0.9}
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, loss=loss, **settings)
+    algorithm = PeerAveraging(row_norm=1.0, graph=graph, loss=loss, **settings)
     about = {"releases": releases, "mu": 0.7, "lam": lam, "smooth": 0.9, "power": 2.0}
     for privacy in (CLIP_ONLY, GAUSSIAN):
         whole, channel = run(algorithm, problem, clients, privacy)
@@ -88,7 +94,7 @@ def test_one_release_and_many_steps_reach_the_solution_of_the_linear_system(priv
     """From the released gradients alone, however the agents wake."""
     problem, graph, start = agents(), random_graph(N), (0.3, -0.2, 0.1, 0.0)
     problem = problem if empty is None else without_records(problem, empty)
-    algorithm = Started(
+    algorithm = StartedAveraging(
         row_norm=1.0, graph=graph, mu=0.8, lam=0.05, releases=1, confidence_power=1.5, smoothness=0.6, start=start
     )
     told = None
@@ -115,7 +121,7 @@ def test_one_release_and_many_steps_reach_the_solution_of_the_linear_system(priv
 def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> None:
     problem, clients = agents(), sweeps(12)
     for releases in (1, 4):
-        algorithm = PeerToPeer(row_norm=1.0, graph=Ring(), releases=releases)
+        algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=releases)
         _, channel = run(algorithm, problem, clients, GAUSSIAN, pieces=5)
         assert channel.account.uses.tolist() == [[releases] * N]
         assert channel.account.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
@@ -132,7 +138,8 @@ def test_as_many_releases_as_wakeups_are_the_published_run() -> None:
     problem, graph, clients = agents(), random_graph(N), sweeps(6)
     plain, one = run(PeerToPeer(row_norm=1.0, graph=graph), problem, clients, GAUSSIAN)
     for releases in (6, 50):
-        same, two = run(PeerToPeer(row_norm=1.0, graph=graph, releases=releases), problem, clients, GAUSSIAN)
+        averaging = PeerAveraging(row_norm=1.0, graph=graph, releases=releases, confidence_power=1.0)
+        same, two = run(averaging, problem, clients, GAUSSIAN)
         assert torch.equal(same.public["theta"], plain.public["theta"])
         assert two.account.uses.tolist() == one.account.uses.tolist()
 
@@ -141,7 +148,7 @@ RNG = np.random.default_rng(0)
 CLIENTS = {f"c{k}": (RNG.normal(size=(8, 3)), RNG.integers(0, 2, 8)) for k in range(6)}
 trainer = partial(  # six clients of eight records on a ring; three releases at most, nine wake-ups
     small.trainer,
-    algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), releases=3),
+    algorithm=PeerAveraging(row_norm=1.0, graph=Ring(), releases=3),
     data=FederatedDataset.from_tensors(CLIENTS, test=CLIENTS, classes=2),
     model=models.linear_regression(bias=False),
     schedule=PoissonClocks(per_client=9),
@@ -160,8 +167,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path) -> None:
 def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> None:
     """With a fixed noise multiplier: the run is that of as many releases as the budget allows."""
     fixed = RecordPrivacy(clip_norm=0.5, epsilon=2.0, noise_multiplier=4.0, delta=1e-4, mechanism="gaussian")
-    published = PeerToPeer(row_norm=1.0, graph=Ring())
-    found = trainer(algorithm=published, privacy=fixed).fit()
+    algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=9)
+    found = trainer(algorithm=algorithm, privacy=fixed).fit()
     assert found.stopped == "rounds"
     accountant, fits = pld.PLDAccountant(), 0
     while accountant.compose(dp_event.GaussianDpEvent(4.0)).get_epsilon(1e-4) <= 2.0:
@@ -169,7 +176,7 @@ def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> N
     assert 1 < fits < 9
     assert found.privacy.releases == 6 * fits
     assert found.epsilon <= 2.0
-    same = trainer(algorithm=replace(published, releases=fits), privacy=replace(fixed, epsilon=None)).fit()
+    same = trainer(algorithm=replace(algorithm, releases=fits), privacy=replace(fixed, epsilon=None)).fit()
     assert torch.equal(found.personal, same.personal)
 
 
@@ -177,7 +184,7 @@ def test_the_last_step_around_the_neighbours_minimizes_the_agents_block_of_the_o
     """v minimizes sum_j l(v; x_j, y_j) + a ||v - mean||^2; with a = m_i / (2 mu c_i) it is Q's minimum there."""
     problem, graph = agents(counts=(7, 12, 3, 9, 5, 8)), random_graph(N)
     weights = graph.weights.toarray()
-    algorithm = PeerToPeer(row_norm=1.0, graph=graph, refine=0.7, refine_from="neighbours")
+    algorithm = PeerAveraging(row_norm=1.0, graph=graph, refine=0.7)
     state = algorithm.init(problem, 2)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
     found = algorithm.models(problem, state).numpy()
@@ -198,7 +205,7 @@ def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() 
     weights[0, 1] = weights[1, 0] = 1.0
     graph, problem = Graph(weights, tuple(f"a{k}" for k in range(N)), isolated=True), agents()
     own, around = (
-        PeerToPeer(row_norm=1.0, graph=graph, refine=0.7, refine_from=where) for where in ("own", "neighbours")
+        PeerAveraging(row_norm=1.0, graph=graph, refine=0.7, refine_from=where) for where in ("own", "neighbours")
     )
     state = own.init(problem)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,148 @@
+"""Peer-to-peer learning whose agents release once or a few times, and average with their neighbours for free.
+
+An agent of :mod:`.p2p.algorithm` that has spent its budget need not stop: averaging with its neighbours is
+post-processing as long as it reads no record. Here an agent releases at its first K = ``releases`` wake-ups only. What
+it has released, g_1, ..., g_K at Theta_i(1), ..., Theta_i(K), says what its gradient is elsewhere, by the public
+curvature h of the domain: each g_k becomes g_k + h (Theta_i - Theta_i(k)), and in later wake-ups the agent takes the
+steps of equation (6) along their mean,
+
+    grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
+
+An agent's first release is at the public start, since no other agent moves its model. With ``releases=1`` the agents
+therefore end, in whatever order they wake, at the minimum of (2) with quadratic losses of those gradients: the solution
+Theta of the linear system
+
+    (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
+
+with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be. In the end
+every agent takes a step on its own raw records that it sends to nobody, and that costs nothing:
+
+    argmin_v sum_j l(v; x_ij, y_ij) + refine ||v - sum_j (W_ij / D_ii) Theta_j||^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import Count, NonNegative, Positive
+from ..errors import ConfigError
+from ..privacy import GradientPlan
+from ..schedules import BoundSchedule
+from .activations import Answers, client_rows
+from .base import Problem, State
+from .linear.solve import fit_own
+from .p2p.algorithm import PeerToPeer
+from .p2p.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerAveraging(PeerToPeer):
+    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last step of one's own.
+
+    Args:
+        releases: K, the most releases of an agent.
+        confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. With 2 models weigh as the inverse of their
+            noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
+        refine: the strength of the pull in the last step, above 0.
+        refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``' mean, in which there is
+            less of the agent's own noise, or the agent's ``"own"`` model. Without neighbours, its own.
+        smoothness: h, see :class:`PeerToPeer`. With less than the domain's, models follow the releases further.
+        allocation: of the budget over the releases, where there are several, see :class:`PeerToPeer`.
+        graph, mu, loss, lam, row_norm, target: see :class:`PeerToPeer`.
+
+    Raises:
+        ConfigError: a value outside these ranges, or an allocation of a single release.
+
+    Example:
+        >>> from fedmtl import PeerAveraging, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> from fedmtl.graphs import Ring
+        >>> trainer = Trainer(
+        ...     algorithm=PeerAveraging(graph=Ring()),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=PoissonClocks(per_client=2),
+        ...     privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        ...     rounds=8,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().privacy.releases
+        4
+    """
+
+    releases: Count = 1
+    confidence_power: NonNegative = 2.0
+    refine: Positive = 3.0
+    refine_from: Literal["own", "neighbours"] = "neighbours"
+
+    name, title, colour = "peer_averaging", "Peer averaging", "#d2691e"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.releases == 1 and self.allocation != "uniform":
+            raise ConfigError(
+                f"PeerAveraging.allocation is {self.allocation!r}, which has no effect on a single release; give more "
+                f"releases, or leave it out."
+            )
+
+    def _network(self, problem: Problem) -> Network:
+        return replace(super()._network(problem), power=self.confidence_power)
+
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups."""
+        (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=self.releases)))
+        return (replace(plan, at_cap="silent"),)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Start as :class:`PeerToPeer`. Public are also ``intercept`` (R, n, D), the b_i of the releases so far, and
+        ``answers_so_far`` int64 (R, n), how many these are."""
+        state = super().init(problem, replicates)
+        theta = state.public["theta"]
+        state.public["intercept"] = torch.zeros_like(theta)
+        state.public["answers_so_far"] = torch.zeros(theta.shape[:2], dtype=torch.int64)
+        return state
+
+    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        """Take the steps of :class:`PeerToPeer`, along the released gradients of the agents that answer and h Theta_i +
+        b_i of those whose releases are spent; without data 0."""
+        step, h = super().serve(problem, public), self.network(problem).smoothness
+        intercept, answers_so_far = client_rows(public["intercept"]), client_rows(public["answers_so_far"])
+
+        def serve(answers: Answers) -> None:
+            at, answered, h_theta = answers.at, answers.answered, h * answers.points
+            b, k = intercept[at], answers_so_far[at] + answered
+            b += np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None] * (answers.values - h_theta - b)  # mean of k
+            intercept[at], answers_so_far[at] = b, k
+            silent = np.where(k[:, None] > 0, h_theta + b, 0.0)
+            step(answers._replace(values=np.where(answered[:, None], answers.values, silent)))
+
+        return serve
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return the models of ``clients`` after the last step, in replicate 0, (k, D)."""
+        return self._refined(problem, state.public["theta"][:1], clients)[0].to(problem.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """Return the models after the last step of every replicate, (R, n, D) float64."""
+        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
+
+    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
+        """Return the models (R, k, D) of ``clients`` after their last step, for ``theta`` (R, n, D)."""
+        network, agents, data, starts = self.network(problem), clients.numpy(), self.data(problem), theta[:, clients]
+        if self.refine_from == "neighbours":
+            runs = np.repeat(np.arange(len(theta)), len(agents))
+            means = torch.from_numpy(network.means(theta.numpy(), runs, np.tile(agents, len(theta))))
+            isolated = torch.from_numpy(network.graph.degrees[agents] == 0)
+            starts = torch.where(isolated[:, None], starts, means.reshape(starts.shape))
+        refined = starts.clone()
+        for place, agent in enumerate(agents.tolist()):
+            x, y = data.x[agent], data.y[agent]
+            if len(x):
+                pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
+                refined[:, place] += fit_own(self.linear_loss, x, y, starts[:, place], pull, "frobenius")
+        return refined
