@@ -355,7 +355,7 @@ def noticed(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-ALONE = Ranks()
+SINGLE = Ranks()
 """A run of one process."""
 
 

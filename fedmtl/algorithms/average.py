@@ -1,6 +1,6 @@
 """Personalization by averaging: every client weighs several models of its own by how well they predict.
 
-A client with n records (x_i, y_i) has four sources of a model: its own records (``alone``), the ``shared`` model as it
+A client with n records (x_i, y_i) has four sources of a model: its own records (``local``), the ``shared`` model as it
 was released, that model with an intercept of the client's own (``intercept``), and that model with slopes of its own
 that a ridge pulls to the shared ones (``ridge``). It averages them with the weights
 
@@ -9,22 +9,22 @@ that a ridge pulls to the shared ones (``ridge``). It averages them with the wei
 The likelihood of n residuals under a normal law whose variance is their most plausible one is e_m^(-n / 2); that of
 residuals left out one at a time scores a model by predictions and not by its fit (Geisser and Eddy, JASA 1979:
 predictive sample reuse). These residuals share records, so the likelihood is tempered by 2, and e / n, with e the least
-e_m of the models of ``alone``, keeps a model that predicts a few records by chance from taking all the weight. An
+e_m of the models of ``local``, keeps a model that predicts a few records by chance from taking all the weight. An
 average loses less than a choice: no model has to win, and no record is withheld from the run or from the final fit.
 
 *The prior.* The released model errs by what clients differ, and by its noise, the square of which is in proportion to
 nu^2, see :func:`~fedmtl.trainer.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
-proportion to p / n while n > p, and by what it estimates where n is smaller. The prior odds of ``alone`` are 1 / 9
+proportion to p / n while n > p, and by what it estimates where n is smaller. The prior odds of ``local`` are 1 / 9
 without noise, and rise by the ratio of the two errors:
 
-    prior of alone / prior of all others  =  (1 + (nu / 4)^2 max(n / p, 1)) / 9
+    prior of local / prior of all others  =  (1 + (nu / 4)^2 max(n / p, 1)) / 9
 
 So the noise of the released model takes weight from it, and less where a client has few records, of which its own
 models err as well.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
 with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero
-(``alone``) or the shared model. A model adds an intercept a and slopes v to its base:
+(``local``) or the shared model. A model adds an intercept a and slopes v to its base:
 
     min over a, v of  sum_i (r_i - a - v . z_i)^2 + kappa a^2 + lambda ||v||^2
 
@@ -33,14 +33,14 @@ As the z_i sum to zero, a and v separate. With Z = U S V^T, the fit is H r with
     H = 1 1^T / (n + kappa) + U diag(S^2 / (S^2 + lambda)) U^T,
 
 and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS). One decomposition
-gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the slopes of the base. ``alone`` has
+gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the slopes of the base. ``local`` has
 kappa = 0, so that its mean is not penalized.
 
 *Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a pull
 
     min over w  (1 / n) sum_i loss_i(w) + (lambda / 2) ||w - w_0||^2,
 
-w_0 = 0 (``alone``) or the shared model (``ridge``), beside that model as it is (``shared``). A model weighs
+w_0 = 0 (``local``) or the shared model (``ridge``), beside that model as it is (``shared``). A model weighs
 
     w_m  ~  prior_m * exp(hits + .1 * log likelihood)
 
@@ -48,7 +48,7 @@ of the records of each fold by the fit without them. With few records of a class
 
 *Networks of classes: in five folds, along two paths.* The candidates are the models after 1, 4, 16 and 64 steps of
 :class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a strong pull), after 16 and 64 from
-the public starting point (``alone``), and the shared model as it is, with the weights of classes. Models of one path
+the public starting point (``local``), and the shared model as it is, with the weights of classes. Models of one path
 are averaged; of the two paths a client takes the one with more weight, since parameters of networks that have not
 moved together do not average. What nu means for networks is not known, and the prior is that without noise.
 
@@ -86,7 +86,7 @@ INTERCEPT_RIDGES: Array = np.array([0.0, 1.0, 3.0, 10.0, 30.0, 100.0, np.inf])
 SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
 PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 FOLDS, STEPS = 5, 100
-PARTS = ("alone", "shared", "intercept", "ridge")
+PARTS = ("local", "shared", "intercept", "ridge")
 _PATHS = ((True, 16), (True, 64), (False, 0), (False, 1), (False, 4), (False, 16), (False, 64))
 """Candidates of a network: whether they start from the public starting point, and their steps."""
 _SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
@@ -158,19 +158,19 @@ class Average(Personalization):
             bias = check_linear(problem)
         except ModelError:
             able = (finite & (counts > 1)).nonzero()[:, 0]
-            alone = prior_of_alone(math.inf if self.noise == math.inf else 0.0, 1, problem.dimension)
+            prior = prior_of_local(math.inf if self.noise == math.inf else 0.0, 1, problem.dimension)
             for some in able.split(max(1, _NUMBERS // problem.dimension)):
-                found[some] = _average_networks(problem, starts[some], clients[some], alone)
+                found[some] = _average_networks(problem, starts[some], clients[some], prior)
             return found
         for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
             client, base = int(clients[place]), starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
-            alone = prior_of_alone(self.noise or 0.0, len(x), problem.dimension)
+            prior = prior_of_local(self.noise or 0.0, len(x), problem.dimension)
             if problem.loss in (mse, half_mse):
-                averaged = average_numbers(x, y, base, bias, alone, problem.data.limit)
+                averaged = average_numbers(x, y, base, bias, prior, problem.data.limit)
             else:
                 fold = _fold(problem, client, len(x))
-                averaged = average_classes(x, y.astype(np.int64), base, bias, alone, fold)
+                averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
             found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
 
@@ -188,7 +188,7 @@ class LocalAverage(Algorithm):
         return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
 
 
-def prior_of_alone(noise: float, records: int, parameters: int) -> float:
+def prior_of_local(noise: float, records: int, parameters: int) -> float:
     """Return the prior weight of the models of a client's own records, see the module's first lines.
 
     Args:
@@ -201,14 +201,14 @@ def prior_of_alone(noise: float, records: int, parameters: int) -> float:
 
 
 @np.errstate(all="ignore")
-def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float, limit: float) -> tuple[Array, Array]:
+def average_numbers(x: Array, y: Array, shared: Array, bias: bool, prior: float, limit: float) -> tuple[Array, Array]:
     """Return a client's average of linear models of a number (p,), and the weights of the :data:`PARTS`.
 
     Args:
         x, y: (n, d) and (n,), its records.
         shared: (p,), [weights..., bias] of the released model.
         bias: whether the last parameter is a bias; models without one have no intercept of their own.
-        alone: prior weight.
+        prior: weight of ``local``.
         limit: predictions are cut off at this absolute value; infinite for none.
     """
     (n, d), intercepts = x.shape, INTERCEPT_RIDGES if bias else np.array([np.inf])
@@ -229,25 +229,25 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, alone: float,
             slopes = base[:d] + (shrunk / np.where(s > 0, s, 1.0) * along) @ vt / spread
             offset = [] if not bias else [(base[d] + a - (slopes - base[:d]) @ center)[:, None]]
             models.append(np.concatenate([slopes, *offset], 1))
-            part = np.full(len(SLOPE_RIDGES), PARTS.index("alone" if base is not shared else "ridge"))
+            part = np.full(len(SLOPE_RIDGES), PARTS.index("local" if base is not shared else "ridge"))
             if base is shared:
                 part[-1] = PARTS.index("shared" if kappa == np.inf else "intercept")
             parts.append(part)
     errors = np.concatenate(logs)
     errors += errors[: len(SLOPE_RIDGES)].min() / n + 1e-300
-    return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), alone)
+    return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), prior)
 
 
 @np.errstate(all="ignore")
 def average_classes(
-    x: Array, y: NDArray[np.int64], shared: Array, bias: bool, alone: float, fold: NDArray[np.int64]
+    x: Array, y: NDArray[np.int64], shared: Array, bias: bool, prior: float, fold: NDArray[np.int64]
 ) -> tuple[Array, Array]:
     """Return a client's average of linear models of classes (p,), and the weights of the :data:`PARTS`.
 
     Args:
         x, y: (n, d) and labels (n,), its records.
         shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a logistic one.
-        bias, alone: see :func:`average_numbers`.
+        bias, prior: see :func:`average_numbers`.
         fold: (n,), the fold of each record.
     """
     rows = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
@@ -263,18 +263,18 @@ def average_classes(
     for row, fit in zip(~used[:FOLDS], fits, strict=False):
         log_likelihood, hits = log_likelihoods(rows[row], y[row], fit)
         scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
-    parts = np.repeat([PARTS.index(name) for name in ("alone", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
-    return _averaged(flat(fits[-1], bias), scores, parts, alone)
+    parts = np.repeat([PARTS.index(name) for name in ("local", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
+    return _averaged(flat(fits[-1], bias), scores, parts, prior)
 
 
-def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, alone: float) -> Tensor:
+def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: float) -> Tensor:
     """Return clients' averages of networks of classes, followed by the weights of the :data:`PARTS`, (k, D + 4).
 
     Args:
         problem: the data, the model and the loss.
         starts: (k, D), the released model for each.
         clients: int64 (k,), each with two records or more.
-        alone: prior weight.
+        prior: weight of ``local``.
     """
     train = problem.data.train
     rows = [torch.arange(*train.offsets[client : client + 2].tolist()) for client in clients.tolist()]
@@ -284,26 +284,26 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, alone: 
     scores = np.zeros((len(clients), len(_PATHS)))
     for number in range(FOLDS):
         kept = [own[fold != number] for own, fold in zip(rows, folds, strict=True)]
-        models = _paths(problem, starts, clients, kept, alone)
+        models = _paths(problem, starts, clients, kept, prior)
         for place, (own, fold) in enumerate(zip(rows, folds, strict=True)):
             if len(left_out := own[fold == number]):
                 scores[place] += _hits(problem, models[place], left_out)
-    final = _paths(problem, starts, clients, rows, alone).double().cpu().numpy()
-    parts = np.array([PARTS.index("alone" if local else "ridge" if steps else "shared") for local, steps in _PATHS])
+    final = _paths(problem, starts, clients, rows, prior).double().cpu().numpy()
+    parts = np.array([PARTS.index("local" if local else "ridge" if steps else "shared") for local, steps in _PATHS])
     averages = []
     for candidates, logs in zip(final, scores, strict=True):
-        _, shares = _averaged(candidates, logs, parts, alone, _SPLIT)
+        _, shares = _averaged(candidates, logs, parts, prior, _SPLIT)
         path = (parts == 0) == (shares[0] > 0.5)
-        averages.append(np.concatenate(_averaged(candidates[path], logs[path], parts[path], alone, _SPLIT)))
+        averages.append(np.concatenate(_averaged(candidates[path], logs[path], parts[path], prior, _SPLIT)))
     return torch.from_numpy(np.stack(averages)).to(starts)
 
 
-def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], alone: float) -> Tensor:
+def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], prior: float) -> Tensor:
     """Return the candidates of clients by some of their training records, (k, m, D); the released model for those
     without prior weight.
 
     Args:
-        problem, starts, clients, alone: see :func:`_average_networks`.
+        problem, starts, clients, prior: see :func:`_average_networks`.
         rows: the records of each client, by their number among all.
     """
     counts = torch.zeros(problem.clients, dtype=torch.int64)
@@ -315,7 +315,7 @@ def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Ten
     models = []
     for local, steps in _PATHS:
         start = problem.initial if local else starts
-        models.append(c.train(BackoffSGD(steps=steps), start) if steps and (local or alone < 1) else starts)
+        models.append(c.train(BackoffSGD(steps=steps), start) if steps and (local or prior < 1) else starts)
     return torch.stack(models, 1)
 
 
@@ -331,18 +331,18 @@ def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
 
 @np.errstate(all="ignore")  # of a prior of 0, and of models that are not finite
 def _averaged(
-    models: Array, logs: Array, parts: NDArray[np.int64], alone: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
+    models: Array, logs: Array, parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
 ) -> tuple[Array, Array]:
     """Return the mean of models (m, p) by their log weights, and the weight of each part.
 
     Args:
         models, logs: each model, and its log weight without the prior.
         parts: (m,), of which of the :data:`PARTS` it is; models of a part have equal shares of its prior.
-        alone: prior weight.
+        prior: weight of ``local``.
         others: shares of the other parts of the rest of the prior.
     """
-    prior = np.array([alone, *(np.array(others) * (1 - alone))])
-    logs = logs + np.log(prior / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
+    priors = np.array([prior, *(np.array(others) * (1 - prior))])
+    logs = logs + np.log(priors / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
     finite = np.isfinite(models).all(1) & np.isfinite(logs)
     weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)
     weights /= weights.sum()

@@ -16,7 +16,7 @@ from ..local import Executor, Layout, LocalSolver
 from ..local.losses import Loss
 from ..privacy import GradientPlan, ReleasePlan, Rounds
 from ..privacy.rounds import Message
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 from ..report._names import METHODS, Method
 from ..schedules import Block
 from .cohort import Cohort, Own
@@ -75,7 +75,7 @@ class Problem:
     seed: int
     protects_records: bool = False
     tally: Tally | None = None
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE
     owner: Tensor | None = None
     prepared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -98,7 +98,7 @@ class Problem:
     def mine(self) -> Problem:
         """Return the problem of this rank's clients only, in their order, as that of a single process."""
         members = self.own(torch.arange(self.clients))
-        return replace(self, data=self.data.take_clients(members), ranks=ALONE, owner=None)
+        return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Return ``work(clients)``, a row a client (k, ...), at every rank; each calls it with its own clients."""

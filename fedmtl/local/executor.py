@@ -63,8 +63,8 @@ class Execution(Checked):
         that this process may use."""
         size = sum(p.numel() for p in module.parameters())
         chunk, processes = max_clients(size), 1
-        if in_small_stacks(module, device):
-            perceptron, convolutional = _is_perceptron(module), _is_convolutional(module)
+        perceptron, convolutional = _is_perceptron(module), _is_convolutional(module)
+        if device.type == "cpu" and (perceptron or convolutional):
             row = size * next(module.parameters()).element_size()
             cached = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
             chunk = cached if perceptron else 1 if size >= _ALONE else _CLIENTS

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import PrivacyError
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 from .account import Account
 from .chain import Head
 from .gradients import GradientPlan
@@ -86,7 +86,7 @@ class Channel(ABC):
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
         replay: Recording | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ) -> None:
         self.settings, self.account, self.prices, self.sources = settings, account, account.prices, list(sources)
         self.privacy: Privacy | None = settings[0] if settings else None

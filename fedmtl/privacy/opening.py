@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._check import positive_int
 from ..errors import ConfigError, PrivacyError
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 from .account import Account
 from .activations import Activations
 from .channel import Recording
@@ -79,7 +79,7 @@ def open_channel(
     replay: Recording | None = None,
     notes: tuple[str, ...] = (),
     replicates: int = 1,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     order: Tensor | None = None,
 ) -> Rounds | Activations:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of it:

@@ -28,7 +28,7 @@ from ..privacy import (
 )
 from ..privacy.channel import Recording
 from ..privacy.samplers import USUAL_COHORT
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import (
     Metrics,
@@ -172,7 +172,7 @@ class Engine:
         facts: what the run's report has in place of the facts of its channel.
     """
 
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE
     coins: NoiseSource | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 

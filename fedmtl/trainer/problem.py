@@ -34,7 +34,7 @@ from ..models import ModelFactory, NamedInputs
 from ..models.networks import NamedFactory
 from ..privacy import NoiseSource
 from ..random import derive_key
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -56,7 +56,7 @@ def build_problem(
     *,
     protects_records: bool = False,
     trainable: Sequence[str] | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
@@ -228,7 +228,7 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
     return "binary_cross_entropy" if single else "cross_entropy"
 
 
-def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
+def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     """``"auto"`` is the first GPU, else the CPU; of several ranks on a machine each takes the next GPU.
 
     Raises:

@@ -23,7 +23,7 @@ from ..local import Execution
 from ..local.losses import Loss
 from ..models import BoundedOutputs, ModelFactory
 from ..privacy import BoundSampler, FullParticipation, Privacy, RecordPrivacy
-from ..ranks import ALONE, Ranks
+from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
 from .automatic import automatic, noise_of, unscaled
 from .callbacks import Callback
@@ -249,7 +249,7 @@ class Trainer:
         """Whether no repetition has noise, so that nothing is protected."""
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
-    def problem(self, *, ranks: Ranks = ALONE) -> Problem:
+    def problem(self, *, ranks: Ranks = SINGLE) -> Problem:
         """Return the problem of a run, which ``ranks`` compute."""
         self.algorithm.check_data(self.data)
         place = self.device

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
-from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, prior_of_alone
+from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, prior_of_local
 from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
@@ -91,7 +91,7 @@ def test_classes_weigh_by_held_out_hits() -> None:
     truth = np.array([4.0, 0.0, 0.0, 0.0])
     y, fold = (x @ truth[:3] > 0).astype(int), np.arange(60) % 5
     good, bad = (average_classes(x, y, sign * truth, True, 0.2, fold)[1] for sign in (1, -1))
-    assert good[PARTS.index("alone")] < 0.2
+    assert good[PARTS.index("local")] < 0.2
     assert bad[PARTS.index("shared")] < 1e-6
     assert good.sum() == pytest.approx(1.0)
 
@@ -126,11 +126,11 @@ def test_noise_and_records_weigh_the_models_of_a_client() -> None:
     """The square of the noise, over the error p / n of a model of n records, raises odds of 1 to 9."""
     assert Average().resolved(3.0).noise == 3.0
     assert Average(noise=0.2).resolved(9.0).noise == 0.2
-    odds = {(nu, n): 1 / (1 / prior_of_alone(nu, n, 10) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
+    odds = {(nu, n): 1 / (1 / prior_of_local(nu, n, 10) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
     assert [odds[0, n] for n in (5, 10, 30)] == pytest.approx([1 / 9] * 3)
     assert [odds[4, n] for n in (5, 10, 30)] == pytest.approx([2 / 9, 2 / 9, 4 / 9])
     assert odds[8, 30] == pytest.approx(13 / 9)
-    assert prior_of_alone(math.inf, 5, 10) == 1
+    assert prior_of_local(math.inf, 5, 10) == 1
     with pytest.raises(ConfigError, match=r"noise is -1; it must be a number of at least 0"):
         Average(noise=-1)
 
@@ -172,7 +172,7 @@ def test_predictions_are_cut_off_at_the_public_bound(tmp_path) -> None:
     with torch.no_grad():
         error = (result.model_for("c0")(x).flatten() - y).square().mean()
     assert result.by_client["mse"]["c0"] == pytest.approx(float(error), rel=1e-5)
-    assert "weights, mean over clients: alone" in result.summary()
+    assert "weights, mean over clients: local" in result.summary()
     new = result.adapt(data.subset(["c1", "c2"]))
     assert torch.equal(new.personal, result.personal[1:3])
     assert new.model_for("c1")(far).abs().max() == 1

@@ -22,7 +22,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches
 from fedmtl.privacy import Channel, open_channel
-from fedmtl.ranks import ALONE, Ranks
+from fedmtl.ranks import SINGLE, Ranks
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.problem import build_problem
 
@@ -66,7 +66,7 @@ class Run:
         root: str,
         ledger: Path | None,
         device: str = "cpu",
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ) -> Run:
         """Build it by the settings of a work."""
         data = made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
