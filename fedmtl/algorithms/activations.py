@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
-from .base import Algorithm, Problem, State
+from .base import Problem, State
+from .linear.data import LinearAlgorithm
 
 Array = np.ndarray[Any, Any]
 
@@ -53,33 +54,46 @@ class Answers(NamedTuple):
         return Answers(runs, clients, at, points, values, answered, self.noise_std)
 
 
-class OneAtATime(Algorithm):
-    """A method whose clients act one at a time."""
+class OneAtATime(LinearAlgorithm):
+    """A method for linear models whose clients act one at a time."""
 
     one_at_a_time = True
-    on_host = True
+
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan mean gradients of the clients' rows, of as many activations as the schedule has.
+
+        Raises:
+            ModelError: the model is not linear.
+            DataError: targets that do not suit the loss.
+        """
+        plan = GradientPlan(
+            ids=tuple(problem.data.ids),
+            keys=problem.data.keys,
+            counts=problem.data.train.counts.numpy(),
+            dimension=problem.dimension,
+            caps=schedule.caps.clip(max=problem.rounds),
+            x=self.data(problem).x,
+        )
+        return (plan,)
 
     @abstractmethod
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
         """Return the function from the rows ``at``, int64 (R,), of clients to the points (R, D) at which they answer by
         the public state; where no client acts the point is that of any."""
 
-    @abstractmethod
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
         """Return the function from a client and points (k, D) to the gradients of its records at each of them, see
-        :mod:`fedmtl.privacy.records`."""
+        :mod:`fedmtl.privacy.records`: factors of its rows, of which the gradients are multiples."""
+        loss, arrays = self.linear_loss, self.data(problem).arrays
+        return lambda client, points: loss.factors(points, *arrays[client])
 
     @abstractmethod
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Return the function that changes the public state by answers, in place."""
 
-    @staticmethod
-    def gradient_plan(problem: Problem, caps: Array, **others: Any) -> GradientPlan:
-        """Return the plan of mean gradients of the clients' records, of at most ``caps`` (n,) activations each."""
-        ids, counts = tuple(problem.data.ids), problem.data.train.counts.numpy()
-        return GradientPlan(
-            ids=ids, keys=problem.data.keys, counts=counts, dimension=problem.dimension, caps=caps, **others
-        )
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return the models of ``clients`` in replicate 0."""
+        return self.models(problem, state, clients)[0].to(problem.initial)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Compute all activations of a block in their order, of all runs; in place."""

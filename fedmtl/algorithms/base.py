@@ -379,9 +379,9 @@ class Algorithm(Checked):
         """
         return {}
 
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the personal models of every repetition, (R, n, D), of a method whose ``init`` and ``step`` compute
-        several runs as one program."""
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return the personal models of ``clients``, int64 (k,), in every repetition, (R, k, D), of a method whose
+        ``init`` and ``step`` compute several runs as one program."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
     def local_baseline(self) -> Algorithm | None:

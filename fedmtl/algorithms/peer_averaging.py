@@ -123,17 +123,10 @@ class PeerAveraging(PeerToPeer):
 
         return serve
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the models of ``clients`` after the last step, in replicate 0, (k, D)."""
-        return self._refined(problem, state.public["theta"][:1], clients)[0].to(problem.initial)
-
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the models after the last step of every replicate, (R, n, D) float64."""
-        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
-
-    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the models (R, k, D) of ``clients`` after their last step, for ``theta`` (R, n, D)."""
-        network, agents, data, starts = self.network(problem), clients.numpy(), self.data(problem), theta[:, clients]
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return the models of ``clients`` after their last step in every replicate, (R, k, D) float64."""
+        theta, starts = state.public["theta"], super().models(problem, state, clients)
+        network, agents, data = self.network(problem), clients.numpy(), self.data(problem)
         if self.refine_from == "neighbours":
             runs = np.repeat(np.arange(len(theta)), len(agents))
             means = torch.from_numpy(network.means(theta.numpy(), runs, np.tile(agents, len(theta))))

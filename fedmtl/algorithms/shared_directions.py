@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._check import NonNegative, Positive
-from .base import Problem
+from .base import Problem, State
 from .linear.solve import fit_own
 from .pp_dmtl.algorithm import PPDMTL
 
@@ -59,8 +59,9 @@ class SharedDirections(PPDMTL):
 
     name, title, colour = "shared_directions", "PP-DMTL, shared directions", "#1e88e5"
 
-    def _personal(self, problem: Problem, shared: Tensor, own: Tensor, clients: Tensor) -> Tensor:
-        data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return w_t of ``clients`` after the last step in every replicate, (R, k, p)."""
+        shared, data, tau = state.public["shared"], self.data(problem), self.refine_tau or self.tau
         models, axes = shared[:, clients].clone(), shared_axes(shared, tau, self.refine_across)
         for k, t in enumerate(clients.tolist()):
             x, y = data.x[t], data.y[t]

@@ -236,7 +236,8 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
 def _measured_replicates(run: Run, state: State) -> Measured:
     """Evaluate all replicates: a row for each budget."""
     settings, problem, algorithm = run.settings, run.problem, run.algorithm
-    each = evaluate_models(problem, algorithm.models(problem, state), settings.asked_metrics)
+    models = algorithm.models(problem, state, torch.arange(problem.clients))
+    each = evaluate_models(problem, models, settings.asked_metrics)
     numbers = [numbers_of(problem, metrics) for metrics in each]
     if (objective := algorithm.objective(problem, state)) is not None:
         numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]

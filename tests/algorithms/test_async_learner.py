@@ -17,6 +17,7 @@ from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import DataError
 from fedmtl.privacy import RecordPrivacy, SeededSource
+from fedmtl.schedules import PoissonClocks
 from tests.algorithms.harness import block_of, noise_of, open_activations
 
 from .harness import problem_of
@@ -190,11 +191,15 @@ def test_without_noise_it_tends_to_the_minimizer_and_the_printed_equation_to_ano
 def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
     work = problem(rounds=40)
     privacy = RecordPrivacy(clip_norm=2.0, epsilon=4.0, mechanism="laplace", delta=0.0)
-    given = np.array([10, 10, 3, 10])
-    assert AsyncLearner().hard_caps(given, 40).tolist() == [10, 10, 3, 10]
     horizon = PublishedAsyncLearner()
-    assert horizon.hard_caps(given, 40).tolist() == [40] * 4
-    assert PublishedAsyncLearner(horizon=90).hard_caps(given, 40).tolist() == [90] * 4
+    for learner, caps in (
+        (AsyncLearner(), [10, 10, 3, 10]),
+        (horizon, [40] * 4),
+        (PublishedAsyncLearner(horizon=90), [90] * 4),
+    ):
+        (plan,) = learner.plan(work, PoissonClocks(per_client=(10, 10, 3, 10)).bind(4))
+        assert plan.caps is not None
+        assert plan.caps.tolist() == caps
     _, channel = run(horizon, work, torch.zeros(1, 4, dtype=torch.int64), privacy)
     assert channel.noise_multipliers == pytest.approx(40 / 4.0, rel=1e-4)  # scale 2 Xi T / (n_i eps), Theorem 1
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)

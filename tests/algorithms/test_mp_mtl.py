@@ -23,6 +23,7 @@ from tests import small
 from .harness import everyone, problem_of, repeated, run
 
 TASKS, D = 7, 4
+EVERYONE = torch.arange(TASKS)
 
 
 def data(problem: str = "regression", tasks: int = TASKS, features: int = D, seed: int = 0, **options: Any) -> Any:
@@ -348,10 +349,10 @@ def test_budgets_of_the_users_own() -> None:
 def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
     problem, algorithm = linear(5, bias=True), MPMTL(row_norm=1.0, **settings)
     privacy = [ClientPrivacy(clip_norm=0.8, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
-    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3))
+    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3), EVERYONE)
     assert together.shape == (3, TASKS, D + 1)
     for r, own in enumerate(privacy):
-        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)))
+        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)), EVERYONE)
         torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
     objective = algorithm.objective(problem, repeated(algorithm, problem, privacy, 3))
     assert objective.shape == (3,)

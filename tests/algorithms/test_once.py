@@ -195,7 +195,7 @@ def test_repetitions_are_runs(method: type[OneAnswer]) -> None:
     alone, _ = run_activations(learner, work, clients[:1], NOISY)
     torch.testing.assert_close(alone.public["theta_l"], together.public["theta_l"][:1], rtol=1e-10, atol=1e-12)
     assert not torch.equal(together.public["theta_l"][0], together.public["theta_l"][1])
-    assert learner.models(work, together).shape == (2, 3, P)
+    assert learner.models(work, together, torch.arange(3)).shape == (2, 3, P)
 
 
 def test_private_rows_reach_nothing_but_the_answers() -> None:

@@ -187,7 +187,7 @@ def test_the_last_step_around_the_neighbours_minimizes_the_agents_block_of_the_o
     algorithm = PeerAveraging(row_norm=1.0, graph=graph, refine=0.7)
     state = algorithm.init(problem, 2)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
-    found = algorithm.models(problem, state).numpy()
+    found = algorithm.models(problem, state, torch.arange(N)).numpy()
     for r in range(2):
         theta = state.public["theta"][r].numpy()
         for i, (x, y) in enumerate(arrays(problem)):
@@ -209,6 +209,6 @@ def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() 
     )
     state = own.init(problem)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
-    one, two = (algorithm.models(problem, state)[0] for algorithm in (own, around))
+    one, two = (algorithm.models(problem, state, torch.arange(N))[0] for algorithm in (own, around))
     assert torch.equal(one[2], two[2])
     assert not torch.isclose(one[[0, 1, 3, 4, 5]], two[[0, 1, 3, 4, 5]]).all(1).any()

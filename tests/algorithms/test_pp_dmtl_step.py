@@ -103,12 +103,12 @@ def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
     work = problem(kind="classification" if loss == "logistic" else "regression")
     settings = {"row_norm": 1.0, "loss": loss, "target": 4.0 if loss == "squared" else "auto", "refine_tau": 0.02}
     algorithm = SharedDirections(refine_across=0.7, a2=None, **settings)
-    state = algorithm.init(work, 2)
+    state, everyone = algorithm.init(work, 2), torch.arange(TASKS)
     draw = torch.Generator().manual_seed(2)
     factors = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))]
     state.public["shared"][0] = factors[0] @ factors[1]
-    found = algorithm.models(work, state)
-    plain = PPDMTL(**settings).models(work, state)
+    found = algorithm.models(work, state, everyone)
+    plain = PPDMTL(**settings).models(work, state, everyone)
     torch.testing.assert_close(found[1], plain[1])
     data = algorithm.data(work)
     basis = np.linalg.qr(factors[1].numpy().T)[0]

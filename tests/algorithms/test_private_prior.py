@@ -282,9 +282,9 @@ def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> Non
 def test_repetitions_are_separate_runs() -> None:
     problem, algorithm = linear(bias=True, tasks=60), prior(share=0.2)
     privacy = [ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
-    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3))
+    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3), torch.arange(60))
     for r, own in enumerate(privacy):
-        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)))
+        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)), torch.arange(60))
         torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
     assert not torch.equal(together[0], together[2])
 

@@ -16,10 +16,12 @@ from readers.lending import read_lending
 from simulate import KAPPAS, drawn, fitness_by_kappa, simulate
 
 from fedmtl import RecordPrivacy
+from fedmtl.algorithms import Problem
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
-from fedmtl.schedules import PoissonClocks
+from fedmtl.privacy import GradientPlan
+from fedmtl.schedules import BoundSchedule, PoissonClocks
 
 Row = dict[str, Any]
 Load = Callable[[int, int, int], tuple[LinearData, LinearData]]
@@ -69,9 +71,10 @@ def from_public(public: LinearData, owners: int, size: int, seed: int) -> Linear
 class Horizon(AsyncLearner):
     """The learner with the noise of Theorem 1: every owner's is made for all T answers of the run."""
 
-    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
-        """Return T for every owner."""
-        return np.full(len(scheduled), self.horizon or events, dtype=np.int64)
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan noise for T answers of every owner."""
+        (plan,) = super().plan(problem, schedule)
+        return (replace(plan, caps=np.full(problem.clients, self.horizon or problem.rounds)),)
 
 
 @dataclass(frozen=True)

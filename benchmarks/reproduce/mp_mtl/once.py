@@ -100,7 +100,7 @@ def prior(
     everyone = torch.arange(problem.clients)
     channel.begin(0, channel.draw(0))
     state = algorithm.step(problem, state, Block(0, torch.zeros(1, 1), everyone[None, None]), channel)
-    return algorithm.models(problem, state)
+    return algorithm.models(problem, state, torch.arange(problem.clients))
 
 
 def mean_and_ridge(

@@ -177,5 +177,5 @@ def run(
         noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)
     spent = torch.as_tensor(getattr(channel, "epsilons", channel.epsilon)).double().expand(count)
     channel.close()
-    found = algorithm.models(problem, state)
+    found = algorithm.models(problem, state, torch.arange(problem.clients))
     return Run(found, torch.stack(noise), torch.stack(signal), spent, seconds)

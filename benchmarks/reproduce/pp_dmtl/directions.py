@@ -60,7 +60,7 @@ def errors(own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, f
     last = replace(learner, refine_tau=tau)
     if across is not None:
         last = SharedDirections(row_norm=1.0, refine_tau=tau, refine_across=across)
-    models = last.models(own.problem, state)
+    models = last.models(own.problem, state, torch.arange(TASKS))
     return own.errors(models).mean(0)
 
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..._check import Positive
-from ...privacy import GradientPlan
-from ...schedules import BoundSchedule
 from ..activations import OneAtATime
 from ..base import Problem, State
-from ..linear.data import LinearAlgorithm, LinearData
+from ..linear.data import LinearData
 from ..local_fit import LocalFit
 
 _BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralLearner(LinearAlgorithm, OneAtATime):
+class CentralLearner(OneAtATime):
     """A learner of one linear model; all settings are public.
 
     Args:
@@ -46,31 +43,13 @@ class CentralLearner(LinearAlgorithm, OneAtATime):
     norm = "l1"
     needs_row_bound = False
 
-    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the rows.
-
-        Raises:
-            ModelError: the model is not linear.
-            DataError: targets that do not suit the loss.
-        """
-        caps = self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds)
-        return (self.gradient_plan(problem, caps, x=self.data(problem).x),)
-
-    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
-        """Return the most activations of each client in a run of ``events``, int64 (n,), to which its noise is made."""
-        return np.asarray(scheduled, dtype=np.int64)
-
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the central model for every client, (k, p), a view of one row."""
-        return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1)
-
     def shared(self, state: State) -> Tensor | None:
         """Return theta_L, (p,) float64."""
         return state.public["theta_l"][0]
 
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return theta_L of every replicate for every client, (R, n, p), a view expanded along the owners."""
-        return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return theta_L of every replicate for every client, (R, k, p), a view expanded along the clients."""
+        return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, len(clients), -1)
 
     def local_baseline(self) -> LocalFit | None:
         """Return an owner's minimizer on its own bounded records, under the same constraint; None for the hinge.

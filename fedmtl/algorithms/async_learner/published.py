@@ -9,10 +9,13 @@ answers, all ticks of the run, of which it gives about T / N: epsilon holds, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...privacy import GradientPlan
+from ...schedules import BoundSchedule
+from ..base import Problem
 from .algorithm import AsyncLearner
 
 
@@ -27,6 +30,7 @@ class PublishedAsyncLearner(AsyncLearner):
         """Return (N - 1) / N of equation (7), for N = ``owners``."""
         return (owners - 1) / owners
 
-    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
-        """Return T for every owner."""
-        return np.full(len(scheduled), self.horizon or events, dtype=np.int64)
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plan noise for T answers of every owner."""
+        (plan,) = super().plan(problem, schedule)
+        return (replace(plan, caps=np.full(problem.clients, self.horizon or problem.rounds)),)

@@ -27,7 +27,6 @@ from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
 from ...local import Layout
 from ...local.losses import LOSSES, cross_entropy, half_mse, mse
-from ...privacy import Gradients
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
@@ -351,12 +350,6 @@ class LinearAlgorithm(Algorithm):
         self.linear_loss.check_targets(records.y, records.name)
         rows, target = self.bounds(domain)
         return records.bounded(rows, min(target, LARGEST_TARGET))
-
-    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
-        """Return the function from a client and points (k, p) to the factors of its rows, of which the gradients of
-        its records are multiples."""
-        loss, arrays = self.linear_loss, self.data(problem).arrays
-        return lambda client, points: loss.factors(points, *arrays[client])
 
     def largest_row(self, problem: Problem) -> float:
         """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the

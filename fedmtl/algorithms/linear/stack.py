@@ -150,9 +150,9 @@ class TaskAlgorithm(LinearAlgorithm):
         """Return the models of the tasks in repetition 0."""
         return self.fits(c.own)[:, 0].to(c.initial)
 
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return the models of every repetition, (R, n, D) float64."""
-        return self.fits({name: state.private.whole(name) for name in state.private.fields}).transpose(0, 1)
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return the models of the tasks ``clients`` in every repetition, (R, k, D) float64."""
+        return self.fits(state.private.gather_all(clients)).transpose(0, 1)
 
     def tasks(self, problem: Problem) -> TaskStack:
         """Return the tasks, within the bounds on records."""

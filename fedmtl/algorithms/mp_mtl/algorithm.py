@@ -242,7 +242,7 @@ class MPMTL(TaskAlgorithm):
         parts = {name: state.public[name][0].clone() for name in ("covariance", "map")}
         if self.own_penalty is not None:
             parts["P"] = state.private.whole("projected")[:, 0].clone()
-            parts["Q"] = self.models(problem, state)[0] - parts["P"]
+            parts["Q"] = self.models(problem, state, torch.arange(problem.clients))[0] - parts["P"]
         return parts
 
     def local_baseline(self) -> LocalFit:
@@ -251,7 +251,7 @@ class MPMTL(TaskAlgorithm):
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
-        d, what = self.features(problem), self.models(problem, state)
+        d, what = self.features(problem), self.models(problem, state, torch.arange(problem.clients))
         total = self.tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
         total = total + self.lam * SHARED_PENALTIES[self.penalty].value(shared[..., :d])

@@ -29,7 +29,8 @@ calibrated to T_i.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -44,13 +45,13 @@ from ...privacy.noise.registry import LAWS
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
-from ..linear.data import LinearAlgorithm, prepared
+from ..linear.data import prepared
 from .allocation import Allocation, wakeup_weights
 from .network import Array, Ints, Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer(LinearAlgorithm, OneAtATime):
+class PeerToPeer(OneAtATime):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -127,15 +128,9 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the agents' records, T_i of each."""
-        caps = schedule.caps.clip(max=problem.rounds)
-        plan = self.gradient_plan(
-            problem,
-            caps,
-            x=self.data(problem).x,
-            notes=self.notes(problem),
-            given_noise=lambda privacy: self.given_noise(problem, caps, privacy),
-        )
-        return (plan,)
+        (plan,) = super().plan(problem, schedule)
+        given_noise = partial(self.given_noise, problem, np.asarray(plan.caps))
+        return (replace(plan, notes=self.notes(problem), given_noise=given_noise),)
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
         """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent."""
@@ -195,13 +190,9 @@ class PeerToPeer(LinearAlgorithm, OneAtATime):
 
         return serve
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return Theta_i of ``clients`` in replicate 0, (k, D)."""
-        return state.public["theta"][0, clients].to(problem.initial)
-
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return Theta of every replicate, (R, n, D) float64."""
-        return state.public["theta"]
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return Theta_i of ``clients`` in every replicate, (R, k, D) float64."""
+        return state.public["theta"][:, clients]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""

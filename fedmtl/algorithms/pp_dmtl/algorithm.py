@@ -42,14 +42,13 @@ from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
-from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty, fit_own
 from ..local_fit import LocalFit
 from .step_size import choose_step
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL(LinearAlgorithm, OneAtATime):
+class PPDMTL(OneAtATime):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -209,9 +208,9 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         return a2
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has."""
-        caps = schedule.caps.clip(max=problem.rounds)
-        return (self.gradient_plan(problem, caps, x=self.data(problem).x, rate=self.batch_rate),)
+        """Plan mean gradients of the rows within the bound of the domain, or of ``batch_rate`` of them."""
+        (plan,) = super().plan(problem, schedule)
+        return (replace(plan, rate=self.batch_rate),)
 
     def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> PPDMTL:
         """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
@@ -229,18 +228,10 @@ class PPDMTL(LinearAlgorithm, OneAtATime):
         a2, delay = min(choose_step(resolved, problem, schedule, settings) for settings in budgets)
         return replace(resolved, a2=a2, delay=delay)
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
+    def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Return w_t = p_t + q_t of ``clients`` in every replicate, (R, k, p); q_t is fitted to the raw records if
         ``refine``."""
-        return self._personal(problem, state.public["shared"][:1], self._own(state)[:1], clients)[0]
-
-    def models(self, problem: Problem, state: State) -> Tensor:
-        """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
-        return self._personal(problem, state.public["shared"], self._own(state), torch.arange(problem.clients))
-
-    def _personal(self, problem: Problem, shared: Tensor, own: Tensor, clients: Tensor) -> Tensor:
-        """Return p_t + q_t of ``clients`` (R, k, p) for P and Q (R, T, p)."""
-        own, data = own[:, clients].clone(), self.data(problem)
+        shared, own, data = state.public["shared"], self._own(state)[:, clients], self.data(problem)
         tau = self.tau if self.refine_tau is None else self.refine_tau
         for k, t in enumerate(clients.tolist() if self.refine else []):
             own[:, k] = fit_own(self.linear_loss, data.x[t], data.y[t], shared[:, t], tau, self.own_penalty)
