@@ -6,7 +6,6 @@ configuration is run with; ``caught_by`` names the checks of which at least one 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ from fedmtl import (
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel
 from fedmtl.algorithms.activations import client_rows
-from fedmtl.algorithms.async_learner import one_answer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
@@ -1546,28 +1544,21 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(rounds, "contributions", apart)
 
 
-def _weighed_by_their_records(self, problem, public, clip):
-    """Owners count by the sizes of their private rows."""
-    sizes = torch.stack([x.abs().sum() for x in LinearData.of(problem).x])
-    if isinstance(self, Moments):
-        train = SimpleNamespace(counts=sizes)
-        return _ridge(self, SimpleNamespace(data=SimpleNamespace(train=train)), public, clip)
-    return one_answer.PublicPrior.of(self, self.public_rows(problem), clip).solve(public, sizes)
-
-
 def _owners_weighed(patch, trainer):
+    """Owners count by the sizes of their private rows."""
     for kind in (Moments, PublicStart):
-        patch.setattr(kind, "model", _weighed_by_their_records)
 
+        def weighed(self, problem, public, counts, clip, model=kind.model):
+            return model(self, problem, public, torch.stack([x.abs().sum() for x in LinearData.of(problem).x]), clip)
 
-_ridge = Moments.model
+        patch.setattr(kind, "model", weighed)
 
 
 @_instead(Moments, "model")
-def _ridge_of_raw_moments(original, self, problem, public, clip):
+def _ridge_of_raw_moments(original, self, problem, *rest):
     x, _ = LinearData.of(problem).pooled()
     least = float(torch.linalg.eigvalsh(x.T @ x / len(x))[0])
-    return original(replace(self, reg=self.reg + least), problem, public, clip)
+    return original(replace(self, reg=self.reg + least), problem, *rest)
 
 
 @_instead(Moments, "gradients")

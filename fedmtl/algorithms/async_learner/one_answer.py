@@ -25,7 +25,6 @@ is that of the noised G.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -46,7 +45,6 @@ from ..linear.data import LinearData, prepared
 from ..linear.solve import minimize
 from .central import CentralLearner
 
-logger = logging.getLogger("fedmtl")
 Array = np.ndarray[Any, Any]
 _LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding
 
@@ -59,8 +57,9 @@ class OneAnswer(CentralLearner):
         """Return the model before any answer, (p,)."""
 
     @abstractmethod
-    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
-        """Return the models (R, p) that all answers so far give, under a public clip."""
+    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
+        """Return the models (R, p) that all answers so far give, of owners with ``counts`` (n,) records, under a public
+        clip."""
 
     def size(self, dimension: int) -> int:
         """Return the length of an answer for records of ``dimension`` features."""
@@ -92,7 +91,7 @@ class OneAnswer(CentralLearner):
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Take all answers of the block, and solve once."""
         state = super().step(problem, state, block, channel)
-        state.public["theta_l"] = self.model(problem, state.public, channel.records.clip)
+        state.public["theta_l"] = self.model(problem, state.public, problem.data.train.counts, channel.records.clip)
         return state
 
 
@@ -139,16 +138,33 @@ class PublicStart(OneAnswer):
         return (replace(plan, notes=(f"{rows} public rows, to which the start and the prior are fitted",)),)
 
     def theta_0(self, problem: Problem) -> Tensor:
-        return prepared(problem, (self, "start"), lambda: self.start(self.public_rows(problem)))
-
-    def start(self, public: LinearData) -> Tensor:
-        """Return theta_0 (p,), the exact minimizer of f on the public rows."""
-        x, y = (part.numpy() for part in public.pooled())
+        x, y = (part.numpy() for part in self.public_rows(problem).pooled())
         return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
 
-    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
-        prior = prepared(problem, (self, "prior", clip), lambda: PublicPrior.of(self, self.public_rows(problem), clip))
-        return prior.solve(public, problem.data.train.counts)
+    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
+        theta, (x, y) = public["theta_0"], self.public_rows(problem).pooled()
+        n, p = x.shape
+        eye = torch.eye(p, dtype=torch.float64)
+        # what public rows say of the model: its covariance H^-1 S H^-1 / n_0
+        factors = self.linear_loss.scale(theta[None], x, y)[0]
+        squared, freedom = self.loss == "squared", n / max(n - p, 1)
+        curved = (torch.full_like(factors, 2.0) if squared else factors.abs() * (1 - factors.abs()))[:, None] * x
+        gradients = factors[:, None] * x
+        inverse = torch.linalg.inv(curved.T @ x / n + 2 * self.reg * eye)
+        covariance = inverse @ (freedom * torch.cov(gradients.T, correction=0).reshape(p, p)) @ inverse / n
+        # and of the owners' answers: c_0, A and S_c, with its eigenvectors for axes
+        counted = gradients if clip is None else clip_rows(gradients, clip)
+        whole = (counted * gradients).sum(1) >= (1 - 1e-5) * gradients.square().sum(1)
+        spread, basis = torch.linalg.eigh(freedom * torch.cov(counted.T, correction=0).reshape(p, p))
+        spread = spread.clamp(min=max(_LEAST * float(spread[-1]), 1e-300))
+        centre, slope = counted.mean(0) @ basis, basis.T @ ((curved * whole[:, None]).T @ x / n)
+        # the mean of theta given the answers
+        means, noise, heard = means_of(public)
+        information = heard[:, :, None] / (spread / counts.clamp(min=1)[:, None] + noise[:, :, None])
+        push = (information * (centre - means @ basis)).sum(1)
+        toward = covariance @ slope.T
+        system = eye + (toward * information.sum(1)[:, None]) @ slope
+        return (theta + torch.linalg.solve(system, push @ toward.T)).clamp(-self.theta_max, self.theta_max)
 
     def public_rows(self, problem: Problem) -> LinearData:
         """Return the public rows of the data, within the bounds."""
@@ -157,7 +173,9 @@ class PublicStart(OneAnswer):
             raise ConfigError(
                 f"PublicStart needs public rows, and {problem.data.name} has none; use Moments, which needs none."
             )
-        return self.bounded(LinearData.of(problem, examples), problem.data.domain)
+        return prepared(
+            problem, (self, "public"), lambda: self.bounded(LinearData.of(problem, examples), problem.data.domain)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +232,14 @@ class Moments(OneAnswer):
 
         return moments
 
-    def model(self, problem: Problem, public: Mapping[str, Tensor], clip: Clip | None) -> Tensor:
+    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
         """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.
 
         An owner's weight is the inverse of the variance of its answer: of the noise, and at most C^2 / (size n_i) in a
         coordinate for its records being a sample.
         """
         (means, noise, heard), p = means_of(public), len(public["theta_0"])
-        size, counts = means.shape[-1], problem.data.train.counts
+        size = means.shape[-1]
         sampling = (1.0 if clip is None else clip.bound) ** 2 / (size * counts.clamp(min=1))
         weights = heard / (sampling + noise)
         weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
@@ -238,61 +256,3 @@ def means_of(public: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
     number = public["answers"].clamp(min=1)
     return public["sums"] / number[:, :, None], public["variances"] / number**2, public["answers"] > 0
-
-
-@dataclass(frozen=True, eq=False)
-class PublicPrior:
-    """What public rows say of the model and of the owners' answers; every vector is in the eigenbasis of S_c.
-
-    Attributes:
-        theta: theta_0, (p,).
-        basis: eigenvectors of S_c, (p, p).
-        spread: its eigenvalues, (p,).
-        centre: c_0, (p,).
-        slope: A, (p, p), from a model to an answer.
-        covariance: of the model, (p, p).
-        theta_max: bound on ||theta||_inf.
-    """
-
-    theta: Tensor
-    basis: Tensor
-    spread: Tensor
-    centre: Tensor
-    slope: Tensor
-    covariance: Tensor
-    theta_max: float
-
-    @classmethod
-    def of(cls, settings: PublicStart, public: LinearData, clip: Clip | None) -> PublicPrior:
-        """Compute them from the public rows and the public clip."""
-        theta, loss = settings.start(public), settings.linear_loss
-        x, y = public.pooled()
-        n, p = x.shape
-        factors = loss.scale(theta[None], x, y)[0]
-        curvature = torch.full_like(factors, 2.0) if loss.name == "squared" else factors.abs() * (1 - factors.abs())
-        gradients = factors[:, None] * x
-        counted = gradients if clip is None else clip_rows(gradients, clip)
-        whole = (counted * gradients).sum(1) >= (1 - 1e-5) * gradients.square().sum(1)
-        logger.info(
-            "%.0f%% of %d public rows are clipped at the public start", 100 * float((~whole).double().mean()), n
-        )
-        freedom = n / max(n - p, 1)
-        curved = curvature[:, None] * x
-        inverse = torch.linalg.inv(curved.T @ x / n + 2 * settings.reg * torch.eye(p, dtype=torch.float64))
-        spread, basis = torch.linalg.eigh(freedom * torch.cov(counted.T, correction=0).reshape(p, p))
-        wide = freedom * torch.cov(gradients.T, correction=0).reshape(p, p)
-        slope = (curved * whole[:, None]).T @ x / n
-        floor = max(_LEAST * float(spread[-1]), 1e-300)
-        return cls(
-            theta, basis, spread.clamp(min=floor), counted.mean(0) @ basis, basis.T @ slope,
-            inverse @ wide @ inverse / n, settings.theta_max,
-        )  # fmt: skip
-
-    def solve(self, public: Mapping[str, Tensor], counts: Tensor) -> Tensor:
-        """Return the posterior mean (R, p), of owners with ``counts`` (n,) records."""
-        means, noise, heard = means_of(public)
-        information = heard[:, :, None] / (self.spread / counts.clamp(min=1)[:, None] + noise[:, :, None])
-        push = (information * (self.centre - means @ self.basis)).sum(1)
-        toward = self.covariance @ self.slope.T
-        system = torch.eye(len(self.theta), dtype=torch.float64) + (toward * information.sum(1)[:, None]) @ self.slope
-        return (self.theta + torch.linalg.solve(system, push @ toward.T)).clamp(-self.theta_max, self.theta_max)
