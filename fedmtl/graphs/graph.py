@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -29,9 +28,6 @@ class Graph:
         ids: the agents' ids, in the order of the rows.
         isolated: agents without neighbours are accepted; no objective sees them.
 
-    Attributes:
-        digest: of ids and weights, a BLAKE2b digest (32 hex digits).
-
     Raises:
         ConfigError: ids that are not distinct or not n; weights that are not square, not finite, negative, on the
             diagonal, or different in the two directions; agents without neighbours. The message names the agents.
@@ -40,7 +36,6 @@ class Graph:
     weights: csr_array
     ids: tuple[str, ...]
     isolated: bool = False
-    digest: str = field(init=False)
 
     @classmethod
     def from_pairs(
@@ -62,7 +57,6 @@ class Graph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))
         object.__setattr__(self, "weights", self._checked(self.weights))
-        object.__setattr__(self, "digest", self._digest())
 
     def _checked(self, weights: Any) -> csr_array:
         matrix: Any = csr_array(weights, copy=True).astype(np.float64)
@@ -126,10 +120,6 @@ class Graph:
         """Return the number of pairs that are connected."""
         return int(self.weights.nnz) // 2
 
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.ids)}
-
     def ordered(self, ids: Sequence[str]) -> Graph:
         """Return the same graph with its rows in the order of ``ids``, which must be the same agents.
 
@@ -139,22 +129,14 @@ class Graph:
         wanted = tuple(ids)
         if wanted == self.ids:
             return self
+        rows = {name: i for i, name in enumerate(self.ids)}
         for name in wanted:
-            if name not in self._rows:
+            if name not in rows:
                 raise ConfigError(f"Graph: there is no agent {name!r}, which the data have; every client needs a row.")
-        wanted_ids = set(wanted)
-        for name in self.ids:
-            if name not in wanted_ids:
-                raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
-        order = np.array([self._rows[name] for name in wanted])
+        for name in sorted(rows.keys() - set(wanted)):
+            raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
+        order = np.array([rows[name] for name in wanted])
         return Graph(self.weights[order][:, order], wanted, self.isolated)
-
-    def _digest(self) -> str:
-        digest = hashlib.blake2b("\n".join(self.ids).encode(), digest_size=16)
-        for part in (self.weights.indptr, self.weights.indices):
-            digest.update(np.ascontiguousarray(part, dtype=np.int64).data)
-        digest.update(np.ascontiguousarray(self.weights.data).data)
-        return digest.hexdigest()
 
     def describe(self) -> str:
         """Return one phrase for the report."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from fedmtl.algorithms.linear import solve
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.linear.solve import Objective, fit_own, minimize, solve_regularized
 from fedmtl.errors import ConfigError
@@ -87,7 +88,7 @@ def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(lo
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.6, 9.0, math.inf])
-def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float) -> None:
+def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     reg = 0.15
     for seed in range(5):
         x, y = records("logistic", n=20, p=5, seed=seed)
@@ -102,7 +103,8 @@ def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float) -> None
         ).fun
         gaps = []
         for steps in (0, 1, 2, 50):
-            found = minimize(LinearLoss("logistic"), x, y, 2 * reg, box=bound, steps=steps)
+            monkeypatch.setattr(solve, "_STEPS", steps)
+            found = minimize(LinearLoss("logistic"), x, y, 2 * reg, box=bound)
             assert found.gap >= found.value - least - 1e-12
             gaps.append(float(found.gap))
         assert gaps[0] > 1e-3

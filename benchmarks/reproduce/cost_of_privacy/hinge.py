@@ -53,7 +53,7 @@ def minimize_hinge(x: Array, y: Array, ridge: float, box: float) -> Minimum:
     best, best_value = theta, problem.at(theta)[0]
     for width in 10.0 ** -np.arange(0, 11):
         smooth = replace(problem, width=float(width))
-        theta = newton(smooth, theta, box, math.sqrt(2e-3 * ridge * width), 200).theta
+        theta = newton(smooth, theta, box, math.sqrt(2e-3 * ridge * width)).theta
         lower = max(lower, dual(np.clip((1 - y * (x @ theta)) / width, 0.0, 1.0)))
         value = problem.at(theta)[0]
         if value < best_value:

@@ -43,7 +43,6 @@ from ..base import Problem, State
 from ..linear.data import LossName
 from .central import CentralLearner
 
-__all__ = ["AsyncLearner"]
 Array = np.ndarray[Any, Any]
 
 

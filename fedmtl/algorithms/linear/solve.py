@@ -65,7 +65,6 @@ def minimize(
     *,
     base: Array | None = None,
     box: float = math.inf,
-    steps: int = _STEPS,
 ) -> Minimum:
     """Minimize (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over ||theta||_inf <= box.
 
@@ -75,7 +74,6 @@ def minimize(
         ridge: above 0.
         base: (p,); None: 0.
         box: bound on ||theta||_inf.
-        steps: of Newton's method, at most.
 
     Raises:
         ConfigError: a hinge loss, no records, or values that are not finite.
@@ -92,13 +90,11 @@ def minimize(
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
                 turn, x = across, factor.T
-        minimum = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE, steps)
+        minimum = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE)
     return minimum if turn is None else replace(minimum, theta=turn @ minimum.theta)
 
 
-def fit_own(
-    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty, *, tolerance: float = 1e-10
-) -> Tensor:
+def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty) -> Tensor:
     """Minimize (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q) over q, for one shared model or several.
 
     Args:
@@ -107,7 +103,6 @@ def fit_own(
         shared: (p,), or (k, p), those of k replicates.
         tau: above 0, so that the minimum exists.
         penalty: g, see :data:`OWN_PENALTIES`.
-        tolerance: on the norm of the proximal gradient at the result, for penalties without a second derivative.
 
     Returns:
         q as ``shared``, float64.
@@ -133,7 +128,7 @@ def fit_own(
                 proximal: Array = OWN_PENALTIES[penalty].prox(moved, rate * tau).numpy()
                 return proximal
 
-            return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * tolerance)[0]
+            return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * _TOLERANCE)[0]
 
     points = shared.reshape(-1, shared.shape[-1]).numpy()
     return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
@@ -196,13 +191,13 @@ class Objective:
         return math.sqrt(2 * self.ridge * np.maximum(gap, 0.0))
 
 
-def newton(problem: Objective, start: Array, box: float, goal: float, steps: int) -> Minimum:
+def newton(problem: Objective, start: Array, box: float, goal: float) -> Minimum:
     """Minimize from ``start`` (p,) until r of :meth:`Objective.missing` is at most ``goal``, or until rounding hides
     further progress."""
     theta = np.clip(start, -box, box)
     value, gradient, bend = problem.at(theta)
     r = problem.missing(theta, gradient, box)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         if not r > goal:
             break
         step = _direction(problem.hessian(bend), theta, gradient, box)

@@ -72,25 +72,20 @@ class Network:
     # Neighbours
 
     @cached_property
-    def indices(self) -> Ints:
-        return self.graph.weights.indices.astype(np.int64)
-
-    @cached_property
-    def shares(self) -> Array:
-        """Return W_ij / D_ii of every stored weight."""
-        return self.graph.weights.data / np.repeat(self.graph.normalization, self.graph.degrees)
-
-    @cached_property
-    def _bounds(self) -> list[int]:
-        return self.graph.weights.indptr.tolist()
+    def neighbours(self) -> list[tuple[Ints, Array]]:
+        """Return the neighbours of every agent, and W_ij / D_ii of each."""
+        weights = self.graph.weights
+        shares: Array = weights.data / np.repeat(self.graph.normalization, self.graph.degrees)
+        indices, ends = weights.indices.astype(np.int64), weights.indptr[1:-1]
+        return list(zip(np.split(indices, ends), np.split(shares, ends), strict=True))
 
     def means(self, theta: Array, runs: Ints, agents: Ints) -> Array:
         """Return sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``runs`` (k,) of ``theta`` (R, n, D):
         (k, D). The work is that of the agents' neighbours, whatever n is."""
         means = np.empty((len(agents), theta.shape[2]))
         for row, (run, agent) in enumerate(zip(runs.tolist(), agents.tolist(), strict=True)):
-            part = slice(self._bounds[agent], self._bounds[agent + 1])
-            self.shares[part].dot(theta[run].take(self.indices[part], 0), out=means[row])
+            neighbours, shares = self.neighbours[agent]
+            shares.dot(theta[run].take(neighbours, 0), out=means[row])
         return means
 
     def roughness(self, theta: Array) -> float:
