@@ -25,7 +25,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +47,6 @@ class SharedModels(SharedModel):
     update in the block of one cluster."""
 
     baseline = False
-    from_training: ClassVar[bool] = True
 
     @abstractmethod
     def rates(self, problem: Problem) -> Tensor:
@@ -55,7 +54,7 @@ class SharedModels(SharedModel):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         (update,), size = super().plan(problem, schedule), len(self.rates(problem)) * problem.dimension
-        return (replace(update, dimension=size, from_training=self.from_training),)
+        return (replace(update, dimension=size),)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         rates, update = self.rates(problem), released.values["update"]
@@ -112,10 +111,6 @@ class ClusteredPMTL(SharedModels):
         if not isinstance(self.clusters, Mapping):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))
         super().__post_init__()
-
-    @property
-    def pull(self) -> float:
-        return self.lam
 
     def cluster_of(self, problem: Problem) -> Tensor:
         """Return the number of each client's cluster, int64 (n,), in the order of the clusters' names.

@@ -52,10 +52,6 @@ class Ditto(SharedModel):
     name, title, colour = "ditto", "Ditto", "#7a4fa3"
     keeps, trainings = True, 2
 
-    @property
-    def pull(self) -> float:
-        return self.lam
-
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)
         update = c.change(self.local, c.shared)

@@ -65,7 +65,7 @@ class FedRep(SharedModel):
     head_local: LocalSolver | None = None
 
     name, title, colour = "fedrep", "FedRep", "#c2187a"
-    keeps = True
+    keeps, trainings = True, 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,10 +95,6 @@ class FedRep(SharedModel):
         (release, *others), shared = super().plan(problem, schedule), self.shared_places(problem)
         trainings = 1 if bool(shared.all()) else self.trainings
         return (replace(release, dimension=int(shared.sum()), trainings=trainings), *others)
-
-    @property
-    def trainings(self) -> int:
-        return 2
 
     def fields(self, problem: Problem) -> Fields:
         size = problem.dimension - int(self.shared_places(problem).sum())
@@ -173,10 +169,7 @@ class FedPer(FedRep):
     """
 
     name, title, colour = "fedper", "FedPer", "#6a8f00"
-
-    @property
-    def trainings(self) -> int:
-        return 1
+    trainings = 1
 
     def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
         return c.train(self.local, start)

@@ -55,7 +55,7 @@ class LocalFit(LinearAlgorithm):
         """Return the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         records = self.data(problem)
-        tasks = TaskStack.of(problem, records, self.loss)
+        tasks = TaskStack.of(records, self.loss)
         ridges = ridges_of(tasks, self.ridge, self.own_ridge)
         fits = tasks.fit(ridges)
         for client in (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0].tolist():

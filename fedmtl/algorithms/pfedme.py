@@ -73,10 +73,6 @@ class PFedMe(SharedModel):
     def trainings(self) -> int:
         return self.local_rounds
 
-    @property
-    def pull(self) -> float:
-        return self.lam
-
     def update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = models = copy = c.shared.expand(len(c.ids), -1).contiguous()
         # batches of their own for every local round; the step size goes by rounds

@@ -87,10 +87,6 @@ class PMTL(SharedModel):
         if self.delta == "local" and self.server_optimizer is not None:
             raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 
-    @property
-    def pull(self) -> float:
-        return self.lam
-
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
             self._check_running_mean(schedule.denominator, problem.clients)

@@ -12,7 +12,7 @@ tuned, and none diverges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -59,13 +59,14 @@ class ProximalPoint(FedAvg):
 
     name, title, colour = "proximal_point", "Proximal point", "#0000ff"
     baseline = False
+    from_training = False
 
     def check_solver(self) -> None:
         pass
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         check_linear(problem)  # refuses other models before anything is charged
-        return tuple(replace(plan, from_training=False) for plan in super().plan(problem, schedule))
+        return super().plan(problem, schedule)
 
     def local_baseline(self) -> Algorithm | None:
         return LocalAverage()

@@ -43,7 +43,9 @@ class SharedModel(Algorithm):
     Attributes:
         keeps: whether every client keeps a personal model.
         trainings: local trainings of a client in a round; where single records are protected, each is charged.
-        pull: strength of the pull to an anchor in local training, which the solver must be stable for.
+        pull: strength of the pull to an anchor in local training, which the solver must be stable for: ``lam``, where
+            the method has it.
+        from_training: whether an update depends on records only through local training.
     """
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
@@ -54,6 +56,7 @@ class SharedModel(Algorithm):
 
     baseline = True
     keeps: ClassVar[bool] = False
+    from_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +84,7 @@ class SharedModel(Algorithm):
 
     @property
     def pull(self) -> float:
-        return 0.0
+        return getattr(self, "lam", 0.0)
 
     @property
     def counts(self) -> bool:
@@ -103,8 +106,8 @@ class SharedModel(Algorithm):
         return self
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, trainings = problem.dimension, self.trainings
-        update = ReleasePlan(name="update", dimension=size, from_training=True, trainings=trainings)
+        size, trained = problem.dimension, self.from_training
+        update = ReleasePlan(name="update", dimension=size, from_training=trained, trainings=self.trainings)
         # where single records are protected, their numbers are public
         return (update, replace(update, name="examples", dimension=1)) if self.counts else (update,)
 

@@ -128,12 +128,7 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
     mu, decomposed = algorithm.ridge, algorithm.own_penalty is not None
     smooth = (1.0 + bias) * (1.0 if algorithm.loss == "squared" else 0.25) + mu
     eta = 1 / smooth / (2 if decomposed else 1)
-    w = (
-        TaskStack.of(problem, algorithm.data(problem), algorithm.loss)
-        .fit(algorithm.start_ridge or mu or 0.01)
-        .numpy()
-        .copy()
-    )
+    w = algorithm.tasks(problem).fit(algorithm.start_ridge or mu or 0.01).numpy().copy()
     q = np.zeros((TASKS, D))
     hat_before, own_before = w.copy(), q.copy()
     rho = 1.5 if algorithm.rho is None else algorithm.rho
@@ -368,7 +363,7 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
     xs = tuple(torch.randn(n, p, generator=generator, dtype=torch.float64) / p**0.5 for n in counts)
     ys = tuple(torch.randn(n, generator=generator, dtype=torch.float64) for n in counts)
     ys = ys if loss == "squared" else tuple(torch.sign(y) for y in ys)
-    stack = TaskStack.stack(LinearData(xs, ys, False), loss)
+    stack = TaskStack.of(LinearData(xs, ys, False), loss)
     assert (stack.moments is None) == (wide or loss == "logistic")
     w = torch.randn(6, 3, p, generator=generator, dtype=torch.float64)
 

@@ -224,7 +224,7 @@ def stack(loss: str, n: int = 12, p: int = 3, count: int = 4) -> TaskStack:
     x = tuple(torch.randn(n, p, generator=generator, dtype=torch.float64) for _ in range(count))
     y = tuple(one @ torch.ones(p, dtype=torch.float64) + torch.randn(n, generator=generator) for one in x)
     y = y if loss == "squared" else tuple(torch.sign(one) for one in y)
-    return TaskStack.stack(LinearData(x, y, False), loss)  # type: ignore[arg-type]
+    return TaskStack.of(LinearData(x, y, False), loss)  # type: ignore[arg-type]
 
 
 def test_the_ridge_of_the_largest_evidence() -> None:

@@ -68,7 +68,7 @@ class Method:
 
 
 def stack_of(data: FederatedDataset) -> TaskStack:
-    return TaskStack.stack(LinearData.of_data(data), "squared")
+    return TaskStack.of(LinearData.of_data(data), "squared")
 
 
 def alone(setup: Setup, data: FederatedDataset, epsilons: Any, repetitions: int, seed: int, chosen: Chosen) -> Tensor:

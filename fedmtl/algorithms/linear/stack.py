@@ -45,12 +45,7 @@ class TaskStack:
     moments: tuple[Tensor, ...] | None
 
     @classmethod
-    def of(cls, problem: Problem, data: LinearData, loss: TaskLoss) -> TaskStack:
-        """Return the tasks of ``data``, the records of ``problem`` within bounds; made once for data and model."""
-        return prepared(problem, (data, loss), lambda: cls.stack(data, loss))
-
-    @classmethod
-    def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
+    def of(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
         """Return the tasks of ``data``, whose rows are taken as they are."""
         # copies begin where memory is aligned, wherever the records of others end
         x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
@@ -155,8 +150,9 @@ class TaskAlgorithm(LinearAlgorithm):
         return self.fits(state.private.gather_all(clients)).transpose(0, 1)
 
     def tasks(self, problem: Problem) -> TaskStack:
-        """Return the tasks, within the bounds on records."""
-        return TaskStack.of(problem, self.data(problem), self.loss)
+        """Return the tasks, within the bounds on records; made once for data and model."""
+        data = self.data(problem)
+        return prepared(problem, (data, self.loss), lambda: TaskStack.of(data, self.loss))
 
     def features(self, problem: Problem) -> int:
         """Return d, the length of a model without its bias."""
