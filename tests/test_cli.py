@@ -92,6 +92,7 @@ def process(
         (["early_stopping.patience=x"], "early_stopping: EarlyStopping.patience is 'x'; it must be a whole number of"),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
+        (["experiment=p2p_movielens", "algorithm=fedavg"], "an experiment is for the options that it chooses"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "ClientPrivacy.epsilon is 0"),
         (["execution={tf32: false}"], "execution.tf32 is gone: set torch.backends.cuda.matmul.allow_tf32."),
         (["+execution.threads=0"], "execution.threads is gone: execution.processes says how many processes compute a"),
