@@ -248,7 +248,7 @@ def _fista(
 ) -> MultiTask:
     one_of("multi_task", ("nuclear", "rows"), penalty=penalty)
     positive("multi_task", tolerance=tolerance)
-    g, gram = PENALTIES[penalty], stack.gram
+    g, gram = PENALTIES["l2" if penalty == "rows" else penalty], stack.gram  # of models as columns
     moment = stack.moment
     step = 1 / max(_CURVATURE[loss] * float(torch.linalg.matrix_norm(gram, ord=2).max()), 1e-12)
 

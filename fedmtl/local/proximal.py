@@ -1,4 +1,4 @@
-"""Penalties of a matrix of models W (d x T, one task a column) and their proximal operators.
+"""Penalties of matrices and their proximal operators.
 
 ``prox(x, t)`` is argmin_p 1/2 ||p - x||_F^2 + t * penalty(p) (Parikh and Boyd, "Proximal algorithms", 2014), for t of
 at least 0. All of them act on the last two axes and are batched over the axes before. float64 is meant; gradients are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,27 +18,27 @@ from ..errors import ConfigError
 
 
 def l1_norm(x: Tensor) -> Tensor:
-    """Sum of |x_ij|: (..., d, T) -> (...)."""
+    """Sum of |x_ij|: (..., m, n) -> (...)."""
     return x.abs().sum(dim=(-2, -1))
 
 
 def row_norm(x: Tensor) -> Tensor:
-    """L2,1: sum over rows (features) of their Euclidean norms: (..., d, T) -> (...)."""
+    """Sum over rows of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-1).sum(dim=-1)
 
 
 def column_norm(x: Tensor) -> Tensor:
-    """Sum over columns (tasks) of their Euclidean norms: (..., d, T) -> (...)."""
+    """Sum over columns of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-2).sum(dim=-1)
 
 
 def half_squared_norm(x: Tensor) -> Tensor:
-    """Return ||x||_F^2 / 2: (..., d, T) -> (...). The half makes its gradient x."""
+    """Return ||x||_F^2 / 2: (..., m, n) -> (...). The half makes its gradient x."""
     return x.square().sum(dim=(-2, -1)) / 2
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
-    """Sum of singular values: (..., d, T) -> (...)."""
+    """Sum of singular values: (..., m, n) -> (...)."""
     return torch.linalg.svdvals(x).sum(dim=-1)
 
 
@@ -94,16 +95,21 @@ def shrinkage(norm: Tensor, t: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Penalty:
-    """A penalty of matrices: ``value(x)`` over (..., d, T), and ``prox(x, t)``."""
+    """A penalty of matrices: ``value(x)`` over (..., m, n), and ``prox(x, t)``."""
 
     value: Callable[[Tensor], Tensor]
     prox: Callable[[Tensor, float], Tensor]
 
 
+SharedPenalty = Literal["nuclear", "l21"]
+"""Penalties of what tasks share, see :data:`PENALTIES`."""
+OwnPenalty = Literal["frobenius", "l1", "l2"]
+"""Penalties of a task's own part."""
 PENALTIES: dict[str, Penalty] = {
     "nuclear": Penalty(nuclear_norm, prox_nuclear),
-    "rows": Penalty(row_norm, prox_rows),
-    "columns": Penalty(column_norm, prox_columns),
+    "l2": Penalty(row_norm, prox_rows),
+    "l21": Penalty(column_norm, prox_columns),
     "l1": Penalty(l1_norm, prox_l1),
     "frobenius": Penalty(half_squared_norm, prox_half_squared),
 }
+"""Penalties by name, of models as rows (..., T, p): one row a task, one column a feature."""

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from fedmtl.errors import ConfigError
 from fedmtl.local.proximal import PENALTIES, prox_nuclear
 
-NORMS = ("nuclear", "rows", "columns", "l1")
+NORMS = ("nuclear", "l2", "l21", "l1")
 
 
 def random(*shape, seed=0, scale=2.0):
@@ -25,7 +25,7 @@ def project(name, x, radius):
     if name == "nuclear":
         u, s, v = np.linalg.svd(x, full_matrices=False)
         return torch.from_numpy(u @ np.diag(np.minimum(s, radius)) @ v)
-    lines = x if name == "rows" else x.T
+    lines = x if name == "l2" else x.T
     for line in lines:
         length = math.sqrt(sum(value**2 for value in line))
         if length > radius:
@@ -40,8 +40,8 @@ def test_values_of_a_matrix_by_hand():
     x = torch.tensor([[3.0, 4.0], [0.0, -12.0]], dtype=torch.float64)
     values = {name: float(penalty.value(x)) for name, penalty in PENALTIES.items()}
     assert values["l1"] == 19.0
-    assert values["rows"] == 17.0
-    assert values["columns"] == pytest.approx(3.0 + math.sqrt(160.0), rel=1e-15)
+    assert values["l2"] == 17.0
+    assert values["l21"] == pytest.approx(3.0 + math.sqrt(160.0), rel=1e-15)
     assert values["frobenius"] == 84.5
     # s1^2 + s2^2 = 169 and s1 s2 = |det| = 36
     assert values["nuclear"] == pytest.approx(math.sqrt(169.0 + 72.0), rel=1e-14)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,20 +22,10 @@ from torch import Tensor
 
 from ..._check import one_of, positive
 from ...errors import ConfigError
-from ...local.proximal import PENALTIES, Penalty
+from ...local.proximal import PENALTIES, OwnPenalty
 from .data import SQUARES, LinearLoss
 
 Array = NDArray[np.float64]
-SharedPenalty = Literal["nuclear", "l21"]
-SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {"nuclear": PENALTIES["nuclear"], "l21": PENALTIES["columns"]}
-"""Penalties of what tasks share by name, of models as rows (..., T, p): one row a task, one column a feature."""
-OwnPenalty = Literal["frobenius", "l1", "l2"]
-OWN_PENALTIES: dict[OwnPenalty, Penalty] = {
-    "frobenius": PENALTIES["frobenius"],
-    "l1": PENALTIES["l1"],
-    "l2": PENALTIES["rows"],
-}
-"""Penalties of a task's own part by name, likewise."""
 
 _STEPS, _HALVINGS, _PROXIMAL_STEPS = 200, 34, 100_000
 _TOLERANCE, _ROUNDING = 1e-10, 1e-14
@@ -102,7 +91,7 @@ def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
         x, y: (n, p) and (n,), the raw records of one client; nothing leaves it.
         shared: (p,), or (k, p), those of k replicates.
         tau: above 0, so that the minimum exists.
-        penalty: g, see :data:`OWN_PENALTIES`.
+        penalty: g, see :data:`~fedmtl.local.proximal.PENALTIES`.
 
     Returns:
         q as ``shared``, float64.
@@ -125,7 +114,7 @@ def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
 
             def step(q: Array) -> Array:
                 moved = torch.from_numpy(q - rate * problem.at(q[0])[1])
-                proximal: Array = OWN_PENALTIES[penalty].prox(moved, rate * tau).numpy()
+                proximal: Array = PENALTIES[penalty].prox(moved, rate * tau).numpy()
                 return proximal
 
             return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * _TOLERANCE)[0]

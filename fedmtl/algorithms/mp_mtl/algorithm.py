@@ -49,12 +49,12 @@ from torch import Tensor
 
 from ..._check import Finite, NonNegative, Positive
 from ...errors import ConfigError
+from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ..base import Problem, Released, State
 from ..cohort import Cohort, Own
-from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
 from .sharing import FORMS, Momentum, budget_weights, map_of, mapped, momentum_weight, shifted_covariance
@@ -213,7 +213,7 @@ class MPMTL(TaskAlgorithm):
         z = what + weight * (what - own["projected"])
         new, point = {"projected": what}, z
         if self.own_penalty is not None:  # Algorithm 4
-            q = OWN_PENALTIES[self.own_penalty].prox(own["own"], eta * self._own_lam)
+            q = PENALTIES[self.own_penalty].prox(own["own"], eta * self._own_lam)
             y = q + weight * (q - own["own_projected"])
             point = _sum(z, y)
         gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
@@ -254,10 +254,10 @@ class MPMTL(TaskAlgorithm):
         d, what = self.features(problem), self.models(problem, state, torch.arange(problem.clients))
         total = self.tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
-        total = total + self.lam * SHARED_PENALTIES[self.penalty].value(shared[..., :d])
+        total = total + self.lam * PENALTIES[self.penalty].value(shared[..., :d])
         if self.own_penalty is not None:
             own = state.private.whole("own_projected").transpose(0, 1)
-            total = total + self._own_lam * OWN_PENALTIES[self.own_penalty].value(own)
+            total = total + self._own_lam * PENALTIES[self.own_penalty].value(own)
         return total
 
     # Inside

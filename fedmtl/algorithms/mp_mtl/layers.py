@@ -25,10 +25,10 @@ from torch import Tensor
 from ..._check import Finite, NonNegative
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver, check_names
+from ...local.proximal import SharedPenalty
 from ...privacy import BoundSampler, ReleasePlan
 from ..base import Algorithm, Problem, Released, State
 from ..cohort import Cohort, Own, personal_fields
-from ..linear.solve import SharedPenalty
 from .sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
 
 RELEASE = "covariance"

@@ -18,11 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...local.proximal import shrinkage
+from ...local.proximal import SharedPenalty, shrinkage
 from ...privacy.price import normalized
 from ...privacy.release import Form
 from ..base import Released
-from ..linear.solve import SharedPenalty
 
 Momentum = Literal["none", "nesterov", "strongly_convex"]
 

@@ -38,11 +38,12 @@ from torch import Tensor
 
 from ..._check import Count, NonNegative, Positive, Rate
 from ...errors import ConfigError
+from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
-from ..linear.solve import OWN_PENALTIES, SHARED_PENALTIES, OwnPenalty, SharedPenalty, fit_own
+from ..linear.solve import fit_own
 from ..local_fit import LocalFit
 from .step_size import choose_step
 
@@ -161,11 +162,11 @@ class PPDMTL(OneAtATime):
         """Return the q_t (k, p) of tasks after a step along a gradient."""
         if self.own_penalty == "frobenius":
             return q - self.a1 * (gradient + self.tau * q)  # line 10
-        return OWN_PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
+        return PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
 
     def server_steps(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Return the function that does what the server does with the gradients G_t of tasks."""
-        a2, prox = self.step_size(problem), SHARED_PENALTIES[self.penalty].prox
+        a2, prox = self.step_size(problem), PENALTIES[self.penalty].prox
         p, s = public["shared"], public["stale"]
         columns_p, columns_s, returned = (client_rows(public[name]) for name in ("shared", "stale", "returned"))
 
@@ -259,8 +260,8 @@ class PPDMTL(OneAtATime):
         """Return the objective of equation (2) on the training records, (R,) float64, not private."""
         data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
-        total = self.lam * SHARED_PENALTIES[self.penalty].value(shared)
-        total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
+        total = self.lam * PENALTIES[self.penalty].value(shared)
+        total = total + self.tau * PENALTIES[self.own_penalty].value(own)
         for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
             total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)
         return total
