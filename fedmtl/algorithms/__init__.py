@@ -3,7 +3,6 @@
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
-from .async_learner.one_answer import Moments, PublicStart
 from .average import Average, LocalAverage
 from .base import Algorithm, Problem, Released, State
 from .clusters import IFCA, ClusteredPMTL
@@ -16,6 +15,7 @@ from .local import Local
 from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
 from .mp_mtl.layers import MPMTLayers
+from .one_answer import Moments, PublicStart
 from .p2p.algorithm import PeerToPeer
 from .peer_averaging import PeerAveraging
 from .pfedme import PFedMe

@@ -1,1 +1,1 @@
-"""The asynchronous central learner (Farokhi et al. 2021), and learners of one answer."""
+"""The asynchronous central learner (Farokhi et al. 2021)."""

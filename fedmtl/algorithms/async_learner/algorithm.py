@@ -23,7 +23,7 @@ printed (7) differs, see :mod:`.published`.
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
 theta_L and every theta_i are functions of releases.
 
-:mod:`.one_answer` has two methods beside the paper's, of owners who are all asked the same and may answer once.
+:mod:`fedmtl.algorithms.one_answer` has two methods that are not in the paper, of owners who are all asked the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Learners that solve for the central model from single answers: a public start, and noised moments.
 
-Neither is in the paper. An owner's answers are all to the same public question, so that one of them, made when the
-owner wakes, can spend the whole budget, and the learner solves for the model instead of stepping towards it. It knows
-the noise, and weighs every owner by what its answers say: those with few records or a small budget count less.
+The objective is that of :mod:`.async_learner.algorithm`, whose equations are meant; neither learner is in that paper.
+An owner's answers are all to the same public question, so that one of them, made when the owner wakes, can spend the
+whole budget, and the learner solves for the model instead of stepping towards it. It knows the noise, and weighs every
+owner by what its answers say: those with few records or a small budget count less.
 
 *Public start.* theta_0 minimizes f on the public rows. Owner i releases the mean of its records' clipped gradients at
 theta_0, that is the residual statistics -2 sum_j x_j (y_j - x_j theta_0) / n_i for the squared loss: the release of
@@ -34,16 +35,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
-from ...privacy import Activations, GradientPlan, Gradients
-from ...privacy.clip import Clip, clip_rows
-from ...privacy.noise.symmetric import smat, svec
-from ...schedules import Block, BoundSchedule
-from ..activations import Answers, client_rows
-from ..base import Problem, State
-from ..linear.data import LinearData, prepared
-from ..linear.solve import minimize
-from .central import CentralLearner
+from ..errors import ConfigError
+from ..privacy import Activations, GradientPlan, Gradients
+from ..privacy.clip import Clip, clip_rows
+from ..privacy.noise.symmetric import smat, svec
+from ..schedules import Block, BoundSchedule
+from .activations import Answers, client_rows
+from .async_learner.central import CentralLearner
+from .base import Problem, State
+from .linear.data import LinearData, prepared
+from .linear.solve import minimize
 
 Array = np.ndarray[Any, Any]
 _LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding

@@ -10,7 +10,7 @@ from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
+from fedmtl.algorithms.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy
