@@ -118,7 +118,7 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
             after = getattr(algorithm, "model", None)
             if after is not None:
                 clip = processes[int(block.client)].channel.channel.records.clip
-                public["theta_l"] = after(problem, public, clip)
+                public["theta_l"] = after(problem, public, problem.data.train.counts, clip)
     acting = [key for key in stacked.record if bool(key[2].any())]
     compare(state, public, acting, record)
     apart = torch.stack([process.model(public) for process in processes])
