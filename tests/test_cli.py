@@ -90,6 +90,7 @@ def process(
         (["device=toaster"], "device is 'toaster'"),
         (["algorithm=pp_dmtl", "epsilons=1,3"], "epsilons=1,3 has several values: fedmtl -m sweeps"),
         (["early_stopping.patience=x"], "early_stopping: EarlyStopping.patience is 'x'; it must be a whole number of"),
+        (["algorithm=pmtl", "algorithm/graph=ring"], "algorithm.graph is no setting of PMTL; accepted: local, "),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
         (["experiment=p2p_movielens", "algorithm=fedavg"], "an experiment is for the options that it chooses"),
@@ -336,6 +337,9 @@ def test_another_option_takes_what_it_has_an_argument_for() -> None:
     femnist = ["experiment=pmtl_femnist", "data.root=x"]
     assert objects(*femnist, "algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.1, epochs=1))
     assert objects(*femnist, "schedule=full")["schedule"] == fedmtl.FullParticipation()
+    assert objects(*femnist, "algorithm=auto")["finetune"] == fedmtl.Average()
+    movielens = ["experiment=p2p_movielens", "data.root=x"]
+    assert objects(*movielens, "algorithm=local")["algorithm"] == fedmtl.Local(local=fedmtl.LocalSGD(lr=0.5, epochs=5))
     adaptive = fedmtl.ClientPrivacy(clip_norm=fedmtl.QuantileClip(initial=1.5), epsilon=2.0)
     assert objects(*femnist, "privacy=adaptive")["privacy"] == adaptive
     with pytest.raises(ConfigError, match=r"algorithm\.lam is no setting of FedAvg; accepted: "):

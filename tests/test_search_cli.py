@@ -129,4 +129,5 @@ def test_a_table_of_several_runs_says_that_choosing_is_not_private(
         (here / name / "private" / "result.json").write_text(json.dumps(result))
     assert main(["report", "a", "b"]) == 0
     words = " ".join(capsys.readouterr().out.split())
+    assert "every row is one run" in words
     assert "not private: choosing among runs by these metrics is covered by no epsilon" in words

@@ -83,10 +83,9 @@ class Contender:
 
     def line(self, name: str) -> str:
         timed = self.seconds[WARM_UP:]
-        with self.problem.executor.stack() as stack:
-            frozen = sum(p.nbytes for p in stack.train_module.parameters() if not p.requires_grad)
-            size = (2 * stack.rows.nbytes + frozen) / 2**20
-            copies = len(stack.rows)
+        stack = self.problem.executor.stack
+        frozen = sum(p.nbytes for p in stack.train_module.parameters() if not p.requires_grad)
+        size, copies = (2 * stack.rows.nbytes + frozen) / 2**20, len(stack.rows)
         total = sum(p.numel() for p in self.problem.module.parameters())
         return (
             f"  {name:<18} {self.problem.dimension:>8,} of {total:,} "

@@ -215,10 +215,11 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
         node = config[group]
         target = OmegaConf.to_container(node, resolve=False).get("_target_")  # type: ignore[union-attr]
-        if group not in typed and target is not None:
+        if not {group, "algorithm"} & typed.keys() and target is not None:
             continue
         own = load(group, str(typed.get(group)))
-        stays = {key.split(".")[1] for key in typed if key.startswith(f"{group}.")} | {"_target_"}
+        stays = {key[len(group) + 1 :].split(".")[0] for key in typed if key.startswith((f"{group}.", f"{group}/"))}
+        stays |= {"_target_"}
         stays |= {"lora", "fix"} if group == "model" else set()
         accepted = () if target is None else signature(named(str(target), group)).parameters
         with open_dict(config):

@@ -74,7 +74,11 @@ def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         "runs": list(map(str, groups["seeds"])),
     }
     same = [name for name in ("data", "protects", "delta", "runs") if len({*columns[name], "-"}) <= 2]
-    caption = ["; ".join(f"{name} {max(columns[name])}" for name in same if max(columns[name]) != "-")]
+    words = {name: f"{name} {max(columns[name])}" for name in same if max(columns[name]) != "-"}
+    if "runs" in words:
+        count = groups["seeds"].max()
+        words["runs"] = "every row is one run" if count == 1 else f"every row is the mean of {count:,} runs"
+    caption = ["; ".join(words.values())]
     caption += ["±: standard deviation over runs"] * bool((groups["seeds"] > 1).any())
     caption += [CHOICE_NOT_COVERED] * (len(groups) > 1)
     for name in (*PRINTED, *[name for name in metrics_of(groups) if name not in METRICS]):

@@ -144,6 +144,8 @@ def test_other_settings_are_other_experiments(
     found = groups[groups.algorithm == "pmtl"].set_index("label").seeds.to_dict()
     assert found.pop(label) == 2
     assert list(found.values()) == [2]
+    _, caption = tables.table_of(groups[groups.algorithm == "pmtl"])
+    assert caption[0].endswith("; every row is the mean of 2 runs")
 
 
 def test_runs_of_one_seed_that_nothing_tells_apart_are_numbered(tmp_path: Path) -> None:
