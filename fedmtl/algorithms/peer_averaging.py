@@ -43,7 +43,8 @@ from .p2p.network import Network
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAveraging(PeerToPeer):
-    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last step of one's own.
+    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last step of one's own;
+    the defaults are the ones to begin with.
 
     Args:
         releases: K, the most releases of an agent.
@@ -52,9 +53,11 @@ class PeerAveraging(PeerToPeer):
         refine: the strength of the pull in the last step, above 0.
         refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``' mean, in which there is
             less of the agent's own noise, or the agent's ``"own"`` model. Without neighbours, its own.
-        smoothness: h, see :class:`PeerToPeer`. With less than the domain's, models follow the releases further.
+        smoothness: h, a public constant: the curvature of a mean loss in a usual direction, which is less than the
+            largest of the domain. ``None``: that one.
         allocation: of the budget over the releases, where there are several, see :class:`PeerToPeer`.
-        graph, mu, loss, lam, row_norm, target: see :class:`PeerToPeer`.
+        mu: the weight of the local losses; mu h is that of a release beside the neighbours' mean.
+        graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
 
     Raises:
         ConfigError: a value outside these ranges, or an allocation of a single release.
@@ -75,6 +78,8 @@ class PeerAveraging(PeerToPeer):
         4
     """
 
+    mu: Positive = 15.0
+    smoothness: Positive | None = 0.02
     releases: Count = 1
     confidence_power: NonNegative = 2.0
     refine: Positive = 3.0

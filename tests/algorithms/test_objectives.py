@@ -237,7 +237,7 @@ def test_p2p() -> None:
     assert result.final["objective"] == pytest.approx(value, rel=1e-10)
     averaging = PeerAveraging(
         graph=Complete(), mu=0.7, loss="squared", lam=LAM, refine=LAM, refine_from="own", releases=10**6,
-        confidence_power=1.0,
+        confidence_power=1.0, smoothness=None,
     )  # fmt: skip
     refined = fit(averaging, **CLOCKS).personal.numpy()
     for i, k in enumerate(ids):  # the sum over n records, so 2 / n of both

@@ -138,7 +138,8 @@ def test_as_many_releases_as_wakeups_are_the_published_run() -> None:
     problem, graph, clients = agents(), random_graph(N), sweeps(6)
     plain, one = run(PeerToPeer(row_norm=1.0, graph=graph), problem, clients, GAUSSIAN)
     for releases in (6, 50):
-        averaging = PeerAveraging(row_norm=1.0, graph=graph, releases=releases, confidence_power=1.0)
+        settings = {"mu": 1.0, "smoothness": None, "confidence_power": 1.0}
+        averaging = PeerAveraging(row_norm=1.0, graph=graph, releases=releases, **settings)
         same, two = run(averaging, problem, clients, GAUSSIAN)
         assert torch.equal(same.public["theta"], plain.public["theta"])
         assert two.account.uses.tolist() == one.account.uses.tolist()

@@ -76,7 +76,7 @@ RUNS = {
         f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 privacy.mechanism=laplace privacy.delta=0"
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} rounds=40 replicates=3 epsilons=[1,10]",
-    "peer_averaging": f"algorithm=peer_averaging {_AGENTS} rounds=60 algorithm.smoothness=0.02 algorithm.mu=15",
+    "peer_averaging": f"algorithm=peer_averaging {_AGENTS} rounds=60",
     "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
