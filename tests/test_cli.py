@@ -93,7 +93,7 @@ def process(
         (["algorithm=pmtl", "algorithm/graph=ring"], "algorithm.graph is no setting of PMTL; accepted: local, "),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
-        (["experiment=p2p_movielens", "algorithm=fedavg"], "an experiment is for the options that it chooses"),
+        (["experiment=p2p_movielens", "algorithm=fedavg"], "data.root is required; add data.root=VALUE"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "ClientPrivacy.epsilon is 0"),
         (["execution={tf32: false}"], "execution.tf32 is gone: set torch.backends.cuda.matmul.allow_tf32."),
         (["+execution.threads=0"], "execution.threads is gone: execution.processes says how many processes compute a"),

@@ -153,7 +153,7 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
 def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return the error of a word that cannot be read, of an option or a key that does not exist, or what Hydra says of
     anything else."""
-    from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+    from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -175,10 +175,7 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         if not place or name in GUESSED:
             near = nearest(key, [one for one in _leaves(settings) if not within(one, ["hydra"])])
         return no_setting(key, [str(name) for name in node if name != "hydra"], near)
-    text = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, ConfigCompositionException) and any(word.startswith("experiment=") for word in overrides):
-        text += "; an experiment is for the options that it chooses: leave out others that you have chosen beside it"
-    return ConfigError(f"{text}.")
+    return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
 
 
 def _options_with(group: str, name: str) -> list[str]:
