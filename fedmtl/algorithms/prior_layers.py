@@ -47,12 +47,11 @@ from .base import Problem, Released, State
 from .cohort import Cohort, Own, personal_fields
 from .finetune import own_gradients
 from .linear.solve import solve_regularized
-from .private_prior import FLOOR, LARGEST, RELEASE, OneRelease, excess_of, matrix_signal
+from .private_prior import FLOOR, LARGEST, LEAST_LENGTH, RELEASE, OneRelease, excess_of, matrix_signal
 from .store import Fields
 
 Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23
-_LEAST_LENGTH = 1e-140
 _ROUNDING = 16
 
 
@@ -205,14 +204,14 @@ class PriorLayers(OneRelease):
         chosen = torch.cat([changes[:, part.places] for part in parts], dim=1)
         lengths = chosen.norm(dim=1)
         first = torch.cat([problem.initial[part.places] for part in parts])
-        moved = lengths > max(_ROUNDING * torch.finfo(first.dtype).eps * float(first.norm()), _LEAST_LENGTH)
-        inverse = torch.where(moved, 1 / lengths.clamp_min(_LEAST_LENGTH), 0.0)[:, None]
+        moved = lengths > max(_ROUNDING * torch.finfo(first.dtype).eps * float(first.norm()), LEAST_LENGTH)
+        inverse = torch.where(moved, 1 / lengths.clamp_min(LEAST_LENGTH), 0.0)[:, None]
         pieces, determined = [], []
         for part, response in zip(matrices, self._responses(problem, matrices, clients), strict=True):
             change = part.matrix(inverse * changes)
             moment = torch.bmm(change.mT, change)
             energy, trace = _trace(moment), _trace(response)
-            null = (energy / trace.clamp_min(_LEAST_LENGTH))[:, None, None] * response
+            null = (energy / trace.clamp_min(LEAST_LENGTH))[:, None, None] * response
             beyond = torch.where((trace > 0)[:, None, None], moment - null, 0.0)  # no gradient carries no information
             pieces.append(svec(beyond))
             determined.append(energy * trace / part.width)
@@ -267,7 +266,7 @@ class PriorLayers(OneRelease):
             along = excess > excess.min()  # all the others are alike
             levels = torch.cat([excess[along], excess.min()[None]]).to(own["determined"].device)
             determined = own["determined"][:, at, None]
-            variances = 1 + torch.where(determined > 0, part.width * levels / determined.clamp_min(_LEAST_LENGTH), 0.0)
+            variances = 1 + torch.where(determined > 0, part.width * levels / determined.clamp_min(LEAST_LENGTH), 0.0)
             strengths = (self.ridge / variances.clamp(FLOOR, part.width / FLOOR)).to(like)
             directions = public[f"directions/{part.name}"][:, along].to(like)
             blocks.append(PrecisionBlock(part, directions, strengths[:, :-1], strengths[:, -1]))

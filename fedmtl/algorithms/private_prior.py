@@ -55,7 +55,8 @@ EDGE = 1.05
 """How far beyond the spectrum of the noise a value must lie to count, as a factor."""
 FLOOR = 0.05
 """Least variance of a direction under the prior, in units of that of local learning."""
-_LEAST_NORM = 1e-140
+LEAST_LENGTH = 1e-140
+"""Norm from which on a model has a direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +215,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         """Return what a task hands to the release, of about unit length; zero for a model that is zero."""
         size, trace = w.norm(), determined.diagonal().sum()
         parts = self._sizes(len(w))
-        if not (size > _LEAST_NORM and trace > 0):
+        if not (size > LEAST_LENGTH and trace > 0):
             return w.new_zeros(sum(parts))
         unit = w / size
         parts_of_row = []
@@ -266,7 +267,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         models = c.own["model"].clone()
         for r, (directions, excess) in enumerate(zip(c.public["directions"], c.public["excess"], strict=True)):
             if bool(excess.any()):
-                variances = 1 + d * excess / determined[:, None].clamp_min(_LEAST_NORM)
+                variances = 1 + d * excess / determined[:, None].clamp_min(LEAST_LENGTH)
                 scale = torch.eye(tasks.data.dimension, dtype=torch.float64).repeat(len(determined), 1, 1)
                 scale[:, :d, :d] = directions * variances.clamp(FLOOR, d / FLOOR).sqrt()[:, None, :]
                 models[:, r] = tasks.fit(ridges_of(tasks, self.ridge, self.own_ridge, scale), scale)
