@@ -4,7 +4,10 @@
 
     Q(Theta) = 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 + mu sum_i D_ii c_i L_i(Theta_i)                       (2)
 
-with L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2, D_ii = sum_j W_ij and c_i = m_i / max m_j.
+with D_ii = sum_j W_ij, c_i = m_i / max m_j and
+
+    L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2                                       (1)
+
 An agent that wakes takes one block step on it, from the models that its neighbours have broadcast, and broadcasts
 its own; alpha = 1 / (1 + mu c_i L_i^loc):
 

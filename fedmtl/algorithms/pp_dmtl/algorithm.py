@@ -235,7 +235,8 @@ class PPDMTL(OneAtATime):
         shared, own, data = state.public["shared"], self._own(state)[:, clients], self.data(problem)
         tau = self.tau if self.refine_tau is None else self.refine_tau
         for k, t in enumerate(clients.tolist() if self.refine else []):
-            own[:, k] = fit_own(self.linear_loss, data.x[t], data.y[t], shared[:, t], tau, self.own_penalty)
+            x, y = data.x[t], data.y[t]
+            own[:, k] = fit_own(self.linear_loss, x, y, shared[:, t], tau, self.own_penalty)  # Equation 8
         return (shared[:, clients] + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
