@@ -50,7 +50,7 @@ class Answers(NamedTuple):
     def acting(self) -> Answers:
         """Return those of runs in which a client acts, of all R runs."""
         runs = np.flatnonzero(self.clients >= 0)
-        clients, at, points, values, answered = (one[runs] for one in self[1:6])
+        clients, at, points, values, answered = (field[runs] for field in self[1:6])
         return Answers(runs, clients, at, points, values, answered, self.noise_std)
 
 

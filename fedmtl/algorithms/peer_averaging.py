@@ -15,7 +15,7 @@ Theta of the linear system
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
 
 with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be. In the end
-every agent takes a step on its own raw records that it sends to nobody, and that costs nothing:
+every agent takes a step on its own raw records, which it does not send, and which costs nothing:
 
     argmin_v sum_j l(v; x_ij, y_ij) + refine ||v - sum_j (W_ij / D_ii) Theta_j||^2
 """

@@ -1,12 +1,12 @@
-"""PP-DMTL whose last step is along the directions that the tasks were found to share.
+"""PP-DMTL whose last step is along the directions that the tasks share.
 
-P is public, and so is its row space: the directions that the tasks share, and with a threshold above the noise those
-alone. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with one strength of g, here the pull is weaker along
+P is public, and so is its row space: the directions that the tasks share, and with a threshold above the noise no
+others. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with one strength of g, here the pull is weaker along
 these directions than across them,
 
     min_q (1/n_t) sum_j l(x_tj . (p_t + q), y_tj) + (tau / 2) ||along q||^2 + (across / 2) ||q - along q||^2
 
-with ``along`` the projection to the row space of P. Nobody receives q_t. Where P is 0 it has no directions, and the
+with ``along`` the projection to the row space of P. q_t is never sent. Where P is 0 it has no directions, and the
 strength is tau in all of them.
 """
 

@@ -210,11 +210,11 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...], outputs: int = 1) ->
         theta = torch.randn(layout.dimension, generator=generator, dtype=torch.float64)
         x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            found = functional_call(wide, layout.views(theta), (x,))
+            computed = functional_call(wide, layout.views(theta), (x,))
         expected = x.reshape(4, -1) @ theta[: outputs * features].reshape(outputs, features).T
         expected = expected + (theta[outputs * features :] if bias else 0.0)
-        if found.numel() != expected.numel() or not torch.allclose(
-            found.reshape(4, -1), expected, rtol=1e-9, atol=1e-9
+        if computed.numel() != expected.numel() or not torch.allclose(
+            computed.reshape(4, -1), expected, rtol=1e-9, atol=1e-9
         ):
             raise ModelError(f"The model is not theta . x in the order of its parameters; needed: {what}.")
     return bias
