@@ -1,8 +1,8 @@
 """PP-DMTL whose last step is along the directions that the tasks share.
 
 P is public, and so is its row space: the directions that the tasks share, and with a threshold above the noise no
-others. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with one strength of g, here the pull is weaker along
-these directions than across them,
+others. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with a single strength of g, here the pull is weaker
+along these directions than across them,
 
     min_q (1/n_t) sum_j l(x_tj . (p_t + q), y_tj) + (tau / 2) ||along q||^2 + (across / 2) ||q - along q||^2
 
