@@ -23,8 +23,8 @@ REMOVED = {  # settings of earlier versions, and what there is instead
     "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
     "algorithm.arrivals": "every record is there from the start",
     "algorithm.departed": "the models of agents that are away count as they were broadcast last",
-    "algorithm.warm_start": "a run starts from algorithm.start, a public constant",
-    "algorithm.warm_lam": "a run starts from algorithm.start, a public constant",
+    **dict.fromkeys(("algorithm.warm_start", "algorithm.warm_lam"), "a run starts at 0"),
+    "algorithm.start": "pp_dmtl_published starts from the fits of single tasks, and all others at 0",
     **dict.fromkeys(
         ("guarantee", "privacy.guarantee", "algorithm.guarantee"),
         "what a paper prescribes is algorithm=NAME_published",

@@ -55,7 +55,7 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
     own, lines, most = tasks("regression", 0), [], CLIP["regression"] / 2 - 1
     algorithm = PublishedPPDMTL(
         row_norm=1.0, loss="squared", a1=A1, a2=A2, lam=LAM, tau=TAU["regression"],
-        start="single_task", delay=4 * TASKS, smoothness=own.curvature,
+        delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
     schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)
     at = range(TASKS, TASKS * answers + 1, TASKS)

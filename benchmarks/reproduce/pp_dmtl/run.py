@@ -75,7 +75,7 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     own, tau = tasks(kind, 0), TAU[kind]
     algorithm = PublishedPPDMTL(
             row_norm=1.0,
-        loss=own.loss.name, a1=A1, a2=A2, lam=LAM, tau=tau, start="single_task",
+        loss=own.loss.name, a1=A1, a2=A2, lam=LAM, tau=tau,
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
     # of all tasks together: where each stops at its own last answer, its column moves on by that one until the end
@@ -199,7 +199,7 @@ def waiting() -> list[Row]:
                 algorithm = PublishedPPDMTL(
             row_norm=1.0,
                     lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, a2=A2 if steps == "equal" else None, delay=delay,
-                    smoothness=own.curvature, start="single_task",
+                    smoothness=own.curvature,
                 )  # fmt: skip
                 reached: list[tuple[Tensor, Tensor]] = []
                 for _, now, state in run(

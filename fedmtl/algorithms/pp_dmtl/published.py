@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import NonNegative
-from ...errors import ConfigError, PrivacyError
+from ..._check import NonNegative, Positive
+from ...errors import PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
 from ...schedules import Block, BoundSchedule
 from ..activations import Answers
@@ -42,21 +42,16 @@ class PublishedPPDMTL(PPDMTL):
     """Algorithm 1 as printed, with noise of equation (12), ``mechanism="l2_laplace"``.
 
     Args:
-        start: of q_t, ``"single_task"``, the single-task fit that Algorithm 1 starts from, or ``"zero"``.
-        a1, refine: as for :class:`PPDMTL`, with the defaults of the paper: the step size of section 4.1, and no fit
-            of q_t after training.
+        tau: as for :class:`PPDMTL`, above 0, so that the single-task fits that Algorithm 1 starts from exist.
+        a1, refine: likewise, with the defaults of the paper: the step size of section 4.1, and no fit of q_t after
+            training.
     """
 
-    start: Literal["single_task", "zero"] = "single_task"
+    tau: Positive = 1e-3
     a1: NonNegative = 0.1
     refine: bool = False
 
     name, title = "pp_dmtl_published", "PP-DMTL, published"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tau == 0 and self.start == "single_task":
-            raise ConfigError("PublishedPPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g.")
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan as :class:`PPDMTL`, with what Theorem 3.5 claims."""
@@ -65,16 +60,16 @@ class PublishedPPDMTL(PPDMTL):
         return (replace(plan, published=claim, given_noise=_only_l2_laplace),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start as :class:`PPDMTL`; Q is private, (T, R, p) float64, and ``acted`` int64 (R, T) counts activations."""
+        """Start as :class:`PPDMTL`, but from single-task fits q_t, which are private, (T, R, p) float64. ``acted``,
+        int64 (R, T), counts activations."""
         public, size = super().init(problem, replicates).public, (replicates, problem.dimension)
         public.pop("own")
         public["acted"] = torch.zeros(replicates, problem.clients, dtype=torch.int64)
         store = problem.client_store({"own": (size, torch.float64)})
-        if self.start == "single_task":
-            data, zero = self.data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
-            for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
-                own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
-                store.scatter("own", torch.tensor([task]), own.expand(1, *size))
+        data, zero = self.data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
+        for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+            own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
+            store.scatter("own", torch.tensor([task]), own.expand(1, *size))
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
