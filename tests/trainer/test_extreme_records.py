@@ -26,6 +26,7 @@ from fedmtl import (
     PriorLayers,
     PrivatePrior,
     RecordPrivacy,
+    SharedDirections,
     Trainer,
     models,
 )
@@ -48,6 +49,7 @@ LINEAR = {
     "private_prior, diagonal": (lambda loss: PrivatePrior(loss=loss, form="diagonal", own_ridge=False), CLIP),
     "pp_dmtl": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, a1=0.1), RECORD),
     "pp_dmtl, l1": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, own_penalty="l1"), RECORD),
+    "shared_directions": (lambda loss: SharedDirections(loss=loss, row_norm=1.0), RECORD),
     "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, row_norm=1.0), RECORD),
     "peer_averaging": (lambda loss: PeerAveraging(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1), RECORD),
     "async, clip": (lambda loss: AsyncLearner(loss=loss), RECORD),
