@@ -67,21 +67,6 @@ def test_mutated_buffers_are_refused_by_name():
         prepare_module(Counting(), torch.zeros(2, 4), seed=0)
 
 
-def test_wrong_input_shape_names_the_shape():
-    with pytest.raises(ModelError, match=r"\(2, 5\)"):
-        prepare_module(nn.Linear(4, 3), torch.zeros(2, 5), seed=0)
-
-
-def test_wrong_number_of_outputs():
-    with pytest.raises(ModelError, match="10 classes"):
-        prepare_module(nn.Linear(4, 3), torch.zeros(2, 4), seed=0, outputs=10)
-
-
-def test_no_trainable_parameter():
-    with pytest.raises(ModelError, match="no trainable"):
-        prepare_module(nn.Linear(4, 3).requires_grad_(False), torch.zeros(2, 4), seed=0)
-
-
 def test_the_given_module_is_not_changed():
     net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
     prepare_module(net, torch.zeros(2, 4), seed=0)
@@ -91,9 +76,7 @@ def test_the_given_module_is_not_changed():
     assert net[0].weight.dtype == torch.float32
 
 
-def test_unknown_loss_and_reducing_loss_are_refused():
-    with pytest.raises(ConfigError, match="cross_entropy, mse"):
-        resolve_loss("hinge")
+def test_a_reducing_loss_is_refused():
     with pytest.raises(ConfigError, match="one value per example"):
         example_losses(F.cross_entropy, torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
 

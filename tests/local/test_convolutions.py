@@ -7,18 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedmtl.algorithms import PMTL, FedAvg
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.local import Execution, Layout, LocalOptimizer, LocalSGD, StackedModule
 from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork, Toom
 from fedmtl.local.losses import LOSSES
-from fedmtl.local.module import set_trainable
 from fedmtl.local.products import output_gradient
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation
 from tests.algorithms.harness import problem_of, run
+from tests.local.test_products import check_descent, gradients, hooked, partly_frozen
 
 CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
 SGD = LocalSGD(lr=0.1, epochs=2, batch_size=4)
@@ -48,13 +47,6 @@ def stacked(module: nn.Module, dtype: torch.dtype) -> tuple[StackedModule, Convo
     return stack, stack.network, stack.load(stack.layout.flatten(module), 1)
 
 
-def gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """The definition, by autograd."""
-    leaf = row.clone().requires_grad_()
-    losses = LOSS(functional_call(module, Layout.of(module).views(leaf), (x[mask],)), y[mask])
-    return torch.autograd.grad(losses.mean(), leaf)[0]
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str) -> None:
     torch.manual_seed(0)
@@ -62,17 +54,7 @@ def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str) -
     _, network, rows = stacked(module, torch.float64)
     x, y = torch.randn(1, 6, 1, 24, 16, dtype=torch.float64), torch.randint(5, (1, 6))
     mask = torch.tensor([[True, False, True, True, False, True]])
-    expected = gradient(module, rows[0], x[0], y[0], mask[0])
-    values = network.forward(rows, x)
-    assert values is not None
-    torch.testing.assert_close(values[-1][0], module(x[0]), rtol=1e-10, atol=1e-12)
-    signal = output_gradient(LOSS, values[-1], y, mask.double() / mask.sum(1, keepdim=True))
-    found = torch.full_like(rows, torch.nan)
-    network.descend(rows, values, signal, found, keep=0.0, rate=-1.0)
-    torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-12)
-    before = rows.clone()
-    network.descend(rows, values, signal, rows, keep=0.9, rate=0.3)
-    torch.testing.assert_close(rows[0], 0.9 * before[0] - 0.3 * expected, rtol=1e-10, atol=1e-12)
+    check_descent(network, module, rows, x, y, mask, LOSS)
 
 
 def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
@@ -85,9 +67,9 @@ def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
     assert values is not None
     signal, got = output_gradient(LOSS, values[-1], y, mask.float() / 10), torch.empty_like(rows)
     network.descend(rows, values, signal, got, keep=0.0, rate=-1.0)
-    usual = gradient(module, rows[0], x[0], y[0], mask[0]).double()
-    exact = gradient(module.double(), rows[0].double(), x[0].double(), y[0], mask[0])
-    error, usual_error = ((found - exact).norm() / exact.norm() for found in (got[0].double(), usual))
+    usual = gradients(module, rows, x, y, mask, LOSS).double()
+    exact = gradients(module.double(), rows.double(), x.double(), y, mask, LOSS)
+    error, usual_error = ((found - exact).norm() / exact.norm() for found in (got.double(), usual))
     assert error < 3e-6
     assert usual_error < 3e-6
 
@@ -122,18 +104,6 @@ def test_of_equal_values_the_first_of_a_window_has_the_gradient() -> None:
     torch.testing.assert_close(found.permute(1, 3, 0, 2), expected, rtol=0.0, atol=1e-15)
 
 
-def hooked() -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    module[0].register_forward_hook(lambda *given: None)
-    return module
-
-
-def partly_frozen() -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    set_trainable(module, ["2"])
-    return module
-
-
 class Doubled(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -146,8 +116,8 @@ def before_a_head(*parts: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "make",
     [
-        hooked,
-        partly_frozen,
+        partial(hooked, nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)),
+        partial(partly_frozen, nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)),
         partial(before_a_head, Doubled(1, 2, 3)),
         partial(before_a_head, nn.Conv2d(1, 2, 3, stride=2)),
         partial(before_a_head, nn.Conv2d(1, 2, 3, dilation=2)),

@@ -30,13 +30,14 @@ SOLVERS = {
 ROUND = 4
 
 
-def setting():
+def setting(dropout: float = 0.0):
+    """Data, a perceptron, and the starts and anchors of seven clients."""
+    torch.manual_seed(0)
     data = ragged_classification(7)
-    module = prepare_module(models.mlp(hidden=6)(data.spec).double(), torch.zeros(2, 5).double(), seed=0)
-    layout = Layout.of(module)
-    start = torch.randn(7, layout.dimension, dtype=torch.float64) * 0.4
-    anchor = torch.randn(layout.dimension, dtype=torch.float64) * 0.4
-    return data, module, layout, start, anchor
+    module = models.mlp(hidden=6, dropout=dropout)(data.spec).double()
+    module = prepare_module(module, torch.zeros(2, 5).double(), seed=0)
+    start, anchor = torch.randn(2, 7, Layout.of(module).dimension, dtype=torch.float64) * 0.4
+    return data, module, start, anchor
 
 
 def train(stack, data, solver, plan, start, place, *, round=ROUND, **pull):
@@ -48,8 +49,9 @@ def train(stack, data, solver, plan, start, place, *, round=ROUND, **pull):
     return rows
 
 
-def plain_loop(data, module, layout, solver, start, anchor, lam, client):
+def plain_loop(data, module, solver, start, anchor, lam, client):
     """The specification: one client, its own model, torch.optim."""
+    layout = Layout.of(module)
     model = layout.load(copy.deepcopy(module), start[client])
     lr = solver.lr_at(ROUND)
     if isinstance(solver, LocalSGD):
@@ -62,7 +64,7 @@ def plain_loop(data, module, layout, solver, start, anchor, lam, client):
         index = batch.index[0][batch.weight[0] > 0]
         flat = torch.cat([p.reshape(-1) for p in model.parameters()])
         loss = F.cross_entropy(model(data.train.x[index]), data.train.y[index])
-        loss = loss + 0.5 * lam * (flat - anchor).square().sum()
+        loss = loss + 0.5 * lam * (flat - anchor[client]).square().sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -72,13 +74,12 @@ def plain_loop(data, module, layout, solver, start, anchor, lam, client):
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_stacked_training_equals_the_plain_loop(name, lam):
-    torch.manual_seed(0)
-    data, module, layout, start, anchor = setting()
+    data, module, start, anchor = setting()
     solver = SOLVERS[name]
     clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
     stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
     plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
     rows = train(stack, data, solver, plan, start, clients, lam=lam, anchor=anchor)
     for client in range(len(rows)):
-        expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
+        expected = plain_loop(data, module, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[client], expected, rtol=1e-10, atol=1e-12)

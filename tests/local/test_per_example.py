@@ -11,6 +11,7 @@ from torch import nn
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout, StackedModule, example_gradients, prepare_module
 from fedmtl.local.losses import cross_entropy, example_losses, mse
+from tests.local.test_module import networks
 
 CPU = torch.device("cpu")
 
@@ -28,19 +29,7 @@ class Words(nn.Module):
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    torch.manual_seed(0)
-    made = {
-        "linear": (nn.Linear(4, 3), (4,)),
-        "mlp": (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3)), (4,)),
-        "cnn": (
-            nn.Sequential(
-                nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
-            ),
-            (2, 6, 6),
-        ),
-        "words": (Words(), (5,)),
-    }
-    module, shape = made[name]
+    module, shape = (networks() | {"words": (Words(), (5,))})[name]
     return module.double(), shape
 
 

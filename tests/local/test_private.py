@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
-from torch import nn
 
-from fedmtl import models
 from fedmtl.data import FederatedDataset
 from fedmtl.local import (
     Layout,
@@ -20,14 +18,13 @@ from fedmtl.local import (
     LocalTraining,
     StackedModule,
     plan_batches,
-    prepare_module,
 )
 from fedmtl.local.losses import cross_entropy
 from fedmtl.privacy import FullParticipation, GradientPlan, LocalSteps, RecordPrivacy, open_channel
-from tests.helpers import ragged_classification
+from tests.local.test_local import ROUND, setting, train
 
 CPU = torch.device("cpu")
-ROUND, CLIP = 4, 0.7
+CLIP = 0.7
 
 
 class FakeRecords:
@@ -74,21 +71,6 @@ class FakeRecords:
         return total / torch.tensor([[self.denominator(client)] for client in clients.tolist()], dtype=torch.float64)
 
 
-def setting(dropout: float = 0.0) -> tuple[FederatedDataset, nn.Module, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    data = ragged_classification(7)
-    module = prepare_module(
-        models.mlp(hidden=6, dropout=dropout)(data.spec).double(), torch.zeros(2, 5).double(), seed=0
-    )
-    dimension = Layout.of(module).dimension
-    return (
-        data,
-        module,
-        torch.randn(7, dimension, dtype=torch.float64) * 0.4,
-        torch.randn(7, dimension, dtype=torch.float64) * 0.4,
-    )
-
-
 def private(data, module, solver: LocalSolver, start, records, clients=None, **options) -> torch.Tensor:
     """The models of some clients, whose order in the stack is that of their numbers of steps."""
     stack = StackedModule(module, capacity=1, device=CPU, dtype=torch.float64)
@@ -119,10 +101,7 @@ def test_all_records_without_clip_and_noise_are_plain_training(solver, dropout):
     clients = torch.arange(7)
     stack = StackedModule(module, capacity=7, device=CPU, dtype=torch.float64)
     plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
-    expected = torch.empty(7, start.shape[-1], dtype=torch.float64)
-    run = LocalTraining(data, cross_entropy, solver, ROUND, start, lam=0.7, anchor=anchor)
-    for place, trained in run.train(stack, clients, run.on_batches(stack, plan, clients)):
-        expected[place] = trained
+    expected = train(stack, data, solver, plan, start, clients, lam=0.7, anchor=anchor)
     records = FakeRecords(data, [solver.steps] * 7)
     got = private(data, module, solver, start, records, lam=0.7, anchor=anchor)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)

@@ -1,6 +1,7 @@
 """Perceptrons by batched products against automatic differentiation of one module at a time."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -52,24 +53,30 @@ def gradients(module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, mask: Tenso
     return torch.stack(found)
 
 
+def check_descent(network: Any, module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, mask: Tensor, loss) -> None:
+    """Outputs, gradients and steps with a momentum are those of automatic differentiation."""
+    expected = gradients(module, rows, x, y, mask, loss)
+    values = network.forward(rows, x)
+    assert values is not None
+    outputs = torch.stack([functional_call(module, Layout.of(module).views(row), (one,)) for row, one in zip(rows, x, strict=True)])
+    torch.testing.assert_close(values[-1], outputs, rtol=1e-10, atol=1e-12)
+    signal = output_gradient(loss, values[-1], y, mask.double() / mask.sum(1, keepdim=True))
+    found = torch.full_like(rows, torch.nan)
+    network.descend(rows, values, signal, found, keep=0.0, rate=-1.0)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    before = rows.clone()
+    network.descend(rows, values, signal, rows, keep=0.9, rate=0.3)
+    torch.testing.assert_close(rows, 0.9 * before - 0.3 * expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", networks())
 def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str, loss: str) -> None:
-    module = networks()[name]
-    stack, perceptron, rows = stacked(module)
-    x, y = torch.randn(K, B, *SHAPE, dtype=torch.float64), TARGETS[loss]()
+    stack, perceptron, rows = stacked(networks()[name])
     mask = torch.rand(K, B) > 0.4
     mask[:, 0] = True
-    expected = gradients(stack.train_module, rows, x, y, mask, LOSSES[loss])
-    values = perceptron.forward(rows, x)
-    assert values is not None
-    signal = output_gradient(LOSSES[loss], values[-1], y, mask.double() / mask.sum(1, keepdim=True))
-    found = torch.full_like(rows, torch.nan)
-    perceptron.descend(rows, values, signal, found, keep=0.0, rate=-1.0)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    before = rows.clone()
-    perceptron.descend(rows, values, signal, rows, keep=0.9, rate=0.3)
-    torch.testing.assert_close(rows, 0.9 * before - 0.3 * expected, rtol=1e-10, atol=1e-12)
+    x = torch.randn(K, B, *SHAPE, dtype=torch.float64)
+    check_descent(perceptron, stack.train_module, rows, x, TARGETS[loss](), mask, LOSSES[loss])
 
 
 def test_what_is_added_to_the_losses_is_differentiated_too() -> None:
@@ -96,9 +103,14 @@ def test_a_pull_to_predictions_has_the_gradient_of_its_divergence() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-14)
 
 
-def hooked() -> nn.Module:
-    module = nn.Linear(3, 2)
-    module.register_forward_hook(lambda *given: None)
+def hooked(*layers: nn.Module) -> nn.Module:
+    layers[0].register_forward_hook(lambda *given: None)
+    return nn.Sequential(*layers)
+
+
+def partly_frozen(*layers: nn.Module) -> nn.Module:
+    module = nn.Sequential(*layers)
+    set_trainable(module, [str(len(layers) - 1)])
     return module
 
 
@@ -106,12 +118,6 @@ def tied() -> nn.Module:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
     return nn.Sequential(first, second)
-
-
-def partly_frozen() -> nn.Module:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    set_trainable(module, ["1"])
-    return module
 
 
 class Doubled(nn.Linear):
@@ -122,9 +128,9 @@ class Doubled(nn.Linear):
 @pytest.mark.parametrize(
     "make",
     [
-        hooked,
+        partial(hooked, nn.Linear(3, 2)),
         tied,
-        partly_frozen,
+        partial(partly_frozen, nn.Linear(3, 3), nn.Linear(3, 2)),
         partial(Doubled, 3, 2),
         partial(nn.Sequential, nn.Linear(3, 2), nn.LayerNorm(2)),
         partial(nn.Sequential, nn.ReLU(), nn.Linear(3, 2)),
