@@ -29,6 +29,16 @@ def trainer(**settings: Any) -> Trainer:
     return Trainer(**defaults | settings)
 
 
+def check_same(first: Result, second: Result) -> None:
+    """Check that two results have the same bits, whatever time they took."""
+    assert torch.equal(first.personal, second.personal)
+    assert (first.shared is None) == (second.shared is None)
+    assert first.shared is None or torch.equal(first.shared, second.shared)
+    timeless = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (first, second)]
+    assert repr(timeless[0]) == repr(timeless[1])
+    assert (first.epsilon, first.stopped, first.replicates) == (second.epsilon, second.stopped, second.replicates)
+
+
 class Ended(BaseException):
     """The process ends here."""
 
@@ -57,10 +67,5 @@ def check_resumed(make: Callable[..., Trainer], folder: Path, step: int = 0) -> 
     ledger = folder / "run" / "private" / "ledger.jsonl"
     assert not ledger.exists() or max(charges(ledger)) >= step
     whole, resumed = make(folder=folder / "whole").fit(), make(folder=folder / "run").fit(resume=True)
-    assert torch.equal(resumed.personal, whole.personal)
-    assert (resumed.shared is None) == (whole.shared is None)
-    assert whole.shared is None or torch.equal(resumed.shared, whole.shared)
-    timeless = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (resumed, whole)]
-    assert repr(timeless[0]) == repr(timeless[1])
-    assert (resumed.epsilon, resumed.replicates) == (whole.epsilon, whole.replicates)
+    check_same(resumed, whole)
     return resumed

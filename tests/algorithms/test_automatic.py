@@ -48,10 +48,7 @@ def trainer(data: FederatedDataset, algorithm: object, **settings) -> Trainer:
 
 
 def resolved(run: Trainer):
-    from fedmtl.trainer.problem import build_problem
-
-    problem = build_problem(run.data, run.model, run.loss, run.execution, run.rounds, 0, "cpu", "float64")
-    return run.resolved(replace(problem, rounds=run.bound.steps)).algorithm
+    return run.resolved(replace(run.problem(), rounds=run.bound.steps)).algorithm
 
 
 def test_private_records_do_not_enter():

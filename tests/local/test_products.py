@@ -58,7 +58,9 @@ def check_descent(network: Any, module: nn.Module, rows: Tensor, x: Tensor, y: T
     expected = gradients(module, rows, x, y, mask, loss)
     values = network.forward(rows, x)
     assert values is not None
-    outputs = torch.stack([functional_call(module, Layout.of(module).views(row), (one,)) for row, one in zip(rows, x, strict=True)])
+    outputs = torch.stack(
+        [functional_call(module, Layout.of(module).views(row), (one,)) for row, one in zip(rows, x, strict=True)]
+    )
     torch.testing.assert_close(values[-1], outputs, rtol=1e-10, atol=1e-12)
     signal = output_gradient(loss, values[-1], y, mask.double() / mask.sum(1, keepdim=True))
     found = torch.full_like(rows, torch.nan)

@@ -29,10 +29,11 @@ from fedmtl import (
 from fedmtl.privacy import Rounds
 from tests.helpers import ragged_classification
 from tests.trainer.half import Half
+from tests.trainer.settings import CLIENTS, COHORT, DELTA, NOISE
 
 ROUNDS = 32
 EVERY = 3  # rounds between checkpoints
-CLIENTS, COHORT, NOISE, CLIP, DELTA = 12, 4, 1.5, 0.7, 1e-5
+CLIP = 0.7
 SOLVER = LocalSGD(lr=0.2, steps=2, batch_size=4, momentum=0.5)
 PRIVACY = {"clip_norm": CLIP, "noise_multiplier": NOISE, "delta": DELTA}
 ADAM = ServerOptimizer(optimizer_name="Adam", lr=0.05)

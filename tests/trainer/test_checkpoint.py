@@ -14,12 +14,8 @@ from fedmtl._files import write_bytes
 from fedmtl.errors import ResumeError
 from fedmtl.trainer.folder import Checkpoint, write_json, write_tensors
 
+from ..small import Ended
 from .half import Half
-
-
-class Stop(BaseException):
-    """The process ends here."""
-
 
 PUBLIC = {"mean": torch.tensor([0.1, torch.nan, -0.0, 1e-40]), "server_optimizer.step": torch.tensor(3.0)}
 CLIENTS = {"model/6-0-of-2": 4, "model/6-1-of-2": 7}
@@ -92,11 +88,11 @@ def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, call):
     write_bytes(path, b"old")
 
     def stop(*_: object) -> None:
-        raise Stop
+        raise Ended
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, stop)
-        with pytest.raises(Stop):
+        with pytest.raises(Ended):
             write_bytes(path, b"newer content")
     assert path.read_bytes() == b"old"
     write_bytes(path, b"newer content")

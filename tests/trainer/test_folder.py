@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
-from fedmtl import ClientPrivacy, FedAvg, Local, models
+from fedmtl import ClientPrivacy
 from fedmtl.errors import ConfigError, ResumeError
-from fedmtl.trainer.folder import RunFolder
 from tests.conftest import quick_figures
 
-from .settings import DATA, SOLVER, trainer
+from .settings import DATA, trainer
 
 PUBLIC = {"model.safetensors", "privacy.json", "manifest.json"}
 PRIVATE = {
@@ -179,22 +178,6 @@ def test_json_has_no_bare_infinity(tmp_path, privacy):
 
     for path in (tmp_path / "public/privacy.json", tmp_path / "private/result.json"):
         assert json.loads(path.read_text(), parse_constant=refuse)["epsilon"] == "inf"
-
-
-def test_shared_models_are_not_repeated_for_every_client(tmp_path):
-    trainer(folder=tmp_path, algorithm=FedAvg(local=SOLVER), model=models.softmax_regression(), rounds=1).fit()
-    assert not (tmp_path / "private/models.safetensors").exists()
-    trainer(folder=tmp_path / "local", algorithm=Local(local=SOLVER), rounds=1).fit()
-    assert not (tmp_path / "local/public/model.safetensors").exists()
-    assert (tmp_path / "local/private/models.safetensors").exists()
-
-
-def test_started(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    assert not folder.started
-    trainer(folder=tmp_path / "run", rounds=1).fit()
-    assert folder.started
-    assert folder.baseline("local").root == tmp_path / "run/private/baselines/local"
 
 
 def scaled_loss(outputs, targets, scale=1.0):

@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from fedmtl import (
     PMTL,
     Callback,
+    ClientPrivacy,
     Execution,
     FixedCohort,
     FullParticipation,
     LocalSGD,
+    RecordPrivacy,
     models,
 )
 from fedmtl.local import Layout
 from tests.helpers import regression
 from tests.methods import NETWORKS
 
-from .settings import CLIENTS, DATA, trainer
+from .settings import CLIENTS, DATA, DELTA, NOISE, trainer
 
 # What results must not depend on
 
@@ -38,9 +40,11 @@ def assert_close(found, expected, tolerance):
     assert found.final["loss"] == pytest.approx(expected.final["loss"], rel=10 * tolerance)
 
 
+@pytest.mark.parametrize("unit", [ClientPrivacy, RecordPrivacy])
 @pytest.mark.parametrize("name", ["pmtl", "pmtl, running mean", "fedavg", "local"])
-def test_order_chunks_and_processes_do_not_matter(name):
-    common = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=4, dropout=0.3)}
+def test_order_chunks_and_processes_do_not_matter(name, unit):
+    privacy = unit(clip_norm=0.5, noise_multiplier=NOISE, delta=DELTA)
+    common = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=4, dropout=0.3), "privacy": privacy}
     expected = run_of(**common)
     order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
     others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]

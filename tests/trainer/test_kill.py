@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load_file
 
 from fedmtl.trainer.folder import Checkpoint
 
-from .killed import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTED, POINTS, ROUNDS, run
+from .killed import CASES, EVERY, POINTED, POINTS, ROUNDS, run
 from .ledgers import charges, participations, read_lines
+from .settings import COHORT, epsilon
 
 KILLS = 3  # of each case
 NO_LEDGER = ("pmtl-plain", "local")
@@ -201,12 +200,6 @@ def test_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
 
 
 # Secure mode: noise is fresh in every process, so a replay is a new release.
-
-
-def epsilon(uses: int) -> float:
-    """Straight from dp_accounting."""
-    event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
-    return PLDAccountant().compose(event, uses).get_epsilon(DELTA)
 
 
 def budget_of(uses: int) -> float:

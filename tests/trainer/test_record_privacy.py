@@ -35,15 +35,6 @@ def run_of(**settings):
     ).fit()
 
 
-@pytest.mark.parametrize("algorithm", [PMTL(lam=0.5, local=SOLVER), FedAvg(local=SOLVER), Local(local=SOLVER)])
-def test_chunks_and_processes_change_nothing(algorithm):
-    whole = run_of(algorithm=algorithm)
-    for execution in (Execution(5), Execution(processes=2, chunk=2)):
-        part = run_of(algorithm=algorithm, execution=execution)
-        assert torch.allclose(part.personal, whole.personal, rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(run_of(algorithm=algorithm, seed=1).personal, whole.personal)
-
-
 def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
     """A plain loop over clients and records, with the anchor's pull added after the clip."""
     data, lam, lr, rounds, clip = regression(4, examples=6), 0.7, 0.1, 3, 0.8

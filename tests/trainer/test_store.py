@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedmtl.algorithms import store as store_module
 from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.ranks import Ranks
 
+from ..small import Ended
 from .half import Half
 
 N = 9
@@ -215,10 +216,6 @@ def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> N
         path.unlink(missing_ok=True)
 
 
-class Stop(BaseException):
-    """The process ends here."""
-
-
 def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """End the process at the ``number``-th system call; returns the calls that were made."""
     made: list[str] = []
@@ -227,7 +224,7 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def stopped(*args: Any, **options: Any) -> Any:
             made.append(name)
             if len(made) > number:
-                raise Stop
+                raise Ended
             return call(*args, **options)
 
         return stopped
@@ -241,13 +238,6 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.fixture
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    return
-
-
-@pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize(("before", "now"), [(1, 1), (2, 2), (2, 1), (1, 3)])
 @pytest.mark.parametrize("full", [False, True], ids=["appended", "a new file"])
 def test_crash_at_each_point_of_a_checkpoint(
@@ -277,7 +267,7 @@ def test_crash_at_each_point_of_a_checkpoint(
         shutil.copytree(tmp_path / "original", folder)
         with monkeypatch.context() as patch:
             crash_at(number, patch)
-            with contextlib.suppress(Stop):
+            with contextlib.suppress(Ended):
                 go_on(folder)
                 finished = True
         step, found = resumed(folder, (before, now, 4)[number % 3])

@@ -1,12 +1,10 @@
 """The loop: history, epsilon, budgets, resuming, baselines, callbacks."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from fedmtl import (
@@ -23,33 +21,10 @@ from fedmtl import (
 )
 from fedmtl.errors import ConfigError, ModelError, ResumeError
 from tests.helpers import ragged_classification, regression
+from tests.small import check_same
 
 from .ledgers import charges
 from .settings import CLIENTS, COHORT, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
-
-
-def bitwise(first, second):
-    """Two results are the same, to the bit."""
-    assert torch.equal(first.personal, second.personal)
-    assert (first.shared is None) == (second.shared is None)
-    assert first.shared is None or torch.equal(first.shared, second.shared)
-    for one, two in zip(first.history, second.history, strict=True):
-        assert {**one, "time": 0} == {**two, "time": 0}
-    assert first.personal_accuracy == second.personal_accuracy
-    assert (first.stopped, first.epsilon) == (second.stopped, second.epsilon)
-
-
-def contents(path):
-    """A file's bytes; of safetensors, whose metadata come in any order, what they hold but for the ledger's end."""
-    if path.suffix != ".safetensors":
-        return path.read_bytes()
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        metadata = file.metadata() or {}
-        notes = json.loads(metadata.pop("notes", "{}"))
-        notes.pop("ledger", None)
-        return metadata, notes, {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
-
 
 # History and epsilon
 
@@ -87,7 +62,7 @@ def test_epsilon_without_noise(algorithm, privacy, expected, tmp_path):
     result = run.fit()
     assert [row["epsilon"] for row in result.history] == [expected] * 3
     assert result.epsilon == result.privacy.epsilon == expected
-    bitwise(run.fit(resume=True), result)  # also of a finished run
+    check_same(run.fit(resume=True), result)  # also of a finished run
 
 
 def test_evaluation_about_twenty_times_by_default():
@@ -122,7 +97,7 @@ def test_budget_ends_the_run_cleanly(tmp_path, every):
     assert result.epsilon <= budget
     assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(4), 1)
     assert "budget is spent" in result.summary()
-    bitwise(run.fit(resume=True), result)
+    check_same(run.fit(resume=True), result)
     four = trainer(rounds=4, eval_every=every).fit()
     assert torch.equal(four.personal, result.personal), "the rounds within the budget are those of a shorter run"
 
@@ -141,30 +116,14 @@ def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
 # Resuming
 
 
-def without_head(report):
-    """A report without the place where its ledger ended, and without times."""
-
-    def rest(fields):
-        return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head", "time")}
-
-    return json.loads(report.read_text(), object_hook=rest)
-
-
-def test_finished_run_resumes_to_itself(tmp_path):
+def test_a_finished_run_resumes_to_itself_with_its_baselines(tmp_path):
     run = trainer(folder=tmp_path, baselines=("local", "fedavg"))
-    result = run.fit()
-    # sessions, which are lines of the ledger, and times
-    reports = ("privacy.json", "result.json", "outcome.json")
-    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", *reports)
-    kept = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name not in changing}
-    told = {p: without_head(p) for name in reports for p in tmp_path.rglob(name)}
-    again = run.fit(resume=True)
-    bitwise(again, result)
+    result, again = run.fit(), run.fit(resume=True)
+    check_same(again, result)
     for name in ("local", "fedavg"):
-        bitwise(again.baselines[name], result.baselines[name])
-    assert kept == {p: contents(p) for p in kept}
-    assert told == {p: without_head(p) for p in told}
-    assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
+        check_same(again.baselines[name], result.baselines[name])
+    for folder in (tmp_path, tmp_path / "private/baselines/fedavg"):
+        assert charges(folder / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
 
 
 OTHERS = {
@@ -192,7 +151,7 @@ def test_resume_refuses_another_run(tmp_path, source):
         }
 
     trainer(**with_source({})).fit()
-    before = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.stem != "ledger"}
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.stem != "ledger"}
     kept = []
     for settings in OTHERS.values():
         with pytest.raises(ResumeError, match=r"was written (with|for)") as error:
@@ -201,7 +160,7 @@ def test_resume_refuses_another_run(tmp_path, source):
             kept.append(error)
         del error
     assert len(kept) == (7 if source == "secure" else 0)
-    assert before == {p: contents(p) for p in before}
+    assert before == {p: p.read_bytes() for p in before}
     trainer(**with_source({})).fit(resume=True)
 
 
@@ -228,14 +187,8 @@ def test_nothing_to_resume():
         trainer().fit(resume=True)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_lost_ledger_is_refused(tmp_path, finished):
-    callbacks = [] if finished else [Interrupt(4)]
-    if finished:
-        trainer(folder=tmp_path).fit()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            trainer(folder=tmp_path, callbacks=callbacks).fit()
+def test_lost_ledger_is_refused(tmp_path):
+    trainer(folder=tmp_path).fit()
     (tmp_path / "private/ledger.jsonl").unlink()
     with pytest.raises(ResumeError, match="charges of releases that were made are missing"):
         trainer(folder=tmp_path).fit(resume=True)
@@ -303,7 +256,7 @@ def test_interrupted_run_ends_its_callbacks_and_resumes(tmp_path, error, source)
     assert kept.value is not None  # the traceback is alive, and holds no lock
     assert record.calls[0] == ("start", "pmtl", 6, 2)
     if source == "seeded":
-        bitwise(result, trainer().fit())
+        check_same(result, trainer().fit())
     else:
         assert charges(tmp_path / "private/ledger.jsonl") == {0: 1, 1: 1, 2: 2, 3: 2, 4: 1, 5: 1}
         assert result.epsilon == pytest.approx(epsilon(8), rel=1e-3)
@@ -318,14 +271,14 @@ def test_baselines_are_runs_of_their_own(tmp_path):
     assert list(result.baselines) == ["local", "fedavg", "fedprox"]  # its own method is skipped
     alone = {"local": Local(local=SOLVER), "fedavg": FedAvg(local=SOLVER), "fedprox": prox}
     for name, algorithm in alone.items():
-        bitwise(result.baselines[name], trainer(algorithm=algorithm).fit())
+        check_same(result.baselines[name], trainer(algorithm=algorithm).fit())
     root = tmp_path / "private/baselines"
     assert result.baselines["local"].epsilon == 0.0
     assert not (root / "local/private/ledger.jsonl").exists()
     for ledger in (tmp_path, root / "fedavg", root / "fedprox"):
         assert charges(ledger / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
     assert result.baselines["fedavg"].epsilon == result.epsilon
-    bitwise(result, trainer().fit())
+    check_same(result, trainer().fit())
 
 
 # Errors by name

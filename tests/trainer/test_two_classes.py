@@ -86,14 +86,12 @@ def test_local_fits_and_their_scores_are_those_of_scikit_learn(coding, classes):
 def test_a_module_is_trained_and_scored_alike_in_every_coding(coding, model):
     built = {
         "one output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
-        "flat output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0)),
+        "flat output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), _Squeeze()),
         "two outputs": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
     }[model]
     torch.manual_seed(0)
     for parameter in built.parameters():
         nn.init.normal_(parameter)
-    if model == "flat output":
-        built = nn.Sequential(built[:3], _Squeeze())
     local = LocalSGD(lr=0.5, batch_size=8)
     result = fit(FedAvg(local=local), dataset(coding), rounds=3, model=built)
     network, (_, test) = result.shared_model(), records()

@@ -15,7 +15,8 @@ import torch
 from fedmtl import ClientPrivacy, PoissonSampling
 from fedmtl.privacy import ReleasePlan, open_channel
 from tests.conftest import quick_figures
-from tests.trainer.killed import CLIENTS, COHORT, PRIVACY, ROUNDS, trainer_of
+from tests.trainer.killed import PRIVACY, ROUNDS, trainer_of
+from tests.trainer.settings import CLIENTS, COHORT
 
 import_module("torch._dynamo")  # which torch imports on first use, in seconds
 torch.set_num_threads(1)
