@@ -1,7 +1,6 @@
 """A node's own account: records that it protects itself, noise against the server, and servers that ask too often."""
 
 import json
-import logging
 import secrets
 from dataclasses import replace
 from functools import cache
@@ -29,15 +28,20 @@ from fedmtl.flower.messages import NAME, ROUND, facts_of, pack, tensors_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve
 from tests.algorithms.test_client_half import ROUNDS, trainer_of
-from tests.flower.test_apps import KilledError, KilledGrid, apart, own_models, public_state, run, same, small
+from tests.flower.test_apps import (
+    KilledError,
+    KilledGrid,
+    apart,
+    beside_trainer,
+    own_models,
+    public_state,
+    run,
+    same,
+    small,
+)
 
 RECORDS = RecordPrivacy(clip_norm=1.0, epsilon=6.0, delta=1e-3)
 SCHEDULES = {"full": FullParticipation(), "poisson": PoissonSampling(cohort=4), "fixed": FixedCohort(cohort=3)}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
 
 
 def protected(name: str, schedule: str = "full", **settings) -> Trainer:
@@ -67,11 +71,7 @@ def answers(folder: Path) -> list[int]:
 def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
     name: str, schedule: str, tmp_path: Path
 ) -> None:
-    trainer = protected(name, schedule)
-    expected = replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    found = run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    expected, found, _ = beside_trainer(protected(name, schedule), tmp_path, 1e-10)
     epsilons = []
     for client in expected.ids:
         same(expected.model_for(client).state_dict(), own_models(tmp_path, client), 1e-10)
@@ -91,10 +91,7 @@ def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
 
 
 def test_nodes_that_train_alone_release_nothing_and_keep_no_account(tmp_path: Path) -> None:
-    trainer = protected("local", "full")
-    expected = replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    found = run(server, grid)
+    expected, found, _ = beside_trainer(protected("local"), tmp_path)
     assert found.epsilon == expected.epsilon == 0.0
     assert found.privacy.headline == "nothing is released: epsilon = 0"
     for client in expected.ids:
@@ -131,11 +128,7 @@ def test_clients_may_have_budgets_of_their_own(tmp_path: Path) -> None:
 
 
 def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
-    trainer = protected("pmtl", epsilon=np.inf, delta=None)
-    replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    beside_trainer(protected("pmtl", epsilon=np.inf, delta=None), tmp_path, 1e-10)
     assert "clip only" in json.loads((tmp_path / "server/public/privacy.json").read_text())["headline"]
     assert not list((tmp_path / "nodes").rglob("ledger.jsonl"))
 
@@ -275,14 +268,13 @@ def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_p
         node.train(content)
 
 
-def test_a_certificate_after_too_many_questions(asked, tmp_path: Path, caplog) -> None:
+def test_a_certificate_after_too_many_questions(asked, tmp_path: Path, log) -> None:
     server, contents, _ = asked
     for number in range(ROUNDS):
         node_of(asked, tmp_path).train(changed(contents[0], run=f"{number:016x}"))
-    with caplog.at_level(logging.INFO, "fedmtl"):
-        node_of(asked, tmp_path).finish(changed(contents[0], run="0" * 16, counted=1))
+    node_of(asked, tmp_path).finish(changed(contents[0], run="0" * 16, counted=1))
     if not isinstance(server.privacy, RecordPrivacy):
-        assert any(f"after {ROUNDS} answers: epsilon 5 at" in record.getMessage() for record in caplog.records)
+        assert any(f"after {ROUNDS} answers: epsilon 5 at" in text for text in log.messages)
         return
     found = verify(place(tmp_path))
     assert found.fits
@@ -332,11 +324,10 @@ def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Pat
     assert answers(place(tmp_path)) == [0, 1]
 
 
-def test_a_seeded_node_says_that_it_is_a_simulation(tmp_path: Path, caplog) -> None:
+def test_a_seeded_node_says_that_it_is_a_simulation(tmp_path: Path, log) -> None:
     server, grid = apart(protected("pmtl"), tmp_path)
-    with caplog.at_level(logging.INFO, "fedmtl"):
-        run(server, grid)
-    lines = [one.getMessage() for one in caplog.records if "of its records" in one.getMessage()]
+    run(server, grid)
+    lines = [text for text in log.messages if "of its records" in text]
     assert len(lines) == 6
     assert all("a simulation, not private; to publish, run with privacy.source=secure" in line for line in lines)
 

@@ -1,7 +1,6 @@
 """Flower apps on a grid of one process: the numbers of ``Trainer.fit``, whatever does not answer as it should."""
 
 import json
-import logging
 import math
 from dataclasses import replace
 from functools import cache
@@ -48,11 +47,6 @@ def within(name: str) -> float:
     return 1e-13 if name.startswith("mp_mtl") else 0.0
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
-
-
 def apart(trainer: Trainer, folder: Path, **options):
     """The same settings over a population, and the grid of its nodes, which have the records."""
     data = trainer.data
@@ -64,6 +58,19 @@ def apart(trainer: Trainer, folder: Path, **options):
 
 def run(server: Trainer, grid: LocalGrid) -> Result:
     return serve(server, grid, patience=0.01, gather=0)
+
+
+def beside_trainer(trainer: Trainer, folder: Path, within: float = 0.0) -> tuple[Result, Result, LocalGrid]:
+    """Run the settings in one process and over a grid, and check that both end in the same public state.
+
+    Returns:
+        The results of both, and the grid.
+    """
+    expected = replace(trainer, folder=folder / "one").fit()
+    server, grid = apart(trainer, folder)
+    found = run(server, grid)
+    same(public_state(folder / "one"), public_state(folder / "server"), within)
+    return expected, found, grid
 
 
 def public_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -305,11 +312,7 @@ def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) ->
 
 def test_a_clip_that_adapts_goes_with_the_message(tmp_path: Path) -> None:
     privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.05, count_noise=2.0), noise_multiplier=0.8, delta=1e-5)
-    trainer = replace(trainer_of("pmtl"), privacy=privacy)
-    expected = replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    found = run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-6)
+    expected, found, grid = beside_trainer(replace(trainer_of("pmtl"), privacy=privacy), tmp_path, 1e-6)
     assert found.epsilon == expected.epsilon
     bounds = {float(tensors_of(content, "channel")["update"][-1]) for kind, _, content in grid.sent if kind == ROUND}
     assert len(bounds) == ROUNDS
@@ -337,21 +340,13 @@ def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(ini
 def test_noise_against_the_server_is_added_on_the_node(tmp_path: Path) -> None:
     """The rows that leave differ from those of a run without it by the noise that the trainer adds in one process."""
     algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
-    trainer = replace(trainer_of("mp_mtl"), algorithm=algorithm)
-    expected = replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    found = run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    expected, found, _ = beside_trainer(replace(trainer_of("mp_mtl"), algorithm=algorithm), tmp_path, 1e-10)
     assert found.privacy.to_dict()["server"] == expected.privacy.to_dict()["server"] is not None
 
 
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, epsilon=math.inf)])
 def test_runs_without_noise(privacy, tmp_path: Path) -> None:
-    trainer = replace(trainer_of("fedavg"), privacy=privacy)
-    replace(trainer, folder=tmp_path / "one").fit()
-    server, grid = apart(trainer, tmp_path)
-    run(server, grid)
-    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
+    beside_trainer(replace(trainer_of("fedavg"), privacy=privacy), tmp_path)
 
 
 def test_secret_coins(tmp_path: Path) -> None:
@@ -389,17 +384,10 @@ def test_rows_that_are_none(rows, text: str) -> None:
         checked_rows(content, {"update": 3})
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_rows_that_are_some(kind) -> None:
-    row = np.array([[1.0, -2.0, 3.0]], dtype=kind)
-    found = checked_rows(RecordDict({"rows": ArrayRecord({"update": Array(row)})}), {"update": 3})
-    assert np.array_equal(found["update"].numpy(), row)
-
-
 # What a node says, and to whom
 
 
-def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path: Path, caplog) -> None:
+def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path: Path, log) -> None:
     trainer = small()
     server, grid = apart(trainer, tmp_path)
     secret = "diagnosis-of-4711"
@@ -414,11 +402,10 @@ def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path
     replies = []
     grid.app = client_app(server, records, folder=tmp_path / "nodes")
     grid.broken = lambda kind, client, number, content: replies.append((client, content)) or content
-    with caplog.at_level(logging.WARNING, "fedmtl"):
-        run(server, grid)
+    run(server, grid)
     assert all(not content for client, content in replies if client in ("client-1", "client-2"))
     assert secret not in repr(replies)
-    said = [record.getMessage() for record in caplog.records if "no answer" in record.getMessage()]
+    said = [text for text in log.messages if "no answer" in text]
     assert any("have shape (77,); the population's is (5,)" in text for text in said)
     assert any(secret in text for text in said)
     assert not [one for one in grid.sent if one[:2] == (ROUND, "client-1")]  # it never said its name
@@ -441,20 +428,17 @@ def test_nothing_but_rows_and_a_name_leaves_a_node(tmp_path: Path) -> None:
     }
 
 
-def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, caplog) -> None:
+def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, log) -> None:
     trainer = small()
     server, grid = apart(trainer, tmp_path)
     other, _ = apart(replace(trainer, algorithm=PMTL(lam=0.7)), tmp_path)
     grid.app = client_app(other, lambda name, config: trainer.data.subset([name]), folder=tmp_path / "nodes")
-    with caplog.at_level(logging.WARNING, "fedmtl"):
-        run(server, grid)
-    assert any("the server has other settings than this node: algorithm" in one.getMessage() for one in caplog.records)
-    assert sum("is left out of the sum: it has no rows" in one.getMessage() for one in caplog.records) == 2 * CLIENTS
+    run(server, grid)
+    assert any("the server has other settings than this node: algorithm" in text for text in log.messages)
+    assert sum("is left out of the sum: it has no rows" in text for text in log.messages) == 2 * CLIENTS
 
 
-def test_a_node_that_was_rolled_back_has_no_answer_and_one_that_lost_its_folder_begins_anew(
-    tmp_path: Path, caplog
-) -> None:
+def test_a_node_that_was_rolled_back_has_no_answer_and_one_without_its_folder_begins_anew(tmp_path: Path, log) -> None:
     server, grid = apart(small(), tmp_path)
     with pytest.raises(KilledError):
         run(server, KilledGrid(grid.app, server.data.ids, kind=FINISH, number=0, after=False))
@@ -463,22 +447,20 @@ def test_a_node_that_was_rolled_back_has_no_answer_and_one_that_lost_its_folder_
     write_parts(state, parts, notes | {"before": 0, "after": 1})
     (lost,) = (tmp_path / "nodes/client-3").rglob("state.safetensors")
     lost.unlink()
-    with caplog.at_level(logging.WARNING, "fedmtl"):
-        run(server, grid)
-    assert any("after 0 and 1 rounds, but the server counts 2" in one.getMessage() for one in caplog.records)
+    run(server, grid)
+    assert any("after 0 and 1 rounds, but the server counts 2" in text for text in log.messages)
     assert not (state.parent / "model.safetensors").exists()
-    assert any("client-3" in one.getMessage() and "begins anew" in one.getMessage() for one in caplog.records)
+    assert any("client-3" in text and "begins anew" in text for text in log.messages)
     assert (lost.parent / "model.safetensors").exists()
 
 
-def test_a_name_that_is_taken_or_nobodys(tmp_path: Path, caplog) -> None:
+def test_a_name_that_is_taken_or_nobodys(tmp_path: Path, log) -> None:
     server, grid = apart(small(), tmp_path)
     grid.nodes |= {997: "client-0", 998: "nobody"}
     grid.context = lambda node: Context(1, node, {"client": grid.nodes[node]}, RecordDict(), {})
-    with caplog.at_level(logging.WARNING, "fedmtl"):
-        run(server, grid)
-    assert any("a node calls itself 'client-0', and another" in one.getMessage() for one in caplog.records)
-    assert any("client 'nobody' is not in the population" in one.getMessage() for one in caplog.records)
+    run(server, grid)
+    assert any("a node calls itself 'client-0', and another" in text for text in log.messages)
+    assert any("client 'nobody' is not in the population" in text for text in log.messages)
     assert sum(kind == ROUND for kind, _, _ in grid.sent) == 2 * CLIENTS
     asked = [client for kind, client, _ in grid.sent if kind == NAME]
     assert asked.count("nobody") == 1

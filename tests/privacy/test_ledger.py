@@ -21,27 +21,24 @@ from fedmtl.privacy.noise import sources
 STEPS = 40
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
 def door(
     path: Path | None,
     *,
-    resume: bool = False,
     source: str = "seeded",
     fingerprint: str = "a",
-    steps: int = STEPS,
     sampler=None,
-    **privacy,
+    clip_norm: float = 1.0,
+    **options,
 ):
-    settings = ClientPrivacy(**{"clip_norm": 1.0, "noise_multiplier": 2.0, "source": source, **privacy})
-    plan = ReleasePlan(name="update", dimension=4)
+    settings = ClientPrivacy(clip_norm=clip_norm, noise_multiplier=2.0, source=source)
+    plans, sampler = (ReleasePlan(name="update", dimension=4),), sampler or PoissonSampling(5).bind(50)
     return open_channel(
-        settings,
-        (plan,),
-        sampler or PoissonSampling(5).bind(50),
-        seed=1,
-        steps=steps,
-        fingerprint=fingerprint,
-        ledger_path=path,
-        resume=resume,
+        settings, plans, sampler, seed=1, steps=STEPS, fingerprint=fingerprint, ledger_path=path, **options
     )
 
 
@@ -59,8 +56,7 @@ def crash(channel) -> None:
     channel.account.ledger._close_files()
 
 
-def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_seeded_replay_is_charged_once(path: Path) -> None:
     whole = advance(door(None), 0, STEPS)
     first = door(path)
     values = advance(first, 0, 13)
@@ -75,9 +71,8 @@ def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
     assert second.report.epsilon == second.epsilon_at(STEPS)
 
 
-def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(tmp_path: Path) -> None:
+def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(path: Path) -> None:
     """Steps 0 to 3 twice are eight charges, and none of them is for steps 4 to 6."""
-    path = tmp_path / "ledger.jsonl"
     for resume in (False, True):
         channel = door(path, resume=resume, source="secure")
         advance(channel, 0, 4)
@@ -89,8 +84,7 @@ def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(tm
     assert late.account.ledger.charged == 8
 
 
-def test_seeded_replay_on_other_data_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_seeded_replay_on_other_data_is_refused(path: Path) -> None:
     first = door(path)
     advance(first, 0, 3)
     first.close()
@@ -98,8 +92,7 @@ def test_seeded_replay_on_other_data_is_refused(tmp_path: Path) -> None:
         door(path, resume=True, fingerprint="b")
 
 
-def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_secure_replay_is_charged_again(path: Path) -> None:
     first = door(path, source="secure")
     values = advance(first, 0, 13)
     crash(first)
@@ -112,8 +105,7 @@ def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
     assert second.report.epsilon == pytest.approx(second.epsilon_at(16))
 
 
-def test_a_session_that_charges_nothing_leaves_the_file_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_session_that_charges_nothing_leaves_the_file_as_it_is(path: Path) -> None:
     first = door(path)
     advance(first, 0, 3)
     first.close()
@@ -123,8 +115,7 @@ def test_a_session_that_charges_nothing_leaves_the_file_as_it_is(tmp_path: Path)
 
 
 @pytest.mark.parametrize("torn", [b'{"kind":"charge","first":5,"end":6}', b'{"kind":"cha', b"\x00\x00\x00", b"{}x\n"])
-def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_torn_last_line_is_dropped(path: Path, torn: bytes) -> None:
     first = door(path)
     advance(first, 0, 5)
     crash(first)
@@ -138,8 +129,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     assert door(path, resume=True).account.ledger.charged == 9
 
 
-def test_damage_before_the_last_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_damage_before_the_last_line_is_refused(path: Path) -> None:
     first = door(path)
     advance(first, 0, 20)
     first.close()
@@ -155,8 +145,7 @@ def test_damage_before_the_last_line_is_refused(tmp_path: Path) -> None:
         door(path, resume=True)
 
 
-def test_a_ledger_torn_in_its_header_begins_again(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_ledger_torn_in_its_header_begins_again(path: Path) -> None:
     path.write_bytes(b'{"kind":"head')
     advance(door(path, resume=True), 0, 3)
 
@@ -168,8 +157,7 @@ def test_missing_charges_are_noticed(tmp_path: Path) -> None:
             channel.draw(7)
 
 
-def test_a_ledger_is_neither_overwritten_nor_shared(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_ledger_is_neither_overwritten_nor_shared(path: Path) -> None:
     first = door(path)
     with pytest.raises(ResumeError, match="in use"):
         door(path, resume=True)
@@ -184,9 +172,8 @@ def test_a_ledger_is_neither_overwritten_nor_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_a_line_a_step_and_before_any_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_line_a_step_and_before_any_noise(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """In secure mode on the disk, as far as the system was told to write it there; else in the file."""
-    path = tmp_path / "ledger.jsonl"
     flushed: list[int] = []
     kind = {"seeded": sources.SeededSource, "secure": sources.SecureSource}[source]
     fsync, normal = os.fsync, kind.normal
@@ -292,9 +279,8 @@ def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> N
 
 
 @pytest.mark.parametrize("source", ["secure", "seeded"])
-def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source: str, tmp_path: Path) -> None:
+def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source: str, path: Path) -> None:
     """The steps that a crash has lost are charged beside all that are planned from the checkpoint on."""
-    path = tmp_path / "ledger.jsonl"
     first = door(path, source=source)
     first.start(0)
     advance(first, 0, 20)
@@ -392,18 +378,7 @@ def test_every_line_holds_the_hash_of_the_one_before(tmp_path: Path, source: str
     assert kept == Head(5, hashlib.sha256(lines[-1]).hexdigest())
 
 
-@pytest.mark.parametrize("source", ["seeded", "secure"])
-@pytest.mark.parametrize("gone", [1, 2, 3])
-def test_a_line_that_is_missing_is_noticed(tmp_path: Path, source: str, gone: int) -> None:
-    path = tmp_path / "ledger.jsonl"
-    lines = written(path, source)
-    path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
-    with pytest.raises(ResumeError, match=f"line {gone + 1}: it does not follow"):
-        door(path, resume=True, source=source)
-
-
-def test_a_line_that_was_altered_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_line_that_was_altered_is_noticed(path: Path) -> None:
     lines = written(path, "secure")
     path.write_bytes(b"".join(lines).replace(b'"first":0,"end":1', b'"first":0,"end":0'))
     with pytest.raises(ResumeError, match="line 4: it does not follow"):
@@ -412,18 +387,18 @@ def test_a_line_that_was_altered_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 @pytest.mark.parametrize("gone", [1, 2, 3])
-def test_a_ledger_that_was_rolled_back_by_whole_lines_is_noticed(tmp_path: Path, source: str, gone: int) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_lines_that_are_missing_in_the_middle_or_at_the_end_are_noticed(path: Path, source: str, gone: int) -> None:
     lines = written(path, source)
-    path.write_bytes(b"".join(lines[:-gone]))
-    with pytest.raises(ResumeError, match="rolled back"):
-        door(path, resume=True, source=source)
+    middle = lines[:gone] + lines[gone + 1 :]
+    for left, error in ((middle, f"line {gone + 1}: it does not follow"), (lines[:-gone], "rolled back")):
+        path.write_bytes(b"".join(left))
+        with pytest.raises(ResumeError, match=error):
+            door(path, resume=True, source=source)
     path.write_bytes(b"".join(lines))
     door(path, resume=True, source=source).close()
 
 
-def test_a_chain_computed_anew_is_not_the_one_that_was_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_a_chain_computed_anew_is_not_the_one_that_was_recorded(path: Path) -> None:
     lines = written(path, "secure")
     path.write_bytes(b"".join(chained([*lines[:2], *lines[3:], lines[-1]])))
     with pytest.raises(ResumeError, match="rolled back or replaced"):
@@ -440,9 +415,8 @@ def test_a_secure_ledger_needs_its_head_file(tmp_path: Path) -> None:
         door(tmp_path / "secure/ledger.jsonl", resume=True, source="secure")
 
 
-def test_a_head_file_that_lags_behind_is_no_fault(tmp_path: Path) -> None:
+def test_a_head_file_that_lags_behind_is_no_fault(path: Path) -> None:
     """After a crash of the system the ledger is on the disk, its head file perhaps an older one."""
-    path = tmp_path / "ledger.jsonl"
     channel = door(path, source="secure")
     advance(channel, 0, 3)
     older = head_file(path).read_bytes()
@@ -454,8 +428,7 @@ def test_a_head_file_that_lags_behind_is_no_fault(tmp_path: Path) -> None:
     assert head_file(path).read_bytes() != older
 
 
-def test_an_older_ledger_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_an_older_ledger_is_refused_by_name(path: Path) -> None:
     path.write_bytes(
         b'{"kind":"header","version":1,"fingerprint":"a","replays_free":true}\n{"kind":"open","session":1}\n'
     )
