@@ -65,6 +65,16 @@ def renyi_epsilon(event, uses: int, delta: float) -> float:
     return float(rdp.compute_epsilon(orders, uses * renyi_curve(event, orders), delta)[0])
 
 
+def l2_laplace_losses(beta: float, dimension: int, count: int, *, seed: int, shift: float = 1.0) -> np.ndarray:
+    """Losses of simulated noise vectors, of density proportional to exp(-beta |v|), for a move along the first axis."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((count, dimension))
+    noise *= rng.gamma(dimension, 1 / beta, (count, 1)) / np.linalg.norm(noise, axis=1, keepdims=True)
+    radius = np.linalg.norm(noise, axis=1)
+    noise[:, 0] -= shift
+    return beta * (np.linalg.norm(noise, axis=1) - radius)
+
+
 def delta_at(law: LossLaw, epsilon: float) -> float:
     """The hockey-stick divergence of a law of losses at ``epsilon``, by its definition."""
     above = law.losses > epsilon

@@ -26,6 +26,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.price import Price, normalized
 from fedmtl.privacy.row_noise import RowNoise
+from tests.helpers import l2_laplace_losses
 
 WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
 GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
@@ -67,6 +68,7 @@ def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
     [
         ("gaussian", 1.0, dp_event.GaussianDpEvent, 2e-3),
         ("laplace", 1.0, dp_event.LaplaceDpEvent, 2e-3),
+        ("laplace", 0.2, lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.LaplaceDpEvent(z)), 5e-3),
         ("gaussian", 0.2, lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)), 5e-3),
     ],
 )
@@ -85,14 +87,7 @@ def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     weights = normalized(epsilons.tolist())
     price = Price(mechanism="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
     assert price.event(1 / float(np.mean(epsilons)), 2).epsilon == pytest.approx(float(epsilons[2]))
-    rng = np.random.default_rng(0)
-    losses = np.zeros(samples)
-    for e in epsilons:  # density exp(-e |v|) against the same around a point at distance 1
-        v = rng.standard_normal((samples, d))
-        v *= (rng.gamma(d, 1 / e, samples) / np.linalg.norm(v, axis=1))[:, None]
-        away = v.copy()
-        away[:, 0] += 1
-        losses += e * (np.linalg.norm(away, axis=1) - np.linalg.norm(v, axis=1))
+    losses = sum(l2_laplace_losses(e, d, samples, seed=use) for use, e in enumerate(epsilons))
     value = price.epsilon(7, 1 / float(np.mean(epsilons)))
     excess = np.maximum(-np.expm1(value - losses), 0.0)
     assert abs(excess.mean() - 1e-2) < 5 * excess.std() / math.sqrt(samples) + 1e-5
@@ -100,21 +95,13 @@ def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
 
 def test_hundreds_of_different_pure_uses_are_composed() -> None:
     weights = normalized([t**0.4 for t in range(1, 201)])
-    channel = opened(
-        ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="l2_laplace"),
-        plan(weights=weights, d=8),
-    )
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="l2_laplace")
+    channel = opened(privacy, plan(weights=weights, d=8))
     assert 2.0 * (1 - 1e-4) < channel.epsilon_at(200) <= 2.0
-    same = opened(
-        ClientPrivacy(clip_norm=1.0, noise_multiplier=channel.noise_multiplier, delta=1e-5, mechanism="l2_laplace"),
-        plan(weights=None, d=8),
-        steps=200,
-    )
-    rms = math.sqrt(
-        math.fsum(w * w for w in weights) / 200
-    )  # about sqrt(mean w^2) more noise is needed than for equal ones
+    equal = Price(mechanism="l2_laplace", sizes=(36,), delta=1e-5)  # of symmetric matrices of eight rows
     # a central limit of the losses: the square root of the mean of w^2, as for Gaussian noise
-    assert channel.epsilon_at(200) / rms == pytest.approx(same.epsilon_at(200), rel=0.05)
+    rms = math.sqrt(math.fsum(w * w for w in weights) / 200)
+    assert channel.epsilon_at(200) / rms == pytest.approx(equal.epsilon(200, channel.noise_multiplier), rel=0.05)
 
 
 def test_the_noise_of_each_use_follows_its_weight() -> None:

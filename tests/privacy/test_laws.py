@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from scipy import integrate, special, stats
+from scipy import integrate, optimize, special, stats
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import epsilon
@@ -16,7 +16,7 @@ from fedmtl.privacy.accounting import losses as laws
 from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import elementary, renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
-from tests.helpers import delta_at, renyi_epsilon
+from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon
 
 
 def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:
@@ -53,8 +53,6 @@ def test_epsilon_is_the_library_s(event: dp_accounting.DpEvent, uses: int, delta
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.1), (0.5, 0.01), (3.0, 0.7), (2.0, 1.0), (0.2, 0.5)])
 def test_the_gaussian_pair_dominates_closely(z: float, q: float) -> None:
     """Both directions against the closed form of the hockey-stick divergence of the mixture."""
-    from scipy import stats
-
     width = 0.01
     pair = laws.gaussian_pair(z, q, width)
     for eps in np.linspace(-0.05, 3, 23):
@@ -84,8 +82,6 @@ def test_a_tiny_delta_survives_the_rounding_of_many_steps(uses: int) -> None:
 
 def test_a_long_thin_tail_is_not_tilted_away() -> None:
     """Rarely sampled with little noise: the total is nearly the sum of the deltas of single steps."""
-    from scipy import optimize, stats
-
     q, z, uses, delta = 1e-5, 0.5, 1000, 1e-9
 
     def single(eps: float) -> float:
@@ -217,14 +213,6 @@ def test_what_no_accountant_covers_is_refused_by_name() -> None:
 DIMENSIONS = [(2, 1.0), (3, 2.0), (4, 0.1), (10, 0.1), (10, 20.0), (100, 5.0), (465, 0.5), (5000, 2.0)]
 
 
-def vectors(beta: float, dimension: int, count: int, seed: int) -> np.ndarray:
-    """Noise vectors with density proportional to exp(-beta |v|)."""
-    rng = np.random.default_rng(seed)
-    direction = rng.standard_normal((count, dimension))
-    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    return direction * rng.gamma(dimension, 1 / beta, (count, 1))
-
-
 def losses(beta: float, dimension: int, count: int, seed: int) -> np.ndarray:
     """The loss from radius and angle alone, as the module's docstring has it."""
     rng = np.random.default_rng(seed)
@@ -256,24 +244,18 @@ def test_the_law_is_that_of_the_simulated_loss(dimension: int, beta: float) -> N
 
 @pytest.mark.parametrize(("dimension", "beta"), [(2, 1.0), (7, 3.0)])
 def test_the_loss_of_noise_vectors_themselves(dimension: int, beta: float) -> None:
-    noise = vectors(beta, dimension, 200_000, 1)
-    shift = np.zeros(dimension)
-    shift[0] = 1.0
-    sample = beta * (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1))
+    sample = l2_laplace_losses(beta, dimension, 200_000, seed=1)
     assert stats.ks_2samp(sample, losses(beta, dimension, 200_000, 2)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("dimension", "beta"), [(2, 1.0), (3, 4.0), (10, 0.5)])
 def test_the_full_shift_is_the_worst_case(dimension: int, beta: float) -> None:
     """Hockey-stick divergences of shorter shifts, from the same noise vectors, stay below."""
-    noise = vectors(beta, dimension, 100_000, 4)
     value = loss_law(beta, dimension, loss_scale(beta, dimension)[0] / 100)
     for eps in (0.0, beta / 4):
         previous = 0.0
         for length in (0.3, 0.7, 1.0):
-            shift = np.zeros(dimension)
-            shift[-1] = length
-            sample = beta * (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1))
+            sample = l2_laplace_losses(beta, dimension, 100_000, seed=4, shift=length)
             delta = float(np.maximum(0, -np.expm1(eps - sample)).mean())
             assert previous <= delta <= delta_at(value, eps) + 0.005
             previous = delta

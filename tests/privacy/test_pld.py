@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf
-from scipy import optimize
+from scipy import optimize, stats
 
 from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import epsilon
@@ -58,8 +58,6 @@ def test_a_long_composition_agrees_with_the_library(size: int, times: int) -> No
 
 def test_the_window_loses_no_more_than_its_tail() -> None:
     """The mass outside, known exactly for a binomial, is at most what is added at infinity."""
-    from scipy import stats
-
     times, probability = 20_000, 0.3
     for tail in (1e-15, 1e-6):
         low, high, _ = pld._window([(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail)

@@ -12,7 +12,7 @@ from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.library import TOLERANCE, library_epsilon
 from fedmtl.privacy.accounting.losses import PureDpEvent, ReplacedPoissonDpEvent
-from tests.helpers import gaussian_epsilon
+from tests.helpers import gaussian_epsilon, l2_laplace_losses
 from tests.oracles.accountant import least_epsilon
 
 Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
@@ -40,14 +40,8 @@ def test_laplace_releases_and_the_k_norm_in_one_dimension() -> None:
 
 @pytest.mark.parametrize(("beta", "dimension", "uses", "delta"), [(1.0, 3, 1, 1e-2), (0.5, 20, 8, 1e-2)])
 def test_the_k_norm_mechanism_against_a_simulation(beta: float, dimension: int, uses: int, delta: float) -> None:
-    coins, trials = np.random.default_rng(1), 400_000
-    loss = np.zeros(trials)
-    for _ in range(uses):
-        radius = coins.gamma(dimension, 1 / beta, trials)
-        noise = coins.standard_normal((trials, dimension))
-        noise *= (radius / np.linalg.norm(noise, axis=1))[:, None]
-        noise[:, 0] -= 1.0
-        loss += beta * (np.linalg.norm(noise, axis=1) - radius)
+    trials = 400_000
+    loss = sum(l2_laplace_losses(beta, dimension, trials, seed=use) for use in range(uses))
     least = least_epsilon([(KNormDpEvent(beta, dimension), uses)], delta, 1.0)
     simulated = np.maximum(0.0, 1 - np.exp(least - loss))
     # the delta at this epsilon is at least what was asked for, and not much more
