@@ -45,6 +45,17 @@ def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="
     return channel.canaries, channel
 
 
+def gaussian_p(canaries, mu: float) -> float:
+    """Of the law of mu-GDP: the logarithm of the likelihood ratio is N(+-mu^2 / 2, mu^2)."""
+    centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
+    return stats.kstest(centred.numpy() / mu, "norm").pvalue
+
+
+def right(canaries) -> float:
+    """The share of coins that the sign of a score gives."""
+    return float(((canaries.scores > 0) == canaries.coins).double().mean())
+
+
 @pytest.mark.parametrize(
     ("form", "mechanism"), [("vector", "gaussian"), ("vector", "laplace"), ("diagonal", "gaussian")]
 )
@@ -67,13 +78,9 @@ def test_directions_have_length_one_and_are_orthogonal_where_they_fit(form, mech
     ("schedule", "relation"), [(FullParticipation(), "add_remove"), (FixedCohort(1006), "replace")]
 )
 def test_scores_have_the_law_of_gaussian_likelihood_ratios(schedule, relation):
-    """mu-GDP, mu = sqrt(T) / z: the logarithm of the likelihood ratio is N(+-mu^2 / 2, mu^2)."""
     canaries, channel = played(schedule)
     assert channel.sampler.relation == relation
-    mu = math.sqrt(STEPS) / NOISE
-    sign = torch.where(canaries.coins, 1.0, -1.0)
-    p = stats.kstest((canaries.scores - sign * mu**2 / 2).numpy() / mu, "norm").pvalue
-    assert p > 1e-3
+    assert gaussian_p(canaries, math.sqrt(STEPS) / NOISE) > 1e-3
     assert bool((canaries.uses == STEPS).all())
 
 
@@ -89,7 +96,7 @@ def test_scores_of_pure_mechanisms_stay_within_epsilon(mechanism, noise):
     """High dimensions hide a row in L2-Laplace noise, so that one has little noise."""
     canaries, _ = played(FullParticipation(), mechanism=mechanism, canaries=200, dimension=200, noise_multiplier=noise)
     assert float(canaries.scores.abs().max()) <= STEPS / noise + 1e-6
-    assert float((canaries.scores > 0).eq(canaries.coins).double().mean()) > 0.5
+    assert right(canaries) > 0.5
 
 
 def test_sampled_canaries_are_scored_as_a_mixture():
@@ -114,9 +121,7 @@ def test_canaries_that_take_no_turn_have_no_score():
 
 def test_a_symmetric_release_is_scored_by_its_outer_products():
     canaries, _ = played(FullParticipation(), form="symmetric", dimension=60, canaries=60, noise_multiplier=1.0)
-    mu = math.sqrt(STEPS)
-    centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
-    assert stats.kstest(centred.numpy() / mu, "norm").pvalue > 1e-3
+    assert gaussian_p(canaries, math.sqrt(STEPS)) > 1e-3
 
 
 def test_a_clip_that_fails_shows(monkeypatch):
@@ -129,9 +134,6 @@ def test_a_clip_that_fails_shows(monkeypatch):
     monkeypatch.setattr(fedmtl.privacy.rounds, "contributions", unclipped)
     monkeypatch.setattr(fedmtl.privacy.rounds.Rounds, "total", lambda self, name: None)
     broken, _ = played(FullParticipation())
-
-    def right(canaries):
-        return float(((canaries.scores > 0) == canaries.coins).double().mean())
 
     assert right(sound) < 0.72
     assert right(broken) > 0.8
@@ -213,16 +215,14 @@ def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0,
 def test_scores_in_activations_have_the_law_of_gaussian_likelihood_ratios(allocation):
     canaries, _ = activated(allocation=allocation)
     weights = np.ones(3) if allocation is None else allocation[0] / 2
-    mu = math.sqrt((weights**2).sum()) / NOISE
-    centred = canaries.scores - torch.where(canaries.coins, 1.0, -1.0) * mu**2 / 2
-    assert stats.kstest(centred.numpy() / mu, "norm").pvalue > 1e-3
+    assert gaussian_p(canaries, math.sqrt((weights**2).sum()) / NOISE) > 1e-3
     assert bool((canaries.uses == 3).all())
 
 
 def test_activations_of_laplace_noise_score_within_epsilon():
     canaries, _ = activated("laplace")
     assert float(canaries.scores.abs().max()) <= 3 / NOISE + 1e-6
-    assert float((canaries.scores > 0).eq(canaries.coins).double().mean()) > 0.55
+    assert right(canaries) > 0.55
 
 
 def test_sampled_activations_are_scored_as_a_mixture():

@@ -10,6 +10,7 @@ from fedmtl.privacy.clip import Clip, clipped_sum
 from fedmtl.privacy.noise.grid import grid_width, noised
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource
+from tests.privacy.test_mechanisms import Given
 
 ALPHA = 1e-6
 COUNT = 200_000
@@ -79,7 +80,7 @@ def test_a_release_is_the_rounded_sum_plus_noise_that_does_not_know_it(law):
 
 
 def test_dither_takes_noise_to_either_side_in_proportion():
-    source = GivenTails(np.ones(COUNT), np.full(COUNT, 0.5 * math.exp(-3.7)))
+    source = Given(np.ones(COUNT), np.full(COUNT, 0.5 * math.exp(-3.7)))
     cells = LaplaceNoise(1.0).whole(source, "noise", 0, (COUNT,), 1.0)
     assert set(cells.tolist()) == {-4.0, -3.0}
     assert stats.binomtest(int((cells == -3).sum()), COUNT, 0.3).pvalue > ALPHA
@@ -185,19 +186,6 @@ def test_either_input_reaches_every_cell():
     targets = np.random.default_rng(0).integers(-int(30 / width), int(30 / width), 2000)
     for total in (torch.zeros(2000, dtype=torch.float64), one.repeat(2000)):
         noise = targets * width - torch.round(total / width).numpy() * width
-        source = GivenTails(-np.sign(noise), 0.5 * np.exp(-np.abs(noise)))
+        source = Given(-np.sign(noise), 0.5 * np.exp(-np.abs(noise)))
         drawn = torch.from_numpy(np.rint(LaplaceNoise(1.0).draw(source, "noise", 0, 2000) / width)) * width
         assert np.array_equal(noised(total, drawn, width).numpy(), targets * width)
-
-
-class GivenTails:
-    name = "given"
-
-    def __init__(self, sign: np.ndarray, tail: np.ndarray) -> None:
-        self.sign, self.tail = sign, tail
-
-    def tails(self, purpose, step, size, keys=None):
-        return self.sign, self.tail
-
-    def coins(self, purpose, step):
-        return SecureSource().coins(purpose, step)

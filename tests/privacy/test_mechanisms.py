@@ -34,6 +34,9 @@ class Given:
         assert self.values[0].shape == ((size,) if keys is None else (len(keys), size))
         return self.values
 
+    def coins(self, purpose, step):
+        return SecureSource().coins(purpose, step)
+
 
 def energy_refuted(noise: np.ndarray, std: float) -> bool:
     """Two-sided chi-square of Gaussian noise."""

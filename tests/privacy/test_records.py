@@ -119,16 +119,6 @@ def test_a_batch_of_all_records_is_all_records() -> None:
     assert mask[0].sum() == 5  # a client with fewer records than the batch takes all of them
 
 
-def test_subsets_are_of_the_rate_that_is_charged() -> None:
-    channel = door(NOISED, who=plan_of())
-    begin(channel)
-    taken = channel.local.batch(torch.arange(5))[1].sum(1)
-    begin(channel, 1)
-    taken += channel.local.batch(torch.arange(5))[1].sum(1)
-    q = np.minimum(1.0, BATCH / np.array(COUNTS))
-    assert (stats.binom(2 * np.array(COUNTS), q).sf(taken.numpy() - 1) > 1e-7).all()
-
-
 def _one(who: GradientPlan):
     channel = door(NOISED, who=who)
     begin(channel)

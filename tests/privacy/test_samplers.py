@@ -36,22 +36,16 @@ def test_subsets_are_uniform(source) -> None:
 
 
 @pytest.mark.parametrize("source", [SeededSource(0), SecureSource()])
-def test_poisson_cohort_sizes_are_binomial(source) -> None:
-    bound = PoissonSampling(3).bind(10)
-    sizes = np.array([len(bound.draw(step, source.coins("cohort", step))) for step in range(1500)])
+def test_poisson_cohorts_have_binomial_sizes_and_every_client_as_likely(source) -> None:
+    bound, rounds = PoissonSampling(3).bind(10), 2000
+    cohorts = [bound.draw(step, source.coins("cohort", step)).numpy() for step in range(rounds)]
+    taken = np.bincount(np.concatenate(cohorts), minlength=10)
+    assert stats.chi2.sf(((taken - 0.3 * rounds) ** 2).sum() / (0.21 * rounds), 10) > 1e-6
+    sizes = np.array(list(map(len, cohorts)))
     expected = stats.binom.pmf(np.arange(11), 10, 0.3) * len(sizes)
     observed = np.bincount(sizes, minlength=11)
     expected, observed = (np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed))
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("source", [SeededSource(1), SecureSource()])
-def test_every_client_is_as_likely_in_a_poisson_cohort(source) -> None:
-    bound, rounds = PoissonSampling(3).bind(10), 2000
-    taken = np.zeros(10)
-    for step in range(rounds):
-        taken[bound.draw(step, source.coins("cohort", step)).numpy()] += 1
-    assert stats.chi2.sf(((taken - 0.3 * rounds) ** 2).sum() / (0.21 * rounds), 10) > 1e-6
 
 
 @pytest.mark.parametrize(("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)])
@@ -72,24 +66,14 @@ def test_a_large_population_costs_what_the_cohort_costs() -> None:
 
 def test_seeded_draws_are_keyed_and_secure_draws_are_not() -> None:
     bound = FixedCohort(20).bind(1000)
-    assert torch.equal(
-        bound.draw(4, SeededSource(1).coins("cohort", 4)), bound.draw(4, SeededSource(1).coins("cohort", 4))
-    )
-    others = [
-        SeededSource(1).coins("cohort", 5),
-        SeededSource(2).coins("cohort", 4),
-        SecureSource().coins("cohort", 4),
-    ]
-    for coins in others:
-        assert not torch.equal(bound.draw(4, SeededSource(1).coins("cohort", 4)), bound.draw(4, coins))
+    one = bound.draw(4, SeededSource(1).coins("cohort", 4))
+    assert torch.equal(bound.draw(4, SeededSource(1).coins("cohort", 4)), one)
+    for source, step in ((SeededSource(1), 5), (SeededSource(2), 4), (SecureSource(), 4)):
+        assert not torch.equal(bound.draw(4, source.coins("cohort", step)), one)
 
 
 def test_public_denominators_and_probabilities() -> None:
-    for sampler, denominator in (
-        (PoissonSampling(2.5), 2.5),
-        (FixedCohort(4), 4.0),
-        (FullParticipation(), 10.0),
-    ):
+    for sampler, denominator in ((PoissonSampling(2.5), 2.5), (FixedCohort(4), 4.0), (FullParticipation(), 10.0)):
         bound = sampler.bind(10)
         assert bound.denominator == denominator
         assert bound.probability == pytest.approx(denominator / 10)

@@ -50,6 +50,7 @@ class Mutant:
         caught_by: the check that must refute it.
         source: of the noise.
         settings: of the candidates, where it needs others.
+        shows: words of the finding.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Mutant:
     caught_by: str
     source: str = "seeded"
     settings: tuple[tuple[str, Any], ...] = ()
+    shows: tuple[str, ...] = ()
 
 
 def findings(mutant: Mutant) -> list[Finding]:
@@ -117,10 +119,15 @@ NO_OP = (
     Mutant("none, secret coins", lambda patch: None, "", "secure"),
 )
 MUTANTS = (
-    Mutant("repetitions with starts of their own", _own_seeds, FORCED),
+    Mutant(
+        "repetitions with starts of their own",
+        _own_seeds,
+        FORCED,
+        shows=("model.safetensors", "the rows handed to releases"),
+    ),
     Mutant("starts of their own, secret coins", _own_seeds, FORCED, "secure"),
     Mutant("batches of their own", _own_seeds, FORCED, settings=(("model", MODULE),)),
-    Mutant("number of the repetition in privacy.json", _number_in_report, FORCED),
+    Mutant("number of the repetition in privacy.json", _number_in_report, FORCED, shows=("shows in privacy.json",)),
     Mutant("model file named by the repetition", _file_named_by_number, FORCED, "secure"),
     Mutant("number of the repetition printed", _number_printed, FORCED),
     Mutant(

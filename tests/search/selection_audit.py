@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -36,69 +36,56 @@ from fedmtl.search.search import PrivateSearch, _Search
 from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.folder import RunFolder
 
-_ROUNDS, _SCORES, _LEVEL = 2, 20, 1e-8
+_REPETITIONS, _SCORES, _LEVEL = 3, 20, 1e-8
 
 
-def audit_search(search: PrivateSearch, *, seed: int = 0, repetitions: int = 3, rounds: int = _ROUNDS) -> list[Finding]:
-    """Whether anything that a search publishes could tell which repetition won.
-
-    Args:
-        search: what would be run; its folder and progress are not used.
-        seed: of the forced coins.
-        repetitions: how many are compared for each candidate, at least 2.
-        rounds: of each run, at most those of the candidates.
+def audit_search(search: PrivateSearch) -> list[Finding]:
+    """Whether anything that a search of short runs publishes could tell which repetition won.
 
     Returns:
         The findings; a refuted one contradicts the epsilon of the search.
     """
-    candidates = {
-        name: replace(trainer, rounds=min(rounds, trainer.rounds)) for name, trainer in search.candidates.items()
-    }
-    short = replace(search, candidates=candidates, folder=None, progress=False)
-    plan = short.plan()
-    findings = [
-        _forced(short, plan, candidate, repetitions=repetitions, seed=seed) for candidate in range(len(candidates))
-    ]
-    return findings + _fresh(short, plan, repetitions=repetitions)
+    plan = search.plan()
+    return [_forced(search, plan, candidate) for candidate in range(len(search.candidates))] + _fresh(search, plan)
 
 
-def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repetitions: int, seed: int) -> Finding:
+def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int) -> Finding:
     """Publish every repetition as the winner, with the same coins, and compare digests of all that it shows."""
     digests: list[dict[str, str]] = []
     with TemporaryDirectory() as folder:
-        for index in range(repetitions):
+        for index in range(_REPETITIONS):
             place, record = RunFolder(Path(folder) / str(index)), _Seen()
-            search = _Forced(settings, plan, place, seed)
+            search = _Forced(settings, plan, place)
             with _watched(record):
                 run = search._train(index, candidate)
-            scores = [search._score(index, candidate, run)] * repetitions
-            result = search._result([candidate] * repetitions, scores, index, run)
+            scores = [search._score(index, candidate, run)] * _REPETITIONS
+            result = search._result([candidate] * _REPETITIONS, scores, index, run)
             contents = {path.relative_to(place.public).as_posix(): path.read_bytes() for path in _files(place.public)}
             contents["the printed summary"] = result.summary().replace(str(place.root), "").encode()
             contents["the rows handed to releases"] = b"".join(_bytes(rows) for rows in record.rows)
             digests.append({name: hashlib.blake2b(content).hexdigest() for name, content in contents.items()})
     names = {name for one in digests for name in one}
     differing = sorted(name for name in names if len({one.get(name) for one in digests}) > 1)
-    detail = f"of {len(names)} things shown differ between {repetitions} repetitions with the same coins"
+    detail = f"of {len(names)} things shown differ between {_REPETITIONS} repetitions with the same coins"
     if differing:
         detail = f"the number of the repetition shows in {', '.join(differing)}"
     return exact(f"selection: forced coins, {search.names[candidate]}", len(differing), detail)
 
 
-def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> list[Finding]:
+def _fresh(settings: PrivateSearch, plan: SearchPlan) -> list[Finding]:
     """Compare noise, cohorts and scores of repetitions with coins of their own."""
-    records = [_Seen(silent=True) for _ in range(repetitions)]
+    records = [_Seen(silent=True) for _ in range(_REPETITIONS)]
     for index, one in enumerate(records):
         with _watched(one):
             _Search(settings, plan, None)._train(index, 0)
     noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in records])
     size = noise.shape[1]
-    pairs = np.abs(np.corrcoef(noise)[~np.eye(repetitions, dtype=bool)])
+    pairs = np.abs(np.corrcoef(noise)[~np.eye(_REPETITIONS, dtype=bool)])
     correlation = too_large(
         "selection: fresh noise",
         float(pairs.max()),
         6 / size**0.5,
-        f"largest correlation between the noise of {repetitions} repetitions, {size} numbers each",
+        f"largest correlation between the noise of {_REPETITIONS} repetitions, {size} numbers each",
     )
     search = _Search(settings, plan, None)
     ids = search.settings._first.data.ids
@@ -122,14 +109,11 @@ def _fresh_cohorts(settings: PrivateSearch, records: list[_Seen]) -> Finding:
     return exact(check, same, f"of {len(records)} repetitions have the cohorts of another")
 
 
-@dataclass
 class _Forced(_Search):
     """A search whose repetitions all have the same coins."""
 
-    address: int = 0
-
     def _coins(self, index: int) -> NoiseSource:
-        return _Addressed(self.address) if self.secure else SeededSource(self.address)
+        return _Addressed(0) if self.secure else SeededSource(0)
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,10 @@ def test_a_mutant_is_caught_by_the_check_that_should(mutant: Mutant) -> None:
     caught = [finding for finding in findings(mutant) if finding.refuted]
     print(f"{mutant.name}: {', '.join(finding.check for finding in caught)}")
     assert mutant.caught_by in {finding.check.split(",")[0] for finding in caught}
+    assert all(words in caught[0].detail for words in mutant.shows)
 
 
-def test_the_audit_says_what_differs_and_what_was_not_checked() -> None:
-    by_name = {mutant.name: mutant for mutant in MUTANTS}
-    starts = findings(by_name["repetitions with starts of their own"])[0]
-    assert "model.safetensors" in starts.detail
-    assert "the rows handed to releases" in starts.detail
-    report = findings(by_name["number of the repetition in privacy.json"])[0]
-    assert report.detail.endswith("shows in privacy.json")
-    assert report.statistic == 1
+def test_the_audit_says_what_was_not_checked() -> None:
     full = audit_search(searched(schedule=FullParticipation()))
     assert [finding.check for finding in full if finding.skipped] == ["selection: fresh cohorts"]
     assert not any(finding.refuted for finding in full)
