@@ -19,7 +19,6 @@ import yaml
 from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.config import build, choices, combinations, compose, resolve, settings
-from fedmtl.cli.names import nearest
 from fedmtl.cli.options import Process, with_absolute_paths, write_config
 from fedmtl.cli.run import _run, unlike
 from fedmtl.errors import ConfigError, FedmtlError
@@ -111,6 +110,10 @@ def process(
         (["algorithm=pp_dmtl", "algorithm.refine_across=1"], "shared directions is algorithm=shared_directions"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
         (["resume", "x", "--moved"], "unrecognized arguments: --moved; usage: fedmtl resume [-h] folder"),
+        (["hydra.run.dir=/dev/null/run"], "error: the folder of the run cannot be made: [Errno 20] Not a directory"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=/dev/null/run"], "error: the folder of the run cannot be made: [Errno"),
+        (["resume"], "the following arguments are required: folder; usage: fedmtl resume"),
+        (["adapt"], "the following arguments are required: folder; usage: fedmtl adapt"),
         (["verify"], "the following arguments are required: folder; usage: fedmtl verify [-h]"),
         (["report", "nowhere"], "nowhere is not a folder"),
         (["--config-dir", "nowhere", "algorithm=own"], "--config-dir is nowhere, which is no folder; give one with "),
@@ -136,14 +139,22 @@ def test_bad_requests_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("words", "said"),
     [
-        ("trainable=[1]", "trainable has 1, which is not text (write '1'); the model's parameters are 1.weight, 1."),
-        ("model.lora={rank: 99}", "lora.rank is 99, but the weights it applies to have ranks up to 10; give 10"),
+        (["data=leaf", "data.path=leaf.json"], "data: leaf.json is not valid JSON"),
+        (
+            [*TINY, "trainable=[1]"],
+            "trainable has 1, which is not text (write '1'); the model's parameters are 1.w",
+        ),
+        (
+            [*TINY, "model.lora={rank: 99}"],
+            "lora.rank is 99, but the weights it applies to have ranks up to 10; gi",
+        ),
     ],
 )
-def test_names_of_parameters_are_refused_when_the_model_is_built(word: str, said: str, tmp_path: Path) -> None:
-    refused = command(*TINY, word, cwd=tmp_path)
+def test_what_data_and_model_show_is_refused_in_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "leaf.json").write_text('{"users": ["a"]')
+    refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"fedmtl: error: {said}")
     assert refused.stderr.count("\n") == 1
@@ -161,15 +172,6 @@ def test_low_rank_adapters_and_names_come_with_every_model(tmp_path: Path) -> No
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(ConfigError):
         cli.main(["--debug", "rounds=0"])
-
-
-def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "leaf.json").write_text('{"users": ["a"]')
-    done = command("data=leaf", "data.path=leaf.json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "leaf.json" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -360,13 +362,6 @@ def test_sweeps_are_expanded() -> None:
     assert twice == [["seed=4", "rounds=1"], ["seed=4", "rounds=2"], ["seed=5", "rounds=1"], ["seed=5", "rounds=2"]]
 
 
-def test_nearest_names() -> None:
-    keys = ["privacy.epsilon", "privacy.delta", "algorithm.delta", "algorithm.local.lr", "rounds"]
-    assert nearest("delta", keys) == ["privacy.delta", "algorithm.delta"]
-    assert nearest("round", keys) == ["rounds"]
-    assert nearest("zzz", keys) == []
-
-
 # --- help and start-up
 
 
@@ -380,17 +375,6 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("fedmtl report", "fedmtl resume", "fedmtl audit", "fedmtl search KEY=A,B,C", "-m", "--debug"):
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 120
-
-
-@pytest.mark.parametrize(
-    "words", [["hydra.run.dir=/dev/null/run"], ["-m", "seed=1,2", "hydra.sweep.dir=/dev/null/run"]]
-)
-def test_a_folder_that_cannot_be_made_is_said_in_one_line(tmp_path: Path, words: list[str]) -> None:
-    done = command(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("fedmtl: error: the folder of the run cannot be made: [Errno 20] Not a directory")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
 
 
 def test_help_lists_own_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -905,12 +889,6 @@ def _logger(made: list[str], name: str) -> type:
         made.append(name)
 
     return type(name, (callbacks.Callback,), {"__init__": init, "__module__": callbacks.__name__})
-
-
-@pytest.mark.parametrize("name", ["resume", "adapt"])
-def test_a_missing_folder_alone_is_asked_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([name]) == 2
-    assert "the following arguments are required: folder; usage: fedmtl" in capsys.readouterr().err
 
 
 def test_a_baseline_of_a_trusted_module(tmp_path, monkeypatch, capsys):

@@ -75,16 +75,6 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     assert math.isclose(float(clipped[0].norm()), float(other[0].norm()))
 
 
-def test_one_model_to_choose_from_is_federated_averaging() -> None:
-    problem, sampler = (
-        problem_of(ragged_classification(), rounds=4, model=models.mlp(hidden=3), loss="auto"),
-        FixedCohort(3),
-    )
-    one = run(IFCA(clusters=1, spread=0.0, local=SOLVER), problem, sampler=sampler, privacy=NOISY)
-    other = run(FedAvg(local=SOLVER), problem, sampler=sampler, privacy=NOISY)
-    torch.testing.assert_close(one.public["global"][0], other.public["global"], rtol=1e-13, atol=1e-15)
-
-
 def planted(clients: int = 12) -> FederatedDataset:
     """Regressions with the weights w, and -w for every second client."""
     generator = torch.Generator().manual_seed(3)

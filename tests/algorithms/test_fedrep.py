@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import FedAvg, FedPer, FedRep, LocalOptimizer, LocalSGD, models
+from fedmtl import FedPer, FedRep, LocalOptimizer, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort
@@ -64,16 +64,6 @@ def test_rounds_by_hand(joint: bool) -> None:
         body[-1].load_state_dict(head.state_dict())
         expected.append(given.layout.flatten(body))
     torch.testing.assert_close(everyone(given, algorithm, state), torch.stack(expected), rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("cls", [FedRep, FedPer])
-def test_with_everything_shared_it_is_federated_averaging(cls) -> None:
-    given, sampler = problem(7, 4), FixedCohort(3)
-    solver = LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
-    privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
-    one = run(cls(head=(), local=solver), given, sampler=sampler, privacy=privacy)
-    other = run(FedAvg(local=solver), given, sampler=sampler, privacy=privacy)
-    assert torch.equal(one.public["global"], other.public["global"])
 
 
 def test_the_release_has_the_shared_coordinates_alone() -> None:

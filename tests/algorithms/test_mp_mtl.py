@@ -15,25 +15,18 @@ from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of, shifted_covariance
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
 from tests import small
 
-from .harness import everyone, problem_of, repeated, run
+from .harness import check_repetitions, everyone, linear_tasks, repeated, run
 
 TASKS, D = 7, 4
-EVERYONE = torch.arange(TASKS)
 
 
-def data(problem: str = "regression", tasks: int = TASKS, features: int = D, seed: int = 0, **options: Any) -> Any:
-    settings = {"train_examples": 12, "test_examples": 9, "rank": 2, "noise": 0.3} | options
-    return make_synthetic_tasks(tasks, features=features, problem=problem, seed=seed, **settings).data  # type: ignore[arg-type]
-
-
-def linear(rounds: int, problem: str = "regression", bias: bool = False, **options: Any) -> Problem:
-    loss = "half_mse" if problem == "regression" else "binary_cross_entropy"
-    return problem_of(data(problem, **options), rounds=rounds, model=models.linear_regression(bias=bias), loss=loss)
+def linear(rounds: int, kind: str = "regression", bias: bool = False, **options: Any) -> Problem:
+    sizes = {"features": D, "train_examples": 12, "test_examples": 9, "rank": 2} | options
+    return linear_tasks(TASKS, kind, rounds=rounds, bias=bias, **sizes)
 
 
 def rows_of(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -343,12 +336,8 @@ def test_budgets_of_the_users_own() -> None:
 @pytest.mark.parametrize("settings", [{"momentum": "nesterov"}, {"own_penalty": "l2", "curator_epsilon": 30.0}])
 def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
     problem, algorithm = linear(5, bias=True), MPMTL(row_norm=1.0, **settings)
+    check_repetitions(algorithm, problem, 0.8)
     privacy = [ClientPrivacy(clip_norm=0.8, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
-    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3), EVERYONE)
-    assert together.shape == (3, TASKS, D + 1)
-    for r, own in enumerate(privacy):
-        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)), EVERYONE)
-        torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
     objective = algorithm.objective(problem, repeated(algorithm, problem, privacy, 3))
     assert objective.shape == (3,)
     assert torch.unique(objective).numel() == 3

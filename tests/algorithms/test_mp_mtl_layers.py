@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedmtl import ClientPrivacy, models
 from fedmtl.algorithms import Local, MPMTLayers, Problem
@@ -26,13 +25,6 @@ def network(rounds: int = 3) -> Problem:
 
 def layers(**settings: Any) -> MPMTLayers:
     return MPMTLayers(**({"layers": ("3",), "local": SOLVER} | settings))
-
-
-def test_without_a_threshold_it_is_local_training() -> None:
-    problem = network()
-    alone = everyone(problem, Local(local=SOLVER), run(Local(local=SOLVER), problem))
-    shared = everyone(problem, layers(threshold=0.0), run(layers(threshold=0.0), problem))
-    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("penalty", ["nuclear", "l21"])

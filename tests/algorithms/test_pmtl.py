@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import models
-from fedmtl.algorithms import PMTL, Local, ServerOptimizer
+from fedmtl.algorithms import PMTL, ServerOptimizer
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, SeededSource
 from tests.algorithms.harness import everyone, problem_of, run
-from tests.helpers import ragged_classification, regression
+from tests.helpers import regression
 
 
 def blocks(data):
@@ -61,19 +60,6 @@ def test_reaches_the_closed_form_optimum(lam, delta):
     best = optimum(data, lam)
     assert np.abs(everyone(problem, algorithm, state).numpy() - best).max() < 1e-12
     assert np.abs(state.public["global"].numpy() - best.mean(0)).max() < 1e-12
-
-
-@pytest.mark.parametrize("delta", ["global", "local"])
-def test_lambda_zero_is_local_training_exactly(delta):
-    data = ragged_classification()
-    problem = problem_of(data, rounds=6, model=models.mlp(hidden=4), loss="cross_entropy")
-    solver = LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
-    private = ClientPrivacy(clip_norm=0.1, noise_multiplier=1.0)
-    pmtl, local = PMTL(lam=0.0, local=solver, delta=delta), Local(local=solver)
-    assert torch.equal(
-        everyone(problem, pmtl, run(pmtl, problem, privacy=private)),
-        everyone(problem, local, run(local, problem)),
-    )
 
 
 @pytest.mark.parametrize("delta", ["global", "local"])

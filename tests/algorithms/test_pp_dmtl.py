@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource
 from tests.algorithms.harness import open_activations, run_activations
 
 from .harness import problem_of
-from .p2p_harness import mean_gradient
+from .p2p_harness import arrays, mean_gradient
 from .p2p_harness import schedule as draw_clients
 
 TASKS, D = 4, 5
@@ -40,14 +39,6 @@ def tasks(loss="logistic", *, counts=COUNTS, d=D, seed=0, model=None, length=0.9
         score = x @ (basis @ rng.normal(size=2)) + 0.1 * rng.normal(size=n)
         clients[f"t{k}"] = (x, score if loss == "squared" else np.where(score < 0, -1.0, 1.0))
     return problem_of(FederatedDataset.from_tensors(clients, test=clients, classes=None), model=model)
-
-
-def arrays(problem):
-    """The tasks' x and y as stored, without the package's own preparation."""
-    train = problem.data.train
-    bounds = train.offsets.tolist()
-    x, y = train.x.double().numpy(), train.y.double().numpy()
-    return [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
 
 
 def caps_of(clients, tasks):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from fedmtl import ClientPrivacy, PriorLayers, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Cohort, Problem, State
-from fedmtl.algorithms.prior_layers import RELEASE
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
@@ -20,7 +18,8 @@ from tests import small
 from tests.helpers import ragged_classification
 
 from .harness import everyone, problem_of, run
-from .test_private_prior import FLOOR, RIDGE, TASKS, D, linear
+from .p2p_harness import arrays
+from .test_private_prior import FLOOR, RIDGE, TASKS, D, excess_in_numpy, linear, rows_of, symmetric_signal
 
 EXACT = LocalSGD(lr=1.0, steps=300, batch_size=None, proximal=True)
 SHORT = LocalSGD(lr=0.2, epochs=3, batch_size=4, proximal=True)
@@ -45,18 +44,11 @@ def alone(problem: Problem, algorithm: PriorLayers) -> Tensor:
 # A whole run
 
 
-def records(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
-    train = problem.data.train
-    x, y = problem.data.transform(train.x, torch.float64).numpy(), train.y.double().numpy()
-    ends = train.offsets.tolist()
-    return [(x[a:b], y[a:b]) for a, b in pairwise(ends)]
-
-
 def in_numpy(problem: Problem) -> np.ndarray:
     """The models (n, D) of a run without noise, one task after the other, of linear regression."""
     start, h = problem.initial.numpy(), RIDGE + 1 / (EXACT.lr * 300)
     moments, kept = np.zeros((D, D)), []
-    for x, y in records(problem):
+    for x, y in arrays(problem):
         gram = x.T @ x / len(y)
         change = np.linalg.solve(gram + RIDGE * np.eye(D), x.T @ (y - x @ start) / len(y))
         gradients = (x @ start - y)[:, None] * x
@@ -65,16 +57,7 @@ def in_numpy(problem: Problem) -> np.ndarray:
         u = change / np.linalg.norm(change)
         moments += (np.outer(u, u) - (b + b.T) / 2 / np.trace(b)) / TASKS
         kept.append((x, y, gram, np.trace(b) / D))
-    var, signal = 2 / TASKS / D**2, np.zeros((D, D))
-    values, vectors = np.linalg.eigh(moments)
-    for y, v in zip(values, vectors.T, strict=True):
-        if y > 1.05 * math.sqrt(2 * D * var):
-            below = (y + math.sqrt(y * y - 2 * D * var)) / 2
-            signal += below * (1 - D * var / (2 * below**2)) * np.outer(v, v)
-    values, vectors = np.linalg.eigh(signal)
-    known = np.abs(values) > 1e-12
-    assert known.any()
-    values[~known] = -values[known].sum() / (~known).sum()
+    values, vectors = excess_in_numpy(symmetric_signal(moments, TASKS))
     found = []
     for x, y, gram, b in kept:
         variances = np.clip(1 + D * values / b, FLOOR, D / FLOOR)
@@ -196,16 +179,6 @@ def test_a_client_that_never_took_part() -> None:
     state.private.scatter_all(torch.arange(TASKS), nothing)
     assert not torch.equal(took_part, alone(problem, algorithm))
     torch.testing.assert_close(everyone(problem, algorithm, state), took_part)
-
-
-# What is released
-
-
-def rows_of(algorithm: PriorLayers, problem: Problem) -> Tensor:
-    """What all clients hand to the release."""
-    state, clients = algorithm.init(problem), torch.arange(problem.clients)
-    own = state.private.gather_all(clients)
-    return algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0][RELEASE]
 
 
 def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:

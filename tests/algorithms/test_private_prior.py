@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 from torch import Tensor
 
-from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, models
+from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PriorLayers, PrivatePrior, models
 from fedmtl.algorithms import Cohort, Problem
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
@@ -21,28 +21,43 @@ from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.algorithms.private_prior import RELEASE, entry_signal, excess_of, matrix_signal, mean_signal
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import SeededSource, open_channel
+from fedmtl.privacy import open_channel
 
-from .harness import everyone, problem_of, repeated, run
+from .harness import check_repetitions, everyone, linear_tasks, problem_of, repeated, run
 
 TASKS, D, RIDGE, FLOOR = 40, 5, 0.05, 0.05
 
 
-def data(problem: str = "regression", tasks: int = TASKS, features: int = D, **options: Any) -> Any:
-    settings = {"train_examples": 9, "test_examples": 6, "rank": 1, "noise": 0.3, "seed": 1} | options
-    return make_synthetic_tasks(tasks, features=features, problem=problem, **settings).data  # type: ignore[arg-type]
-
-
-def linear(problem: str = "regression", bias: bool = False, **options: Any) -> Problem:
-    loss = "half_mse" if problem == "regression" else "binary_cross_entropy"
-    return problem_of(data(problem, **options), rounds=1, model=models.linear_regression(bias=bias), loss=loss)
+def linear(kind: str = "regression", bias: bool = False, tasks: int = TASKS, **options: Any) -> Problem:
+    sizes = {"features": D, "train_examples": 9, "test_examples": 6, "rank": 1, "seed": 1} | options
+    return linear_tasks(tasks, kind, bias=bias, **sizes)
 
 
 def prior(**settings: Any) -> PrivatePrior:
     return PrivatePrior(**({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "row_norm": 1.0} | settings))
 
 
-def in_numpy(problem: Problem, share: float, form: str = "symmetric", edge: float = 1.05) -> np.ndarray:
+def symmetric_signal(moments: np.ndarray, n: int) -> np.ndarray:
+    """What stands out of the noise of a symmetric matrix of second moments of n clients, shrunk."""
+    d, signal = len(moments), np.zeros_like(moments)
+    var = 2 / n / d**2
+    for y, v in zip(*(part.T for part in np.linalg.eigh(moments)), strict=True):
+        if y > 1.05 * math.sqrt(2 * d * var):
+            below = (y + math.sqrt(y * y - 2 * d * var)) / 2
+            signal += below * (1 - d * var / (2 * below**2)) * np.outer(v, v)
+    return signal
+
+
+def excess_in_numpy(signal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues and eigenvectors of a signal, whose trace is made 0 by those that are 0."""
+    values, vectors = np.linalg.eigh(signal)
+    known = np.abs(values) > 1e-12
+    assert 0 < known.sum() < len(values)
+    values[~known] = -values[known].sum() / (~known).sum()
+    return values, vectors
+
+
+def in_numpy(problem: Problem, share: float, form: str = "symmetric") -> np.ndarray:
     """The models (n, D) of a run without noise, one task after the other, squared loss."""
     rows = LinearData.of(problem)
     d, n, first, second, kept = D, len(rows.x), 0.0, 0.0, []
@@ -60,21 +75,13 @@ def in_numpy(problem: Problem, share: float, form: str = "symmetric", edge: floa
         if square > var * (d + 2 * math.sqrt(2 * d)):
             signal += ((square - d * var) / square) ** 2 * np.outer(first, first)
     if share < 1:
-        var = 2 / n / d**2
         if form == "symmetric":
-            values, vectors = np.linalg.eigh(second - signal)
-            for y, v in zip(values, vectors.T, strict=True):
-                if y > edge * math.sqrt(2 * d * var):
-                    below = (y + math.sqrt(y * y - 2 * d * var)) / 2
-                    signal = signal + below * (1 - d * var / (2 * below**2)) * np.outer(v, v)
+            signal = signal + symmetric_signal(second - signal, n)
         else:
-            limit = edge * math.sqrt(var * 2 * math.log(2 * d))
+            limit = 1.05 * math.sqrt(2 / n / d**2 * 2 * math.log(2 * d))
             for j, y in enumerate(np.diag(second - signal)):
                 signal[j, j] += y - limit**2 / y if y > limit else 0.0
-    values, vectors = np.linalg.eigh(signal)
-    known = np.abs(values) > 1e-12
-    assert 0 < known.sum() < d
-    values[~known] = -values[known].sum() / (~known).sum()
+    values, vectors = excess_in_numpy(signal)
     found = []
     for x, y, gram, b in kept:
         precision = RIDGE * np.eye(x.shape[1])
@@ -120,11 +127,12 @@ def test_what_drowns_in_noise_leaves_every_task_alone(share: float, form: Any, k
 # What is released
 
 
-def rows_of(algorithm: PrivatePrior, problem: Problem) -> Tensor:
-    """What all tasks hand to the release."""
+def rows_of(algorithm: PrivatePrior | PriorLayers, problem: Problem) -> Tensor:
+    """What all clients hand to the release."""
     state, clients = algorithm.init(problem), torch.arange(problem.clients)
     own = state.private.gather_all(clients)
-    return algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0][RELEASE]
+    (rows,) = algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0].values()
+    return rows
 
 
 def test_the_row_of_a_task() -> None:
@@ -280,13 +288,7 @@ def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> Non
 
 
 def test_repetitions_are_separate_runs() -> None:
-    problem, algorithm = linear(bias=True, tasks=60), prior(share=0.2)
-    privacy = [ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
-    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3), torch.arange(60))
-    for r, own in enumerate(privacy):
-        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)), torch.arange(60))
-        torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
-    assert not torch.equal(together[0], together[2])
+    check_repetitions(prior(share=0.2), linear(bias=True, tasks=60), 1.0)
 
 
 def test_what_is_refused() -> None:
