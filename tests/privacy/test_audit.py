@@ -36,6 +36,7 @@ from fedmtl.privacy.audit.statistics import (
     kolmogorov_p,
     normal_p,
 )
+from fedmtl.privacy.samplers import BoundFixed
 
 SMALL = Effort(noise=3000, cohorts=60)
 
@@ -268,6 +269,19 @@ def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.Monke
     setup = Setup(privacy=privacy, plans=plans, schedule=FullParticipation().bind(40), steps=60)
     findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
     assert "charges: steps in the ledger" in [finding.check for finding in findings if finding.refuted]
+
+
+def test_the_budget_is_that_of_the_client_that_takes_part_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first client is never drawn."""
+    draw = BoundFixed.draw
+
+    def others(self, step, coins, uses=None):
+        return draw(self, step, coins, uses.index_fill(0, torch.tensor([0]), self.max_uses))
+
+    monkeypatch.setattr(BoundFixed, "draw", others)
+    findings = audit_channel(setup(FixedCohort(8)), effort=Effort(checks=("charges",)))
+    (budget,) = [finding.statistic for finding in findings if finding.check == "charges: budget"]
+    assert budget == pytest.approx(1, rel=1e-6)
 
 
 def test_an_accountant_that_is_wrong_for_small_figures_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

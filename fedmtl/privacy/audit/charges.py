@@ -51,6 +51,8 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
         findings.append(exact("charges: cap on uses", wrong, detail))
         if not past.steps and not wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
+    if setup.gradients is None:  # the price is the same for all clients
+        uses = uses.max(keepdims=True)
     findings += [_prices(setup, seed), _budgets(setup, uses)]
     return [*findings, _by_library(setup, ledger)]
 

@@ -84,8 +84,9 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
     for run, noted in runs:
         again, strangers = released_again(noted)
         plain = watched(replace(run, finetune=None), AGAIN, tapped=False)
-        made = {(step, name): value for step, name, value in plain.releases}
-        same = ((step, name) in made and torch.equal(value, made[step, name]) for step, name, value in again)
+        made, handed = ({(step, name): value for step, name, value in of} for of in (plain.releases, again))
+        missing = torch.zeros(0)
+        same = (torch.equal(made.get(key, missing), handed.get(key, missing)) for key in made | handed)
         wrong += strangers + [*same].count(False)
     detail = "releases of a run that are not those of its rows handed to a channel, or of clients that were not drawn"
     return exact("transcript: releases", wrong, detail)
