@@ -51,9 +51,7 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
         findings.append(exact("charges: cap on uses", wrong, detail))
         if not past.steps and not wrong:
             findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
-    if setup.gradients is None:  # the price is the same for all clients
-        uses = uses.max(keepdims=True)
-    findings += [_prices(setup, seed), _budgets(setup, uses)]
+    findings += [_prices(setup, seed), _budgets(setup, setup.claims.charged(uses))]
     return [*findings, _by_library(setup, ledger)]
 
 
@@ -281,10 +279,9 @@ def _by_library(setup: Setup, ledger: Reading) -> Finding:
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
-    channel = setup.open(seed)
-    claims, caps = setup.claims, channel.account.caps
+    channel, claims = setup.open(seed), setup.claims
     if claims.refuted is not None:
         return math.inf
-    if caps is None or not channel.account.by_client:
-        caps = np.array([sum(1 for _ in rounds(setup, channel))])
-    return max(claims.spent(k, int(caps.max() if setup.gradients is None else caps[k])) for k in claims.accounts)
+    caps = channel.account.caps if channel.account.by_client else None
+    uses = claims.charged(np.array([sum(1 for _ in rounds(setup, channel))]) if caps is None else caps)
+    return max(claims.spent(k, int(uses[k])) for k in claims.accounts)

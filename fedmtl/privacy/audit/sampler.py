@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from scipy import sparse, special, stats
+from scipy import sparse, special
 
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import MARKED, Released, Sample, played, silence
 from .setup import GRADIENTS, MOST_ELEMENTS, Setup
-from .statistics import auditor, from_binomial, normal_p, seeds, unrelated
+from .statistics import auditor, extreme_p, from_binomial, normal_p, seeds, unrelated
 
 _Subsets: TypeAlias = sparse.csr_array
 """(draws, n) 0 or 1: subsets of n units, in sorted rows."""
@@ -66,9 +66,8 @@ def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) 
     pairs = (chosen.T @ chosen).toarray()[np.triu_indices(chosen.shape[1], 1)]
     if not pairs.size:
         return low_p(check, 1.0, "one unit")
-    law = stats.binom(made.shape[0], both)
-    p = min(1.0, 2 * pairs.size * min(float(law.sf(pairs.max() - 1)), float(law.cdf(pairs.min()))))
-    return low_p(check, p, f"{pairs.size} pairs, drawn {pairs.min()} to {pairs.max()}")
+    p = extreme_p(pairs, made.shape[0], both).min()
+    return low_p(check, float(p), f"{pairs.size} pairs, drawn {pairs.min()} to {pairs.max()}")
 
 
 def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) -> Finding:
@@ -104,14 +103,14 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
     )
 
 
-def beside_noise(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Finding]:
+def beside_noise(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
     """Check that who takes part in a release, or which records do, says nothing of the ``noise`` of the same release,
     and that the records of every client are drawn at its own rate."""
     findings = [_unrelated(f"sampler: noise of {name}", sample) for name, sample in noise.items() if sample.drawn.any()]
-    return findings + ([_rates(setup, noise[GRADIENTS], auditor(seed, "rates"))] if setup.gradients is not None else [])
+    return findings + ([_rates(setup, noise[GRADIENTS])] if setup.gradients is not None else [])
 
 
-def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:
+def _rates(setup: Setup, sample: Sample) -> Finding:
     """Check the number of records that take part in all releases of each client whose records are sampled: it is
     binomial, the least likely one of all clients."""
     check, made = "sampler: records, rates", [each for each in sample.releases if each.claim.sampled is not None]
@@ -121,12 +120,12 @@ def _rates(setup: Setup, sample: Sample, coins: np.random.Generator) -> Finding:
     clients, first, place = np.unique([each.client for each in made], return_index=True, return_inverse=True)
     trials, taken = (np.bincount(place, each).astype(int) for each in (setup.sizes[clients][place], sizes))
     rates = np.array([made[row].claim.sampled for row in first])
-    far = np.abs(from_binomial(taken, trials, rates, coins))
-    worst = int(far.argmax())
+    p_values = extreme_p(taken, trials, rates)
+    worst = int(p_values.argmin())
     detail = (
         f"{taken[worst]} of {trials[worst]} records of {setup.name(clients[worst])} took part, at {rates[worst]:.4g}"
     )
-    return low_p(check, min(1.0, 2 * len(far) * float(special.ndtr(-far[worst]))), detail)
+    return low_p(check, float(p_values[worst]), detail)
 
 
 def _unrelated(check: str, noise: Sample) -> Finding:

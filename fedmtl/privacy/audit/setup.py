@@ -320,6 +320,10 @@ class Claims:
         """Return the accounts with prices of their own: one for each client where the unit is a record, else one."""
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
+    def charged(self, uses: np.ndarray) -> np.ndarray:
+        """Return (m,) the uses of these accounts, from those of all: where clients share a price, the most."""
+        return uses.max(keepdims=True) if self._setup.gradients is None else uses
+
     def __bool__(self) -> bool:
         return bool(self.names) and self._prices is not None
 

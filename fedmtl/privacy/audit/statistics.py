@@ -56,21 +56,20 @@ def normal_p(values: np.ndarray) -> float:
     return min(1.0, 2 * min(float(energy_p(energy, values.size)), kolmogorov_p(values)))
 
 
-def from_discrete(below: np.ndarray, mass: np.ndarray, coins: np.random.Generator) -> np.ndarray:
-    """Return N(0, 1) numbers from P(X < x) and P(X = x) at the observations: the randomized distribution function.
-
-    An impossible observation (mass 0, nothing on one side) gives an infinity.
-    """
-    uniform = below + mass * coins.random(np.shape(below))
-    return special.ndtri(np.clip(uniform, 0.0, 1.0))
-
-
 def from_binomial(
     count: np.ndarray, trials: np.ndarray | int, probability: np.ndarray | float, coins: np.random.Generator
 ) -> np.ndarray:
-    """Return N(0, 1) numbers from binomial counts."""
+    """Return N(0, 1) numbers from binomial counts: their randomized distribution function."""
     law = stats.binom(trials, probability)
-    return from_discrete(law.cdf(count - 1), law.pmf(count), coins)
+    uniform = law.cdf(count - 1) + law.pmf(count) * coins.random(np.shape(count))
+    return special.ndtri(np.clip(uniform, 0.0, 1.0))
+
+
+def extreme_p(count: np.ndarray, trials: np.ndarray | int, probability: np.ndarray | float) -> np.ndarray:
+    """Return p-values (k,) of the likeliest direction in which each of k binomial counts is extreme, each times 2 k:
+    the smallest one is that of all of them."""
+    law = stats.binom(trials, probability)
+    return np.minimum(1.0, 2 * count.size * np.minimum(law.sf(count - 1), law.cdf(count)))
 
 
 def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:

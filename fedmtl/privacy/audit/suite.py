@@ -99,7 +99,7 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
         "noise law": lambda: noise_laws(setup, noise),
         "freshness": lambda: freshness(setup, noise, seed),
         "sensitivity": lambda: sensitivity(setup, seed, auditor(seed, "sensitivity")),
-        "sampler": lambda: sampler(setup, seed, effort.cohorts) + beside_noise(setup, noise, seed),
+        "sampler": lambda: sampler(setup, seed, effort.cohorts) + beside_noise(setup, noise),
         "charges": lambda: charges(setup, seed),
         "grid": lambda: on_public_grids(setup, seed),
         "exact sum": lambda: exact_sums(setup, seed, auditor(seed, "exact sums")),
