@@ -52,7 +52,6 @@ class Notes:
         drawn: places of the records of each local step, by (round, number of the step, client), int64 (k,).
         releases: (step, name, value) of all that was released.
         rows: of the clients (k,), and (k, D), that were handed to releases in the first two steps, by (step, name).
-        other: a second channel of the run, to release these rows again; None where there are none.
         frozen: names of the parameters that are frozen, and whether the run changed them.
         published: files of ``public/`` and facts of the report, by name, but for the released values.
         values: names of the values that are published as released, and whether they were released.
@@ -65,7 +64,6 @@ class Notes:
     drawn: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     releases: list[tuple[int, str, Tensor]] = field(default_factory=list)
     rows: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    other: Rounds | None = None
     frozen: dict[str, bool] = field(default_factory=dict)
     published: dict[str, bytes] = field(default_factory=dict)
     values: dict[str, bool] = field(default_factory=dict)
@@ -156,9 +154,6 @@ class _Watching(Engine):
             channel.records.coins = [self.secret]
         elif not channel.account.by_client:
             channel.sources = [self.secret]
-        if isinstance(channel, Rounds) and channel.records is None and self.replay is None and self.tapped:
-            other = open_run(run.settings, run.problem, run.fingerprint, coins=self.coins)
-            self.notes.other = other if isinstance(other, Rounds) else None
         return channel
 
     def init(self, run: Run) -> State:
@@ -180,7 +175,7 @@ class _Watching(Engine):
 
     def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
-        if self.notes.other is not None and step < AGAIN:
+        if self.channel.records is None and self.replay is None and step < AGAIN:
             self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")
         if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
@@ -219,13 +214,12 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
         )
 
 
-def released_again(notes: Notes) -> tuple[Recording, int]:
-    """Return what another channel releases of the rows of a run when it is handed them, and the number of releases with
+def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
+    """Return what another channel of a run releases of its rows when it is handed them, and the number of releases with
     rows of clients that were not drawn."""
-    again, strangers, other = list[tuple[int, str, Tensor]](), 0, notes.other
-    if other is None:
-        return again, 0
-    other.record = again
+    other, strangers = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed)), 0
+    assert isinstance(other, Rounds)
+    other.record = again = list[tuple[int, str, Tensor]]()
     for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
         cohort = other.draw(step)
         other.begin(step, cohort)

@@ -82,7 +82,7 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
         tight = replace(trainer, privacy=replace(privacy, clip_norm=privacy.clip_norm * 2.0**-10), finetune=None)
         runs.append((tight, watched(tight, AGAIN)))
     for run, noted in runs:
-        again, strangers = released_again(noted)
+        again, strangers = released_again(run, noted)
         plain = watched(replace(run, finetune=None), AGAIN, tapped=False)
         made, handed = ({(step, name): value for step, name, value in of} for of in (plain.releases, again))
         missing = torch.zeros(0)
