@@ -96,17 +96,11 @@ def _read(path: Path) -> Reading:
     return Reading([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
-def _by_step(path: Path) -> list[list[int]]:
-    """Return the clients that each step of a ledger file is charged to; -2 of a step that is not charged."""
-    steps = _read(path).by_step
-    return [sorted(steps.get(step, [-2])) for step in range(max(steps, default=-1) + 1)]
-
-
 def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> tuple[list[str], Reading]:
     """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
     before it releases something, to those that take part, and happens once; a block that must be refused is not
     charged. Return what is wrong, and what was written."""
-    wrong, charged = list[str](), list[list[int]]()
+    wrong, charged = list[str](), dict[int, list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
@@ -123,16 +117,16 @@ def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> 
                 if clients is None:
                     wrong.append(f"step {first} is past the cap of client {setup.name(int(members[0, 0]))}")
                     break
-                charged += clients
-                if (setup.one_at_a_time or len(charged) <= _STEPS) and _by_step(path)[first:] != clients:
+                charged |= dict(enumerate(clients, first))
+                if (setup.one_at_a_time or len(charged) <= _STEPS) and _read(path).by_step != charged:
                     wrong.append(f"steps from {first} began without a charge on the disk")
                 acted = setup.one_at_a_time or first < 3 or first % 16 == 0
                 if acted and (more := _acted(setup, channel, block)):
                     wrong += more
                     break
-        if _by_step(path) != charged:
-            wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         ledger = _read(path)
+        if ledger.by_step != charged:
+            wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += ledger.problems()
     if not setup.one_at_a_time:  # a run without a folder counts its charges in memory
         with closing(setup.open(seed)) as memory:

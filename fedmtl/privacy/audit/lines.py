@@ -114,12 +114,12 @@ class Reading:
 
     @cached_property
     def by_step(self) -> dict[int, list[int]]:
-        """Return the clients that each step is charged to, -1 for all; of a step that is charged twice they are there
-        twice."""
+        """Return the clients, in order, that each step is charged to, -1 for all; of a step that is charged twice they
+        are there twice."""
         clients: dict[int, list[int]] = {}
         for _, step, cohort in self.steps:
             clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
-        return clients
+        return {step: sorted(each) for step, each in clients.items()}
 
     @cached_property
     def participations(self) -> np.ndarray:
