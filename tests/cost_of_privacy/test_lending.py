@@ -8,8 +8,7 @@ from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
 from benchmarks.reproduce.cost_of_privacy.readers.lending import CATEGORIES, DROPPED, NUMBERS, read_lending
 from fedmtl.data import FederatedDataset, load_data
-from fedmtl.errors import ConfigError, DataError
-from tests.data.rows import moved_rows, spoiled, write_csv
+from tests.data.rows import moved_rows, write_csv
 
 COLUMNS = (
     "rownames,emp_title,emp_length,state,homeownership,annual_income,verified_income,debt_to_income,"
@@ -53,11 +52,6 @@ def everything(data: FederatedDataset) -> tuple[np.ndarray, np.ndarray]:
     y = np.concatenate([data.train.y.numpy(), data.test.y.numpy()])
     order = np.argsort(y, kind="stable")
     return x[order], y[order]
-
-
-def test_every_column_of_the_original_is_used_once_or_dropped_for_a_reason():
-    assert sorted((*CATEGORIES, *NUMBERS, *DROPPED, "interest_rate")) == sorted(HEADER)
-    assert all(DROPPED.values())
 
 
 def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
@@ -148,38 +142,3 @@ def test_sizes_and_training_on_every_row(tmp_path):
     assert split.train.counts.tolist() == [8, 8, 8]
     assert split.test.counts.tolist() == [2, 2, 2]
     assert not read_lending(file, clients=3, sizes=10, seed=1, **SMALL).train.y.equal(split.train.y)
-
-
-@pytest.mark.parametrize(
-    ("row", "column", "value", "message"),
-    [
-        (3, "loan_amount", "many", r"line 5, column 'loan_amount' holds 'many'; accepted: a finite number"),
-        (99, "interest_rate", 101, r"line 101, column 'interest_rate' holds 101.*from 0 to 100"),
-    ],
-)
-def test_bad_tables_have_a_clear_error(tmp_path, row, column, value, message):
-    file = write_csv(tmp_path / "loans.csv", spoiled(loans(), column, row, value))
-    with pytest.raises(DataError, match=rf"loans\.csv.*{message}"):
-        read_lending(file, **SMALL)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"), [(60, r"has 60 rows, and lending\.public_rows is 60"), (0, "has no rows")]
-)
-def test_tables_without_private_rows_are_refused(tmp_path, rows, message):
-    file = write_csv(tmp_path / "loans.csv", loans().iloc[:rows])
-    with pytest.raises(DataError, match=rf"loans\.csv.*{message}"):
-        read_lending(file, **SMALL)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"components": 41}, r"components is 41, but the 60 public rows have only \d+ independent directions"),
-        ({"clients": 50}, r"a client would have 0 of the 40"),
-    ],
-)
-def test_impossible_settings_are_refused(tmp_path, options, message):
-    file = write_csv(tmp_path / "loans.csv", loans())
-    with pytest.raises(ConfigError, match=message):
-        read_lending(file, **SMALL | options)

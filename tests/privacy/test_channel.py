@@ -469,7 +469,8 @@ def test_the_norm_converges_to_the_quantile(quantile, initial):
 
 
 def test_sensitivity_of_the_count():
-    reachable = [float(count_rows(torch.tensor([value]), 1.0)) for value in (0.0, 1.0, 2.0, math.nan)]
+    reachable = count_rows(torch.tensor([0.0, 1.0, 1.0001, math.inf, math.nan]), 1.0).flatten().tolist()
+    assert reachable == [0.5, 0.5, -0.5, -0.5, -0.5]
     assert count_sensitivity("add_remove") == max(map(abs, reachable))
     assert count_sensitivity("replace") == max(a - b for a in reachable for b in reachable)
 

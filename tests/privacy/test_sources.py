@@ -1,3 +1,4 @@
+import itertools
 import math
 import os
 from fractions import Fraction
@@ -58,18 +59,8 @@ A = [2**52 + 1, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 3, 2**54 - 1, 2**54, 2**54 
 
 
 def test_a_tail_is_its_words_rounded_once():
-    for first in (
-        0,
-        1,
-        2,
-        6,
-        1 << 12,
-        2**60 + 1,
-        2 * (2**57 + 2**4),
-        2 * (2**57 + 3 * 2**4),
-        2**63,
-        *(2 * a + a % 2 for a in A),
-    ):
+    edges = (0, 1, 2, 6, 1 << 12, 2**60 + 1, 2 * (2**57 + 2**4), 2 * (2**57 + 3 * 2**4), 2**63)
+    for first in (*edges, *(2 * a + a % 2 for a in A)):
         for second in (0, 1, 2**30, 12345 << 40, 2**63, 2**64 - 1):
             words = np.array([second], np.uint64)
             sign, tail = sources.signs_and_tails(np.array([first], np.uint64), words.__getitem__)
@@ -140,21 +131,13 @@ def test_a_use_beyond_the_counter_is_refused():
 
 def test_other_addresses_are_other_numbers():
     size = 4000
-    addresses = [
-        (seed, replicate, purpose, step)
-        for seed in (3, 4)
-        for replicate in (0, 1)
-        for purpose in ("noise", "noise/a")
-        for step in (0, 1)
-    ]
     draws = []
-    for seed, replicate, purpose, step in addresses:
+    for seed, replicate, purpose, step in itertools.product((3, 4), (0, 1), ("noise", "noise/a"), (0, 1)):
         source = SeededSource(seed, replicate)
-        sign, tail = source.tails(purpose, step, size)
-        draws.extend([np.where(sign < 0, tail, 1 - tail), tail])
-        sign, tail = source.tails(purpose, step, size, KEYS)
-        draws.extend(np.where(sign < 0, tail, 1 - tail))
-        draws.extend(tail)
+        for keys in (None, KEYS):
+            sign, tail = source.tails(purpose, step, size, keys)
+            draws.extend(np.atleast_2d(np.where(sign < 0, tail, 1 - tail)))
+            draws.extend(np.atleast_2d(tail))
         draws.append(stats.norm.cdf(source.normal(purpose, step, size)))
         draws.append(source.coins(purpose, step).uniform(size))
     assert fresh(np.stack(draws))
