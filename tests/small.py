@@ -44,14 +44,14 @@ class Ended(BaseException):
 
 
 class Ends(Callback):
-    """Ends a run after the event of a step, as a crash does: without a close of its ledger."""
+    """Ends a run after the event of a step, as a crash does unless there is another error."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, error: type[BaseException] = Ended) -> None:
+        self.step, self.error = step, error
 
     def on_event(self, event: Any, state: Any) -> None:
         if event.step >= self.step:
-            raise Ended
+            raise self.error("at the end")
 
 
 def check_resumed(make: Callable[..., Trainer], folder: Path, step: int = 0) -> Result:

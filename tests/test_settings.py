@@ -11,11 +11,14 @@ import pytest
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 
-PACKAGES = ("algorithms", "local", "privacy", "schedules", "graphs", "trainer.stopping", "data.transforms")
+PACKAGES = ("algorithms", "local", "privacy", "schedules", "graphs", "trainer.stopping", "trainer.interval")
+PACKAGES += ("data.transforms", "data.partition")
 REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those that others need
     "ClientPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
+    "ByClasses": {"clients": 2, "classes_per_client": 1},
     "ClusteredPMTL": {"clusters": {"a": 1}},
     "CyclicCohorts": {"cohort": 2},
+    "Dirichlet": {"clients": 2, "alpha": 1.0},
     "Dropouts": {"rate": 1.0, "duration": 1.0},
     "FixedCohort": {"cohort": 2},
     "KNNCosine": {"k": 2},
@@ -33,6 +36,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
     "RecordPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
     "RowBound": {"bound": 1.0},
     "RowNoise": {"epsilon": 1.0},
+    "Shards": {"clients": 2},
     "Synchronous": {"latency": 1.0, "events": 3},
     **{f"L{order}Clip": {"bound": 1.0} for order in (1, 2)},
     **{

@@ -101,9 +101,7 @@ def test_private_numbers_of_examples_are_refused_as_weights() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (FedAvg, {"weights": "equal"}, r"FedAvg\.weights is 'equal'.*uniform.*examples"),
         (FedAvg, {"cap": 5}, r"FedAvg\.cap is 5, which has no effect on uniform weights"),
-        (FedAvg, {"weights": "examples", "cap": 0}, r"FedAvg\.cap is 0"),
         (Scaffold, WEIGHTED, r"Scaffold\.weights is 'examples', but its clients send what its own equations say"),
     ],
 )

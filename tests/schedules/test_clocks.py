@@ -291,15 +291,7 @@ def test_events_of_a_table():
     assert (len(table), table.replicates) == (6, 2)
 
 
-# --- clients that never act, bad input
-
-
-def test_an_owner_that_never_wakes():
-    bound = PoissonClocks(per_client=4, rate=[1.0, 0.0, 1.0]).bind(3)
-    assert bound.steps == 8
-    assert sorted(bound.events(0, 0, 8).client[0].tolist()) == [0] * 4 + [2] * 4
-    bound = Latencies(latency=1.0, activations=[2, 0]).bind(2)
-    assert bound.events(0, 0, 2).client[0].tolist() == [0, 0]
+# --- bad input
 
 
 @pytest.mark.parametrize(

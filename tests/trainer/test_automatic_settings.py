@@ -33,6 +33,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import LocalAverage, cohort
 from fedmtl.cli.config import with_automatic
+from fedmtl.cli.main import main
 from fedmtl.cli.run import unlike
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
@@ -231,8 +232,6 @@ def test_the_outlook_before_training() -> None:
 def test_a_draft_leaves_out_columns_with_missing_values_and_rounds_ranges_outwards(
     tmp_path, capsys, monkeypatch
 ) -> None:
-    from fedmtl.cli.main import main
-
     rows = [f"w{i % 9},{i % 7 if i else ''},{2000 + i % 9},{1.23456 + i % 5}" for i in range(180)]
     (tmp_path / "visits.csv").write_text("\n".join(["ward,age,year,days", *rows]))
     monkeypatch.chdir(tmp_path)
@@ -247,8 +246,6 @@ def test_a_draft_leaves_out_columns_with_missing_values_and_rounds_ranges_outwar
 
 
 def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
-    from fedmtl.cli.main import main
-
     random = np.random.default_rng(0)
     rows = [f"w{i % 9},{random.integers(18, 95)},{'fm'[i % 2]},{random.uniform(0, 30):.2f},n{i}" for i in range(180)]
     (tmp_path / "visits.csv").write_text("\n".join(["ward,age,sex,days,note", *rows]))
@@ -280,8 +277,6 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
-    from fedmtl.cli.main import main
-
     frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]})
     frame = frame.assign(one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)])
     frame["cost"] = np.random.default_rng(0).uniform(0, 9, 120).round(2)
@@ -369,8 +364,6 @@ def test_automatic_settings_are_compared_in_a_sweep() -> None:
 
 
 def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypatch) -> None:
-    from fedmtl.cli.main import main
-
     random = np.random.default_rng(0)
     rows = [f"w{i % 9},{random.uniform(0, 1):.3f},{random.uniform(1, 16):.2f},{i}" for i in range(180)]
     (tmp_path / "x.csv").write_text("\n".join(["ward,age,cost,id", *rows]))

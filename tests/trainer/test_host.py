@@ -9,8 +9,9 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from fedmtl import Callback, ClientPrivacy, Execution, FedAvg
+from fedmtl import ClientPrivacy, Execution, FedAvg
 
+from ..small import Ends
 from .settings import SOLVER, trainer
 
 
@@ -27,11 +28,6 @@ def state() -> tuple[object, ...]:
     )
 
 
-class Failing(Callback):
-    def on_event(self, event, state):
-        raise RuntimeError("in the middle")
-
-
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
@@ -42,9 +38,11 @@ def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
     try:
         before = state()
         settings = {"algorithm": FedAvg(local=SOLVER), "execution": Execution(processes=workers), "rounds": 2}
-        run = trainer(**settings, privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0), callbacks=[Failing()] * fails)
+        run = trainer(
+            **settings, privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0), callbacks=[Ends(0, RuntimeError)] * fails
+        )
         if fails:
-            with pytest.raises(RuntimeError, match="in the middle"):
+            with pytest.raises(RuntimeError, match="at the end"):
                 run.fit()
         else:
             run.fit()

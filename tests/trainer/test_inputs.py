@@ -19,6 +19,7 @@ from fedmtl import (
     LocalSGD,
     PoissonClocks,
     PoissonSampling,
+    Result,
     Trainer,
     load_data,
     models,
@@ -60,6 +61,14 @@ def by_hand(module: nn.Module, data: FederatedDataset, client: int, inputs) -> t
         return torch.cat([(p - 0.5 * g).reshape(-1) for p, g in zip(module.parameters(), gradients, strict=True)])
 
 
+def check_step(run: Result, module: nn.Module, data: FederatedDataset, inputs=None) -> None:
+    """Check the models of all clients after one such step."""
+    inputs = inputs or (lambda module, own: module(data.train.x[own]))
+    for client in range(len(data)):
+        expected = by_hand(module, data, client, inputs)
+        torch.testing.assert_close(run.personal[client], expected, rtol=1e-8, atol=1e-10)
+
+
 WHOLE = Local(local=LocalSGD(lr=0.5, batch_size=None))
 
 
@@ -70,9 +79,7 @@ def test_tokens_stay_whole_numbers_and_train_an_embedding():
     torch.manual_seed(0)
     net = models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec)
     run = fit(data, net, algorithm=WHOLE)
-    for client in range(4):
-        expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
-        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+    check_step(run, net, data)
     x = data.train.x[:3]
     model = run.model_for("user-1")
     assert model(x).shape == (3, 2)
@@ -135,9 +142,7 @@ def test_several_inputs_go_to_the_model_by_name_or_as_a_dictionary(kind):
         inputs = x[:, :12].reshape(-1, 3, 4), x[:, 12].long()
         return module(*inputs) if kind is Two else module({"picture": inputs[0], "kind": inputs[1]})
 
-    for client in range(3):
-        expected = by_hand(net, data, client, outputs)
-        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+    check_step(run, net, data, outputs)
     model = run.model_for("c1")
     assert isinstance(model, NamedInputs)
     given = {name: torch.as_tensor(value) for name, value in rows["c1"][0].items()}
@@ -238,9 +243,7 @@ def test_what_cannot_be_stacked_is_computed_one_by_one():
     torch.manual_seed(0)
     net = Choosing()
     run = fit(data, net, algorithm=WHOLE, execution=Execution(chunk=1, processes=2))
-    for client in range(4):
-        expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
-        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+    check_step(run, net, data)
 
 
 @pytest.mark.parametrize("network", [Recurrent, Choosing])
@@ -250,8 +253,7 @@ def test_without_a_batching_rule_clients_are_computed_one_after_another_by_thems
     net = network()
     run = fit(data, net, algorithm=WHOLE)
     assert "clients are computed one after another, since" in caplog.text
-    expected = by_hand(net, data, 1, lambda m, own: m(data.train.x[own]))
-    torch.testing.assert_close(run.personal[1], expected, rtol=1e-10, atol=1e-12)
+    check_step(run, net, data)
 
 
 def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
@@ -280,8 +282,7 @@ def test_attention_is_stacked():
     torch.manual_seed(0)
     net = Attention()
     run = fit(data, net, algorithm=WHOLE)
-    expected = by_hand(net, data, 2, lambda m, own: m(data.train.x[own]))
-    torch.testing.assert_close(run.personal[2], expected, rtol=1e-8, atol=1e-10)
+    check_step(run, net, data)
     assert Layout.of(net).dimension == run.personal.shape[1]
 
 

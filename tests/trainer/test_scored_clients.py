@@ -225,16 +225,6 @@ def test_a_regression_leaves_them_out_of_every_error():
     assert run.final["pooled_nmse"] == pytest.approx(squares / ((together - together.mean()) ** 2).sum(), rel=1e-10)
 
 
-def test_the_split_gives_a_single_example_to_training():
-    x, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 1])
-    data = FederatedDataset.from_tensors({"a": (x, y), "b": (x[:1], y[:1])}, test_fraction=0.4)
-    assert data.train.counts.tolist() == [3, 1]
-    assert data.test.counts.tolist() == [2, 0]
-    given = FederatedDataset.from_tensors({"a": (x, y), "b": (x, y), "c": (x, y)}, test={"b": (x, y)})
-    assert given.test.counts.tolist() == [0, 5, 0]
-    torch.testing.assert_close(given.test.x, x)
-
-
 def test_the_last_client_may_be_the_one_without_test_rows():
     rows = {name: (torch.randn(6, 3), torch.tensor([0, 1] * 3)) for name in ("anna", "ben")}
     data = FederatedDataset.from_tensors(rows, test={"anna": rows["anna"]})

@@ -7,7 +7,8 @@ import signal
 from dataclasses import replace
 
 import pytest
-import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
 
 from fedmtl import (
     AsyncLearner,
@@ -26,6 +27,7 @@ from fedmtl.privacy import open_channel
 from fedmtl.trainer.run import held_interruption
 from tests import small
 
+from ..small import check_same
 from .ledgers import charges, read_lines
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
@@ -115,9 +117,6 @@ def test_where_participations_are_charged_everybody_is_charged_up_to_the_cap():
     plan = trainer(schedule=schedule, privacy=privacy)
     assert result.stopped == "early"
     cap = math.ceil(plan.rounds * 4 / CLIENTS) + 1
-    from dp_accounting import dp_event
-    from dp_accounting.pld import PLDAccountant
-
     expected = PLDAccountant().compose(dp_event.GaussianDpEvent(NOISE), cap).get_epsilon(DELTA)
     assert result.epsilon == pytest.approx(expected, rel=1e-3)
 
@@ -158,9 +157,7 @@ def test_a_run_stops_after_the_event_and_goes_on_to_the_same_bits(tmp_path):
     rest = Interrupting(-1)
     result = replace(part, callbacks=(rest,)).fit(resume=True)
     assert rest.seen == [3, 4, 5], "nothing is computed again"
-    for client in whole.personal_accuracy:
-        for a, b in zip(whole.model_for(client).parameters(), result.model_for(client).parameters(), strict=True):
-            assert torch.equal(a, b)
+    check_same(result, whole)
 
 
 def test_a_secure_run_pays_once_for_every_answer(tmp_path):
