@@ -129,7 +129,6 @@ def test_record_level_budgets_compose_to_that_of_the_task():
     assert 30 * epsilon == pytest.approx(2.0)
     assert 30 * math.exp(30 * epsilon) * delta == pytest.approx(1e-5)
     law = TaskBudget(epsilon=2.0, delta=1e-5, mechanism="gaussian").law(30, 5, 4)
-    assert law is not None
     assert law.multiplier == pytest.approx(gaussian_multiplier(epsilon, delta, 4), rel=1e-3)
 
 

@@ -81,7 +81,6 @@ def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
         assert found_here.fits
         verdicts = {check.name: check.verdict for check in found_here.checks}
         assert {verdicts[check] for check in ("chain", "head", "charges", "epsilon", "budget")} == {"confirmed"}
-    assert expected.privacy.by_client is not None
     assert (min(epsilons), max(epsilons)) == (expected.privacy.by_client[0], expected.privacy.by_client[2])
     assert verify(tmp_path / "server").fits
     assert found.epsilon == np.inf  # this folder has no account

@@ -55,7 +55,7 @@ def open_activations(
         counts = np.array([len(rows) for rows in x], dtype=np.int64)
         dimension = x[0].shape[-1] if len(x) else 4
     plan = {name: options.pop(name) for name in _PLAN if name in options}
-    gradients = GradientPlan(ids=ids, counts=counts, dimension=dimension, caps=caps, x=x, **plan)  # type: ignore[arg-type]
+    gradients = GradientPlan(ids=ids, counts=counts, dimension=dimension, caps=caps, x=x, **plan)
     return Door(open_channel(privacy, (gradients,), "a schedule", **options))
 
 

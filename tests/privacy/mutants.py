@@ -1305,7 +1305,7 @@ def _root_of(factor: float) -> _Patch:
 
 
 def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    notes = Problem.notes.fget  # type: ignore[attr-defined]
+    notes = Problem.notes.fget
 
     def more(self):
         return (*notes(self), f"features of these data, whose mean is {float(self.data.train.x.double().mean()):.3g}")

@@ -234,7 +234,6 @@ def test_a_report_has_the_multipliers_of_all_clients_that_may_act() -> None:
     budgets = {"a": 0.1, "b": 10.0, "c": 1.0}
     channel = door(RecordPrivacy(clip_norm=1.0, epsilon=budgets, delta=1e-5))
     z = channel.noise_multipliers
-    assert z is not None
     assert z.argmin() == 1
     assert f"of multipliers {z.min():.5g} to {z.max():.5g} by client" in channel.report.text()
     assert "multipliers" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()

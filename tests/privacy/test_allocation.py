@@ -56,7 +56,6 @@ def gaussian_epsilon(multipliers: list[float], delta: float) -> float:
 def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
     channel = opened(GAUSSIAN, plan())
     z = channel.noise_multiplier
-    assert z is not None
     own = [z / w for w in WEIGHTS]
     for uses in (1, 3, 8):
         assert channel.epsilon_at(uses) == pytest.approx(gaussian_epsilon(own[:uses], 1e-5), rel=1e-9)
@@ -107,7 +106,6 @@ def test_hundreds_of_different_pure_uses_are_composed() -> None:
 def test_the_noise_of_each_use_follows_its_weight() -> None:
     channel = opened(GAUSSIAN, plan(form="vector", weights=normalized([1.0, 2.0, 5.0]), d=3))
     z = channel.noise_multiplier
-    assert z is not None
     for t, w in enumerate(normalized([1.0, 2.0, 5.0])):
         value = step(channel, t)
         expected = SeededSource(1).normal("noise/c", t, 3) * (z / w) * 2.0 / 20  # z C / m
@@ -140,12 +138,11 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     first = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l")
     step(first, 0)
     loud = float(first.noise_std("c"))
-    first.account.ledger._close_files()  # type: ignore[union-attr]  # the process dies with use 0 charged
+    first.account.ledger._close_files()  # the process dies with use 0 charged
     again = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l", resume=True)
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
     z = again.noise_multiplier
-    assert z is not None
     assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:2]], 1e-5), rel=1e-6)
 
 
@@ -158,8 +155,8 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Pa
         channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
         step(channel, 0)
         assert channel.rows["c"].epsilon_at(channel.account.ledger.charged) <= 1.0
-        channel.account.ledger._close_files()  # type: ignore[union-attr]
-        channel.account.ledger._files = None  # type: ignore[union-attr]
+        channel.account.ledger._close_files()
+        channel.account.ledger._files = None
     channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=True)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)
@@ -234,7 +231,7 @@ def test_what_repetitions_do_not_go_with(tmp_path: Path) -> None:
         ([GAUSSIAN, ClientPrivacy(clip_norm=3.0, epsilon=1.0)], {}, "differ only in epsilon"),
     ):
         with pytest.raises(ConfigError, match=match):
-            opened(privacy, one, replicates=2, **options)  # type: ignore[arg-type]
+            opened(privacy, one, replicates=2, **options)
 
 
 def test_repetitions_without_privacy_release_exact_sums() -> None:

@@ -175,7 +175,7 @@ def test_the_worst_pattern_by_a_dynamic_program() -> None:
 @pytest.mark.parametrize(("n", "cohort"), [(8, 2), (9, 2), (11, 3), (10, 10), (7, 5), (100, 7)])
 def test_the_separation_of_turns(n: int, cohort: int) -> None:
     sampler = CyclicCohorts(cohort).bind(n)
-    rounds = np.stack([np.isin(np.arange(n), sampler.draw(t, None)) for t in range(60)])  # type: ignore[arg-type]
+    rounds = np.stack([np.isin(np.arange(n), sampler.draw(t, None)) for t in range(60)])
     gaps = [np.diff(np.flatnonzero(rounds[:, k])).min() for k in range(n) if rounds[:, k].sum() > 1]
     assert min(gaps, default=sampler.separation) == sampler.separation
 

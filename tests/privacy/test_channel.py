@@ -136,7 +136,7 @@ def test_a_client_sends_one_row_over_all_ranks() -> None:
     channel = door(NOISED)
     members = begin(channel)
     one, other = members[:2], members[1:3]
-    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [one, other])  # type: ignore[assignment]
+    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [one, other])
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(2, 5), one)
 
@@ -180,12 +180,10 @@ def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
 
 def test_signal_to_noise_uses_public_quantities() -> None:
     signal = door(NOISED, dimension=400).snr()
-    assert signal is not None
     assert signal.noise_norm == pytest.approx(2.0 * 1.0 * 20 / 4)
     assert signal.ratio == pytest.approx(10.0)
     assert signal.warning is None
     louder = door(NOISED, dimension=500).snr()
-    assert louder is not None
     assert louder.warning is not None
     assert "times the clip norm" in louder.text()
 
@@ -349,7 +347,6 @@ def test_l2_laplace_noise_has_a_gamma_radius_and_composes_better_than_its_pure_e
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=0.5, mechanism="l2_laplace", delta=1e-5)
     channel = everybody(privacy, dimension=2000)
     z = channel.noise_multiplier
-    assert z is not None
     radii = [float(np.linalg.norm(zeros(channel, step))) * CLIENTS / (z * 0.5) for step in range(STEPS)]
     assert all(stats.gamma(2000).ppf(1e-7) < r < stats.gamma(2000).isf(1e-7) for r in radii)
     assert 0.499 < channel.epsilon <= 0.5
@@ -383,7 +380,6 @@ def test_a_round_speaks_of_the_clip_norm_of_its_release_until_the_next_one_begin
         rows = torch.full((len(ranks), D), 1e-3)
         channel.release("update", rows, ranks)
         release = channel.releases["update"]
-        assert release.noise is not None
         expected = release.noise.multiplier * norms[-1] / CLIENTS
         assert float(channel.noise_std("update")) == pytest.approx(expected, rel=1e-12)
         assert (channel.report.noise_std, channel.report.clip_norm) == pytest.approx((expected, norms[-1]), rel=1e-12)
@@ -405,7 +401,6 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
         begin(fixed, step)
     assert channel.epsilon == fixed.epsilon
     release = channel.releases["update"]
-    assert release.noise is not None
     update, count = release.noise.multiplier, 2.0 / 0.5  # sigma_b over the sensitivity 1/2
     assert update > 1.5
     joint = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(z) for z in (update, count)])

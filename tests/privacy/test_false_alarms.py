@@ -46,9 +46,7 @@ def rows_setup() -> Setup:
 
 def activations(law: str) -> Setup:
     """Clients that act one at a time."""
-    made = setup_of(trainer_of("async_learner", f"clocks, {law}"))
-    assert made is not None
-    return made
+    return setup_of(trainer_of("async_learner", f"clocks, {law}"))
 
 
 FEWER = replace(EFFORT, noise=480, checks=("noise law", "freshness"))

@@ -109,7 +109,6 @@ def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> Non
     drawn = rng.random((count, 1)) < q
     event = PoissonSampledDpEvent(q, KNormDpEvent(beta, dimension))
     pair = laws.step_pair(event, 1e-3)
-    assert pair is not None
     for law, losses in ((pair.remove, loss(noise + drawn * shift)), (pair.add, -loss(noise))):
         for eps in (0.0, 0.03, 0.1, 0.3):
             terms = np.maximum(0.0, -np.expm1(eps - losses))
@@ -138,13 +137,11 @@ def test_releases_that_share_a_coin() -> None:
     assert epsilon(pair, 20, 1e-5) > epsilon(apart, 20, 1e-5)
     # two Laplace releases on one coin, in the open: the loss of the pair, then the mixture
     step = laws.step_pair(LaplaceDpEvent(2.0), 1e-3)
-    assert step is not None
     twice = pld.compose_exactly([(step.remove, 2)])
     without = twice.masses * np.exp(-twice.losses)
     loss = np.log1p(0.2 * np.expm1(twice.losses))
     exact = float((0.8 * without + 0.2 * twice.masses) @ np.maximum(0, -np.expm1(0.05 - loss)))
     atoms = laws.step_pair(elementary(pair)[0][0], 1e-3)
-    assert atoms is not None
     assert delta_at(atoms.remove, 0.05) == pytest.approx(exact, rel=1e-3)
 
 
@@ -360,8 +357,8 @@ def test_the_event() -> None:
     assert event == KNormDpEvent(0.5, 12)
     assert len({event, KNormDpEvent(0.5, 12), KNormDpEvent(0.5, 13)}) == 2
     with pytest.raises(attr.exceptions.FrozenInstanceError):
-        event.epsilon = 1.0  # type: ignore[misc]
+        event.epsilon = 1.0
     assert dp_accounting.DpEvent.from_named_tuple(event.to_named_tuple()) == event
     for bad in ((0.0, 3), (-1.0, 3), (math.nan, 3), (1.0, 0), (1.0, 2.5)):
         with pytest.raises(ConfigError, match="KNormDpEvent"):
-            KNormDpEvent(*bad)  # type: ignore[arg-type]
+            KNormDpEvent(*bad)

@@ -136,7 +136,6 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
     assert door.releases["update"].sensitivity == 1.0
     assert "not amplified" in report.sampler
     z = door.noise_multiplier
-    assert z is not None
     assert door.epsilon == pytest.approx(gaussian_epsilon(3**0.5 / z, report.delta), rel=1e-6)
     assert door.epsilon <= 2.0
     with pytest.raises(BudgetExhausted, match="cap of 3"):

@@ -170,7 +170,6 @@ def test_nothing_is_refuted_where_exponentials_overflow(noise: float) -> None:
 def test_a_claim_far_below_is_refuted_on_a_coarse_grid(event, uses: int, near: float) -> None:
     """The grid that the claim asks for would take minutes; the figure of a coarser one is a lower bound."""
     bound = library_epsilon([(event, uses)], 1e-5, near)
-    assert bound is not None
     assert near < bound <= epsilon(event, uses, 1e-5) * (1 + 1e-6)
 
 

@@ -58,7 +58,6 @@ def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(noise: s
     density = (stats.laplace if noise == "laplace" else stats.norm)(scale=scale).pdf
     base = dp_event.LaplaceDpEvent(1.3) if noise == "laplace" else dp_event.GaussianDpEvent(1.3)
     law = step_pair(event(base, q), 1e-4)
-    assert law is not None
     assert law.add is law.remove
     levels = (0.0, 0.05, 0.2, 0.4)
     claimed = [delta_at(law.remove, eps) for eps in levels]

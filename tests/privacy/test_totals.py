@@ -69,7 +69,6 @@ def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
 def test_a_release_of_a_sum_is_that_of_its_rows(settings) -> None:
     (by_rows, cohort), (by_sum, _) = begun(**settings), begun(**settings)
     rows, total = rows_of(len(cohort)), by_sum.total("update")
-    assert total is not None
     total.add(cohort, rows)
     assert torch.equal(by_sum.release("update", total, cohort), by_rows.release("update", rows, cohort))
 
@@ -77,7 +76,6 @@ def test_a_release_of_a_sum_is_that_of_its_rows(settings) -> None:
 def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     channel, cohort = begun()
     total = channel.total("update")
-    assert total is not None
     with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
     rows = rows_of(len(cohort))
@@ -102,7 +100,6 @@ def test_a_sum_of_a_client_that_was_not_drawn_is_refused() -> None:
     absent = next(client for client in range(9) if client not in cohort.tolist())
     others = torch.cat([cohort[1:], torch.tensor([absent])])
     total = channel.total("update")
-    assert total is not None
     total.add(others, rows_of(len(others)))
     with pytest.raises(PrivacyError, match=f"row of client {absent}, who was not drawn"):
         channel.release("update", total, others)
@@ -112,10 +109,8 @@ def test_rows_of_an_attempt_that_failed_are_in_no_release() -> None:
     """A caller that catches an error of its own and adds all rows again would have a client's row twice in the sum."""
     (by_rows, cohort), (by_sum, _) = begun(), begun()
     rows, failed = rows_of(len(cohort)), by_sum.total("update")
-    assert failed is not None
     failed.add(cohort, rows)
     total = by_sum.total("update")
-    assert total is not None
     total.add(cohort, rows)
     with pytest.raises(PrivacyError, match="did not make last"):
         by_sum.release("update", failed, cohort)
@@ -129,7 +124,6 @@ def test_a_tap_gets_the_rows_that_are_added_to_a_sum() -> None:
     released = []
     for channel in (tapped, plain):
         total = channel.total("update")
-        assert total is not None
         for part in (slice(0, 2), slice(2, None)):
             total.add(cohort[part], rows[part])
         released.append(channel.release("update", total, cohort))

@@ -103,7 +103,6 @@ def _file_named_by_number(patch: pytest.MonkeyPatch) -> None:
 def _number_printed(patch: pytest.MonkeyPatch) -> None:
     def result(self: _Search, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> Any:
         found = _result(self, chosen, scores, best, run)
-        assert found.best is not None
         return replace(found, best=replace(found.best, data_name=f"{found.best.data_name}, repetition {best}"))
 
     patch.setattr(_Search, "_result", result)

@@ -90,7 +90,7 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan) -> list[Finding]:
     search = _Search(settings, plan, None)
     ids = search.settings._first.data.ids
     even = SimpleNamespace(ids=ids, personal_accuracy=dict.fromkeys(ids, 0.5))
-    scores = [search._score(index, 0, even) for index in range(_SCORES)]  # type: ignore[arg-type]
+    scores = [search._score(index, 0, even) for index in range(_SCORES)]
     shared = exact(
         "selection: fresh scores",
         _SCORES - len(set(scores)),
@@ -101,7 +101,7 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan) -> list[Finding]:
 
 def _fresh_cohorts(settings: PrivateSearch, records: list[_Seen]) -> Finding:
     trainer, check = settings._first, "selection: fresh cohorts"
-    q = trainer.schedule.bind(len(trainer.data)).probability  # type: ignore[union-attr]
+    q = trainer.schedule.bind(len(trainer.data)).probability
     chance = (q * q + (1 - q) ** 2) ** (len(trainer.data) * len(records[0].cohorts))
     if chance > _LEVEL:
         return skipped(check, "two repetitions may well have the same cohorts")
@@ -146,7 +146,7 @@ class _Seen:
             self.cohorts.append(torch.sort(ranks.cpu()).values)
             begin(step, ranks)
 
-        channel.release, channel.begin = seen_release, seen_begin  # type: ignore[method-assign,assignment]
+        channel.release, channel.begin = seen_release, seen_begin
 
 
 @contextmanager

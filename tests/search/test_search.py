@@ -3,9 +3,11 @@
 import itertools
 import json
 import math
+import shutil
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import dp_accounting
@@ -39,6 +41,7 @@ from fedmtl.trainer.engine import Engine, open_run
 from fedmtl.trainer.run import single_run
 from tests.helpers import ragged_classification, regression
 
+from ..small import Ended
 from ..trainer.ledgers import charges
 from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, trainer
 
@@ -251,10 +254,8 @@ def test_the_best_noised_score_wins(finished):
     assert (found.score, found.chosen) == (scores[best], found.repetitions[best].candidate)
     own = folder / "private" / "candidates" / str(best)
     assert torch.equal(load_file(own / "private/models.safetensors")["models"], found.best.personal)
-    released = load_file(folder / "public/model.safetensors")
     for k in range(REPETITIONS):
-        theirs = load_file(folder / f"private/candidates/{k}/public/model.safetensors")
-        assert all(torch.equal(released[name], theirs[name]) for name in released) == (k == best)
+        assert same_model(folder, folder / f"private/candidates/{k}") == (k == best)
 
 
 def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finished):
@@ -285,14 +286,11 @@ def test_nothing_else_is_public(finished):
     assert kept["scores"] == [one.score for one in found.repetitions]
 
 
-def test_published_files_bear_the_time_at_which_the_search_began(monkeypatch, tmp_path):
+def test_published_files_bear_the_time_at_which_the_search_began(tmp_path):
     """That of their writing would tell how long it took, and so about how many repetitions there were."""
     settings = searching(candidates=candidates(seed=seed_with(2)), folder=tmp_path / "run")
     earliest = time.time()
-    with monkeypatch.context() as patch:
-        crash_at(patch, _Search, "_train", 2)
-        with pytest.raises(Crash):
-            settings.fit()
+    crash(settings, _Search, "_train", 2)
     interrupted = time.time()
     settings.fit(resume=True)
     public = tmp_path / "run/public"
@@ -303,16 +301,11 @@ def test_published_files_bear_the_time_at_which_the_search_began(monkeypatch, tm
 
 def test_loud_noise_is_announced_once_for_each_candidate(caplog):
     """A line for each repetition would tell how many there are."""
-    quiet = {
-        f"lam={lam:g}": replace(one, privacy=replace(PRIVACY, epsilon=1.0))
-        for lam, one in zip((0.1, 1.0), candidates().values(), strict=True)
-    }
     told = []
     for count in (1, 3):
         caplog.clear()
-        same = {name: replace(one, seed=seed_with(count)) for name, one in quiet.items()}
-        searching(candidates=same, score_noise=0.6).fit()
-        told.append([record.getMessage() for record in caplog.records])
+        searching(candidates=candidates(**with_privacy(epsilon=1.0), seed=seed_with(count)), score_noise=0.6).fit()
+        told.append(list(caplog.messages))
     assert told[0] == told[1]
     assert [text.split(": ")[0] for text in told[0]] == ["candidate 'lam=0.1'", "candidate 'lam=1'"]
     assert all("little will be learned" in text for text in told[0])
@@ -378,28 +371,25 @@ def test_progress_is_one_line_a_repetition_and_does_not_tell_how_many(capsys):
 # Interruptions
 
 
-class Crash(BaseException):
-    """Not an error anyone catches."""
-
-
-def crash_at(monkeypatch, where: type, name: str, call: int) -> None:
-    """The method raises at its ``call``-th call from now on, once."""
-    whole, seen = getattr(where, name), [0]
+def crash(settings: PrivateSearch, where: type, name: str, call: int, *, resume: bool = False) -> None:
+    """Run a search that ends as its process does, at the ``call``-th call of a method."""
+    whole, seen = getattr(where, name), itertools.count(1)
 
     def counted(self, *args, **options):
-        seen[0] += 1
-        if seen[0] == call:
-            raise Crash
+        if next(seen) == call:
+            raise Ended
         return whole(self, *args, **options)
 
-    monkeypatch.setattr(where, name, counted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, counted)
+        with pytest.raises(Ended):
+            settings.fit(resume=resume)
 
 
-def released(folder):
-    return {
-        file.name: load_file(file) if file.suffix == ".safetensors" else file.read_bytes()
-        for file in (folder / "public").iterdir()
-    }
+def same_model(folder: Path, other: Path) -> bool:
+    """Whether two runs have published the same bits."""
+    one, two = (load_file(place / "public/model.safetensors") for place in (folder, other))
+    return all(torch.equal(one[name], two[name]) for name in two)
 
 
 @pytest.mark.parametrize(
@@ -412,24 +402,23 @@ def released(folder):
         (_Search, "_publish", 1),
     ],
 )
-def test_a_seeded_search_resumes_to_the_same_bits(monkeypatch, tmp_path, finished, where, name: str, call: int):
+def test_a_seeded_search_resumes_to_the_same_bits(tmp_path, finished, where, name: str, call: int):
     whole, undisturbed = finished
     settings = searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=tmp_path / "run")
-    with monkeypatch.context() as patch:
-        crash_at(patch, where, name, call)
-        with pytest.raises(Crash):
-            settings.fit()
+    crash(settings, where, name, call)
     with pytest.raises(ResumeError, match="already holds a run"):
         settings.fit()
     found = settings.fit(resume=True)
     assert found.repetitions == undisturbed.repetitions
     assert (found.chosen, found.score, found.epsilon) == (undisturbed.chosen, undisturbed.score, undisturbed.epsilon)
     assert torch.equal(found.best.personal, undisturbed.best.personal)
-    mine, theirs = released(tmp_path / "run"), released(whole)
+    mine, theirs = (
+        {file.name: file.read_bytes() for file in (p / "public").iterdir()} for p in (tmp_path / "run", whole)
+    )
     assert mine.keys() == theirs.keys()
     for file in ("privacy.json", "search.json"):
         assert mine[file] == theirs[file]
-    assert all(torch.equal(mine["model.safetensors"][k], v) for k, v in theirs["model.safetensors"].items())
+    assert same_model(tmp_path / "run", whole)
     assert settings.fit(resume=True).score == found.score  # a finished one stays as it is
 
 
@@ -451,11 +440,8 @@ def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, t
     finished search can be told from another."""
     monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 3)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
-    for resume, crash in enumerate([(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]):
-        with monkeypatch.context() as patch:
-            crash_at(patch, *crash)
-            with pytest.raises(Crash):
-                settings.fit(resume=resume > 0)
+    for resume, end in enumerate([(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]):
+        crash(settings, *end, resume=resume > 0)
         assert all(steps <= ROUNDS and scores <= 1 for steps, scores in charged(tmp_path / "run"))
     before = json.loads((tmp_path / "run/private/search.json").read_text())
     found = settings.fit(resume=True)
@@ -468,26 +454,19 @@ def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, t
     places = [tmp_path / f"run/private/candidates/{k}" for k in range(3)]
     assert len({identical(place / "public/privacy.json") for place in places}) == 1
     assert found.privacy.releases == ROUNDS + 1
-    public = released(tmp_path / "run")
+    public = shutil.copytree(tmp_path / "run/public", tmp_path / "before/public")
     again = settings.fit(resume=True)
     assert (again.score, charged(tmp_path / "run")) == (found.score, [(ROUNDS, 1)] * 3)
-    assert all(
-        torch.equal(released(tmp_path / "run")["model.safetensors"][k], v)
-        for k, v in public["model.safetensors"].items()
-    )
+    assert same_model(tmp_path / "run", public.parent)
 
 
 def test_a_score_that_a_crash_lost_is_that_of_a_new_run(monkeypatch, tmp_path):
     """Left out, it would change the law of the number of repetitions that can win."""
     monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 1)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
-    with monkeypatch.context() as patch:
-        crash_at(patch, _Search, "_write", 2)
-        with pytest.raises(Crash):
-            settings.fit()
+    crash(settings, _Search, "_write", 2)
     lost = load_file(tmp_path / "run/private/candidates/0/public/model.safetensors")
     found = settings.fit(resume=True)
-    assert found.best is not None
     assert len(found.repetitions) == 1
     assert charged(tmp_path / "run") == [(ROUNDS, 1)]
     model = load_file(tmp_path / "run/public/model.safetensors")
@@ -502,12 +481,9 @@ def test_the_number_of_repetitions_is_never_drawn_again(tmp_path):
         settings.fit(resume=True)
 
 
-def test_a_resume_with_other_settings_is_refused(monkeypatch, tmp_path):
+def test_a_resume_with_other_settings_is_refused(tmp_path):
     settings = searching(folder=tmp_path / "run")
-    with monkeypatch.context() as patch:
-        crash_at(patch, _Search, "_train", 1)
-        with pytest.raises(Crash):
-            settings.fit()
+    crash(settings, _Search, "_train", 1)
     with pytest.raises(ResumeError, match="mean"):
         replace(settings, mean=5.0).fit(resume=True)
     with pytest.raises(ResumeError, match="candidates"):
@@ -553,18 +529,17 @@ def test_what_the_accounting_does_not_cover_is_refused_by_name(changes, said: st
 
 
 def test_the_size_of_a_release_matters_under_k_norm_noise_only():
-    for mechanism in ("gaussian", "l2_laplace"):
+    def with_a_larger_one(mechanism: str) -> PrivateSearch:
         same = candidates(**with_privacy(mechanism=mechanism))
-        larger = same | {"odd": replace(same["lam=1"], model=models.mlp(hidden=5))}
-        if mechanism == "gaussian":
-            plan = searching(candidates=larger).plan()
-            assert plan.noise_multiplier == pytest.approx(searching().plan().noise_multiplier, rel=1e-12)
-            for one in plan.trainers.values():  # the runs of all sizes fit the budget, to the last step
-                with closing(open_run(one, one.problem())) as channel:
-                    assert channel.epsilon_at(one.rounds) <= plan.budget
-            continue
-        with pytest.raises(ConfigError, match="candidate 'odd': the size of a release is"):
-            searching(candidates=larger).plan()
+        return searching(candidates=same | {"odd": replace(same["lam=1"], model=models.mlp(hidden=5))})
+
+    plan = with_a_larger_one("gaussian").plan()
+    assert plan.noise_multiplier == pytest.approx(searching().plan().noise_multiplier, rel=1e-12)
+    for one in plan.trainers.values():  # the runs of all sizes fit the budget, to the last step
+        with closing(open_run(one, one.problem())) as channel:
+            assert channel.epsilon_at(one.rounds) <= plan.budget
+    with pytest.raises(ConfigError, match="candidate 'odd': the size of a release is"):
+        with_a_larger_one("l2_laplace").plan()
 
 
 def test_what_costs_nothing_may_differ():
