@@ -338,12 +338,13 @@ def _set(place: Any, name: str, value: Any) -> _Patch:
 
 
 def _instead(place: Any, name: str) -> Callable[[Callable], _Patch]:
-    """What is decorated takes the place of a function, which is its first argument."""
+    """What is decorated takes the place of a function, which is its first argument; for None of one of the method."""
 
     def broken(change: Callable) -> _Patch:
         def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-            original = getattr(place, name)
-            patch.setattr(place, name, lambda *of, **named: change(original, *of, **named))
+            where = type(trainer.algorithm) if place is None else place
+            original = getattr(where, name)
+            patch.setattr(where, name, lambda *of, **named: change(original, *of, **named))
 
         return apply
 
@@ -958,18 +959,18 @@ def _half_of_the_batch(original, self, clients, chunks):
 
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """A client that was not drawn takes part in the place of the first one that was, and the channel does not look."""
+    """The channel does not look who sends a row."""
     patch.setattr(Rounds, "_checked_step", lambda self, name, rows, clients: self._step)
-    kind = type(trainer.algorithm)
-    step = kind.step
+    _exchanged(patch, trainer)
 
-    def exchanged(self, problem, state, block, channel):
-        clients, drawn = block.clients.clone(), set(block.cohort.tolist())
-        if drawn:
-            clients[0, 0, 0] = next(k for k in range(problem.clients) if k not in drawn)
-        return step(self, problem, state, replace(block, clients=clients), channel)
 
-    patch.setattr(kind, "step", exchanged)
+@_instead(None, "step")
+def _exchanged(original, self, problem, state, block, channel):
+    """A client that was not drawn takes part in the place of the first one that was."""
+    clients, drawn = block.clients.clone(), set(block.cohort.tolist())
+    if drawn:
+        clients[0, 0, 0] = next(k for k in range(problem.clients) if k not in drawn)
+    return original(self, problem, state, replace(block, clients=clients), channel)
 
 
 @_instead(Activations, "_acting")
@@ -1157,6 +1158,9 @@ def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         append(self, line)
 
     patch.setattr(Ledger, "_append", late)
+
+
+_stop_uncharged = _set(Account, "charge_remaining", lambda self, done: None)
 
 
 def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1362,19 +1366,14 @@ def _sum_on_the_grid(original, self, name, total, step):
 def _stepped(leak: Callable[..., None]) -> _Patch:
     """After every step ``leak(problem, state, before, block, channel)`` changes the state, in place."""
 
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        kind = type(trainer.algorithm)
-        step = kind.step
+    @_instead(None, "step")
+    def leaky(original, self, problem, state, block, channel):
+        before = {name: value.clone() for name, value in state.public.items()}
+        state = original(self, problem, state, block, channel)
+        leak(problem, state, before, block, channel)
+        return state
 
-        def leaky(self, problem, state, block, channel):
-            before = {name: value.clone() for name, value in state.public.items()}
-            state = step(self, problem, state, block, channel)
-            leak(problem, state, before, block, channel)
-            return state
-
-        patch.setattr(kind, "step", leaky)
-
-    return apply
+    return leaky
 
 
 def _data_dependent_step(problem, state, before, block, channel):
@@ -1416,19 +1415,14 @@ def _subset_size(problem, block, channel):
     return torch.tensor(channel.records.drawn(0, np.arange(3), np.zeros(3, dtype=np.int64)).sum())
 
 
-def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    kind = type(trainer.algorithm)
-    init = kind.init
-
-    def raw(self, problem, replicates=1):
-        state = init(self, problem, replicates)
-        if self.one_at_a_time:
-            next(iter(state.public.values())).add_(problem.data.train.x.double().mean())
-            return state
-        trained = Cohort(problem, torch.tensor([0]), round=0).train(self.local, problem.initial)[0]
-        return replace(state, public={name: trained.clone() for name in state.public})
-
-    patch.setattr(kind, "init", raw)
+@_instead(None, "init")
+def _raw_local_start(original, self, problem, replicates=1):
+    state = original(self, problem, replicates)
+    if self.one_at_a_time:
+        next(iter(state.public.values())).add_(problem.data.train.x.double().mean())
+        return state
+    trained = Cohort(problem, torch.tensor([0]), round=0).train(self.local, problem.initial)[0]
+    return replace(state, public={name: trained.clone() for name in state.public})
 
 
 @_instead(Cohort, "_train_on_records")
@@ -1456,15 +1450,10 @@ def _step_by_the_largest(original, self, run):
     return original(self, replace(run, solver=replace(run.solver, lr=run.solver.lr / longest)))
 
 
-def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    kind = type(trainer.algorithm)
-    personalize = kind.personalize
-
-    def mixed(self, problem, state, clients):
-        made = personalize(self, problem, state, clients)
-        return torch.lerp(made, made.roll(1, 0), 1e-3)
-
-    patch.setattr(kind, "personalize", mixed)
+@_instead(None, "personalize")
+def _personal_mixed(original, self, problem, state, clients):
+    made = original(self, problem, state, clients)
+    return torch.lerp(made, made.roll(1, 0), 1e-3)
 
 
 @_instead(evidence, "own_ridges")
@@ -1831,26 +1820,13 @@ MUTANTS = [
     ),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
     Mutant("local steps without a charge", _steps_for_nothing, CHARGES, RECORDS),
-    Mutant(
-        "accountant halved",
-        _accountant_halved,
-        CHARGES,
-        ("poisson", "full", "fixed", "laplace", "records", "allocated"),
-    ),
-    Mutant(
-        "accountant halved", _accountant_halved, CHARGES, (*CLOCK, *CLOCK_GAUSS)
-    ),  # other laws: test_second_accountant
+    Mutant("accountant halved", _accountant_halved, CHARGES, ("poisson", "full", "fixed", "laplace", "records")),
+    # other laws: test_second_accountant
+    Mutant("accountant halved", _accountant_halved, CHARGES, ("allocated", *CLOCK, *CLOCK_GAUSS)),
     Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
     Mutant("early stop by the loss", _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5), CHARGES),
-    Mutant(
-        "early stop not charged",
-        _set(Account, "charge_remaining", lambda self, done: None),
-        CHARGES,
-        ("poisson", "fixed"),
-    ),
-    Mutant(
-        "early stop not charged", _set(Account, "charge_remaining", lambda self, done: None), CHARGES, CLOCK, _FEATURED
-    ),
+    Mutant("early stop not charged", _stop_uncharged, CHARGES, ("poisson", "fixed")),
+    Mutant("early stop not charged", _stop_uncharged, CHARGES, CLOCK, _FEATURED),
     Mutant(
         "allocation ignored in the noise",
         _set(Release, "weighted", lambda self, weight: self),

@@ -85,16 +85,8 @@ def test_correlations_of_rows() -> None:
     assert correlations(rows, rows[:2]).tolist() == [[1, 0], [0, 1], [1, 1]]
 
 
-def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
-    return Claim(
-        law=kind,
-        multiplier=multiplier,
-        bound=0.5,
-        relation="replace",
-        norm="l2",
-        size=dimension,
-        denominator=4.0,
-    )
+def _claim(kind: str, dimension: int) -> Claim:
+    return Claim(law=kind, multiplier=1.5, bound=0.5, relation="replace", norm="l2", size=dimension, denominator=4.0)
 
 
 def _law(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -113,15 +105,15 @@ def _law(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndar
 def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -> None:
     rng = np.random.default_rng(3)
     raw = _law(kind, rng, (24_000 // dimension, dimension))
-    noise = standardized(raw, _claim(kind, 1.5, dimension))
+    noise = standardized(raw, _claim(kind, dimension))
     assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
     parts = [(0, dimension)]
     assert not any_refuted(noise_law("x", noise, parts))
     for factor in (0.5, 2.0):
-        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, 1.5, dimension)), parts))
+        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, dimension)), parts))
     others = {"gaussian", "laplace", "l2_laplace"} - {kind} - ({"laplace", "l2_laplace"} if dimension == 1 else set())
     for other in others if kind != "l2_laplace" or dimension > 1 else {"gaussian"}:
-        assert any_refuted(noise_law("x", standardized(raw, _claim(other, 1.5, dimension)), parts)), other
+        assert any_refuted(noise_law("x", standardized(raw, _claim(other, dimension)), parts)), other
 
 
 def test_repetition_at_any_lag_is_found() -> None:

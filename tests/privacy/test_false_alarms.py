@@ -14,11 +14,7 @@ from fedmtl.trainer.audit.suite import setup_of
 
 from .mutants import trainer_of
 
-EFFORT = Effort(
-    noise=1600,
-    cohorts=24,
-    checks=("noise law", "freshness", "sampler"),
-)
+EFFORT = Effort(noise=1600, cohorts=24, checks=("noise law", "freshness", "sampler"))
 
 
 def setup() -> Setup:
