@@ -78,6 +78,15 @@ class _Client:
 ONE = torch.tensor([0])
 
 
+def compare(algorithm, problem, state, public, clients) -> None:
+    """Public states and personal models of the stack are those of the clients apart."""
+    for key, value in state.public.items():
+        torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
+    personal = torch.stack([client.model(public) for client in clients])
+    stack = algorithm.personalize(problem, state, torch.arange(problem.clients))
+    torch.testing.assert_close(personal, stack, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     settings = settings_of(name)
@@ -107,11 +116,7 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     assert len(alone.record) == steps * len(plans)
     for (*_, one), (*_, other) in zip(stacked.record, alone.record, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
-    for key, value in state.public.items():
-        torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
-    everyone = torch.arange(problem.clients)
-    personal = torch.stack([client.model(public) for client in clients])
-    torch.testing.assert_close(personal, algorithm.personalize(problem, state, everyone), rtol=1e-10, atol=1e-12)
+    compare(algorithm, problem, state, public, clients)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,8 +184,4 @@ def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(nam
     assert len(apart) > ROUNDS * problem.clients
     for key, value in gradients.items():
         torch.testing.assert_close(apart[key], value, rtol=1e-10, atol=1e-12)
-    for key, value in state.public.items():
-        torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
-    personal = torch.stack([client.model(public) for client in clients])
-    stack = algorithm.personalize(problem, state, torch.arange(problem.clients))
-    torch.testing.assert_close(personal, stack, rtol=1e-10, atol=1e-12)
+    compare(algorithm, problem, state, public, clients)

@@ -12,7 +12,7 @@ from fedmtl.errors import DataError
 from fedmtl.report import frame, report, tables
 from tests import small
 
-from .test_report import configured, write_run
+from .test_report import add_result, configured, write_run
 
 pytestmark = pytest.mark.figures
 
@@ -69,11 +69,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep(tmp_path: Path) -> Path:
     for seed in (0, 1):
         for lam in (0.1, 1.0):
-            configured(tmp_path / f"{lam}-{seed}", f"-m algorithm.lam={lam}", seed, algorithm__lam=lam)
-    shares = {"better_than_local": 0.617, "as_local": 0.25, "worse_than_local": 0.133}
-    for file in tmp_path.glob("*/private/result.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | shares))
-        (file.parents[1] / "public" / "privacy.json").unlink()  # which here is no whole report
+            folder = configured(tmp_path / f"{lam}-{seed}", f"-m algorithm.lam={lam}", seed, algorithm__lam=lam)
+            add_result(folder, better_than_local=0.617, as_local=0.25, worse_than_local=0.133)
+            (folder / "public" / "privacy.json").unlink()  # which here is no whole report
     for name, file in (("bad", "error.txt"), ("half", "config.yaml")):
         (tmp_path / name / "private").mkdir(parents=True)
         (tmp_path / name / "private" / file).write_text(_NASTY)
@@ -174,9 +172,7 @@ def test_a_page_needs_nothing_else(what: str, request: pytest.FixtureRequest) ->
 
 def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     folder = configured(tmp_path / "a", f"data.name={_NASTY}", data__gamma=_NASTY)
-    file = folder / "private" / "result.json"
-    nasty = {"data": _NASTY, "unit": _NASTY, "chosen": {_NASTY: [_NASTY]}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | nasty))
+    add_result(folder, data=_NASTY, unit=_NASTY, chosen={_NASTY: [_NASTY]})
     (folder / "public" / "privacy.json").unlink()
     page = page_of(folder)[1]
     assert not {"script", "b"} & {name for name, _ in page.given}

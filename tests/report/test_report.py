@@ -33,6 +33,12 @@ def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: 
     return folder
 
 
+def add_result(folder: Path, **values: Any) -> None:
+    """Give the result of a run more values, or others."""
+    file = folder / "private" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """Two methods at three epsilons and two seeds; a local baseline in each; one run without privacy."""
@@ -177,9 +183,9 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
     for seed in (0, 1):
         for lr in (0.1, 0.5):
             configured(tmp_path / f"{lr}-{seed}", f"algorithm.local.lr={lr}", seed, lr=lr)
-    for file in tmp_path.glob("*/private/result.json"):
-        numbers = dict.fromkeys(("median", "worst_tenth", "spread", "auc", "f1"), 0.512)
-        file.write_text(json.dumps(json.loads(file.read_text()) | numbers | {"metrics": ["accuracy", "auc", "f1"]}))
+    numbers = dict.fromkeys(("median", "worst_tenth", "spread", "auc", "f1"), 0.512)
+    for folder in tmp_path.iterdir():
+        add_result(folder, **numbers, metrics=["accuracy", "auc", "f1"])
     lines = tables.terminal_text(tables.grouped(frame([tmp_path])), 80).splitlines()
     assert max(map(len, lines[:-3])) <= 80
     assert "…" not in "".join(lines)
@@ -191,9 +197,7 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
 
 def test_a_column_of_large_numbers_has_one_format(tmp_path: Path) -> None:
     for lr, mse in ((0.1, 1.0131e9), (0.5, 883776909.0)):
-        configured(tmp_path / f"{lr}", f"algorithm.local.lr={lr}", 0, lr=lr)
-        file = tmp_path / f"{lr}" / "private" / "result.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"mse": mse}))
+        add_result(configured(tmp_path / f"{lr}", f"algorithm.local.lr={lr}", 0, lr=lr), mse=mse)
     table, _ = tables.table_of(tables.grouped(frame([tmp_path])))
     assert {*table["mse"]} == {"1.013e+09", "8.838e+08", "-"}
     assert (number_text(8.9e8, 1.5e9), number_text(8.9e8)) == ("8.9e+08", "890000000")

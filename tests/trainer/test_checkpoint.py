@@ -2,20 +2,17 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save
 
-import fedmtl._files as files_module
 from fedmtl._files import write_bytes
 from fedmtl.errors import ResumeError
 from fedmtl.trainer.folder import Checkpoint, write_json, write_tensors
 
 from ..small import Ended
-from .half import Half
 
 PUBLIC = {"mean": torch.tensor([0.1, torch.nan, -0.0, 1e-40]), "server_optimizer.step": torch.tensor(3.0)}
 CLIENTS = {"model/6-0-of-2": 4, "model/6-1-of-2": 7}
@@ -120,19 +117,3 @@ def test_content_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", renamed)
     write_bytes(tmp_path / "file", b"content")
     assert calls == ["sync file.tmp", "rename file.tmp file", f"sync {tmp_path.name}"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_writer_leaves_the_old_file(tmp_path):
-    """A real process, killed by SIGKILL with half of the bytes written."""
-    path = tmp_path / "file"
-    write_bytes(path, b"old")
-    pid = os.fork()
-    if pid == 0:
-        builtin = open
-        files_module.open = lambda *args: Half(builtin(*args), lambda: os.kill(os.getpid(), signal.SIGKILL))
-        write_bytes(path, b"new" * 1000)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert path.read_bytes() == b"old"
-    assert 0 < path.with_name("file.tmp").stat().st_size < 3000

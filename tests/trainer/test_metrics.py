@@ -53,39 +53,9 @@ def tasks():
     return list(zip(OFFSETS[:-1].tolist(), OFFSETS[1:].tolist(), strict=True))
 
 
-def dataset(classes):
-    def side(seed):
-        y = (draws(25, seed=seed) > 0).long() if classes else draws(25, seed=seed).float()
-        return Examples(draws(25, 3, seed=seed + 1).float(), y, OFFSETS)
-
-    return FederatedDataset(side(0), side(10), tuple("abcd"), classes=classes)
-
-
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_any_model_of_any_algorithm(outputs):
-    data = dataset(2)
-    model = models.linear_regression() if outputs == 1 else models.mlp(hidden=4)
-    loss = "binary_cross_entropy" if outputs == 1 else "cross_entropy"
-    problem = build_problem(data, model, loss, Execution(), rounds=1, seed=0, device="cpu", dtype="float64")
-    rows = draws(4, problem.dimension, seed=3)
-    metrics = resolve_metrics(["auc"], data.spec)
-    found = evaluate_each(problem, rows.__getitem__, torch.arange(4), metrics).others["auc"]
-    for t, (a, b) in enumerate(tasks()):
-        module = Layout.of(problem.module).load(copy.deepcopy(problem.module), rows[t]).eval()
-        raw = module(data.test.x[a:b].double()).detach().reshape(b - a, -1)
-        y = data.test.y[a:b]
-        if len(y.unique()) == 2:
-            scores = raw[:, 0] if outputs == 1 else raw.softmax(1)[:, 1]
-            assert float(found[t]) == pytest.approx(roc_auc_score(y, scores), rel=1e-12)
-        else:
-            assert found[t].isnan()
-    assert "nmse" not in numbers_of(problem, evaluate_each(problem, rows.__getitem__, torch.arange(4)))
-    with pytest.raises(ConfigError, match="which is not for data"):
-        resolve_metrics(["nmse"], data.spec)
-
-
 def test_nmse_of_any_model():
-    data = dataset(None)
+    sides = [Examples(draws(25, 3, seed=seed + 1), draws(25, seed=seed), OFFSETS) for seed in (0, 10)]
+    data = FederatedDataset(*sides, tuple("abcd"), classes=None)
     problem = build_problem(
         data, models.mlp(hidden=4), "mse", Execution(), rounds=1, seed=0, device="cpu", dtype="float64"
     )

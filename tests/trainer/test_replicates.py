@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 from fedmtl import (
     MPMTL,
@@ -33,6 +34,7 @@ from fedmtl.report import frame
 from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.evaluation import evaluate_models
+from fedmtl.trainer.metrics import resolve_metrics
 from fedmtl.trainer.problem import build_problem
 from tests import small
 from tests.small import check_resumed
@@ -90,21 +92,22 @@ def trainer(case: str, **settings) -> Trainer:
 
 
 def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
-    """Mean logistic loss and accuracy over tasks of weights (n, p) on the test examples, in NumPy."""
-    loss, right = [], []
+    """Mean logistic loss, accuracy and F1 over tasks of weights (n, p) on the test examples, in NumPy."""
+    loss, right, f1 = [], [], []
     for task, w in enumerate(weights.numpy()):
         own = slice(int(DATA.test.offsets[task]), int(DATA.test.offsets[task + 1]))
         margin = DATA.test.x[own].double().numpy() @ w
         sign = 2.0 * DATA.test.y[own].numpy() - 1
         loss.append(np.log1p(np.exp(-sign * margin)).mean())
         right.append((sign * margin > 0).mean())
-    return {"loss": float(np.mean(loss)), "accuracy": float(np.mean(right))}
+        f1.append(f1_score(sign > 0, margin > 0, average="macro"))
+    return {"loss": float(np.mean(loss)), "accuracy": float(np.mean(right)), "f1": float(np.mean(f1))}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_replicate_is_a_run_of_its_own(case):
     """Run m alone, an event at a time, from its own schedule and noise, without the trainer."""
-    run = trainer(case)
+    run = trainer(case, metrics=["f1"])
     algorithm, found = run.algorithm, run.fit().replicates
     problem = build_problem(DATA, run.model, run.loss, run.execution, 1000, SEED, "cpu", "float64")
     bound = run.bound
@@ -183,10 +186,10 @@ def test_scores_of_models_are_those_of_a_loop(shape):
     weights = torch.randn(count, TASKS, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     if shape == "common":
         weights = weights[:, :1].expand(-1, TASKS, -1)
-    found = evaluate_models(problem, weights)
+    found = evaluate_models(problem, weights, resolve_metrics(["f1"], DATA.spec))
     assert len(found) == count
     for one, scores in zip(weights, found, strict=True):
-        numbers = {"loss": float(scores.loss.mean()), "accuracy": float(scores.score.mean())}
+        numbers = {"loss": scores.loss.mean(), "accuracy": scores.score.mean(), "f1": scores.others["f1"].mean()}
         assert numbers == pytest.approx(plain_numbers(one), rel=1e-12)
 
 
