@@ -39,8 +39,7 @@ the block must be refused."""
 def charges(setup: Setup, seed: int) -> list[Finding]:
     """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
     if setup.rows:
-        uses = np.array([sum(1 for _ in rounds(setup, setup.open(seed)))])
-        return [_prices(setup, seed), _budgets(setup, uses)]
+        return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
     wrong, ledger = _steps(setup, seed, _planned)
     detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
     findings = [exact("charges: steps in the ledger", wrong, detail)]
@@ -96,6 +95,12 @@ def _read(path: Path) -> Reading:
     return Reading([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
+def _paid(setup: Setup, seed: int) -> int:
+    """Return how many rounds are paid for, where charges are counted in memory, as in a run without a folder."""
+    with closing(setup.open(seed)) as channel:
+        return sum(1 for _ in rounds(setup, channel))
+
+
 def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> tuple[list[str], Reading]:
     """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
     before it releases something, to those that take part, and happens once; a block that must be refused is not
@@ -128,11 +133,8 @@ def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> 
         if ledger.by_step != charged:
             wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
         wrong += ledger.problems()
-    if not setup.one_at_a_time:  # a run without a folder counts its charges in memory
-        with closing(setup.open(seed)) as memory:
-            made = sum(1 for _ in rounds(setup, memory))
-        if made != min(len(charged), setup.steps):
-            wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
+    if not setup.one_at_a_time and (made := _paid(setup, seed)) != min(len(charged), setup.steps):
+        wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
     try:
         wrong += _misstated(setup, channel, ledger)
     except PrivacyError as error:  # no figure for so many uses
@@ -273,9 +275,9 @@ def _by_library(setup: Setup, ledger: Reading) -> Finding:
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
-    channel, claims = setup.open(seed), setup.claims
+    account, claims = setup.open(seed).account, setup.claims
     if claims.refuted is not None:
         return math.inf
-    caps = channel.account.caps if channel.account.by_client else None
-    uses = claims.charged(np.array([sum(1 for _ in rounds(setup, channel))]) if caps is None else caps)
+    caps = account.caps if account.by_client else None
+    uses = claims.charged(np.array([_paid(setup, seed)]) if caps is None else caps)
     return max(claims.spent(k, int(uses[k])) for k in claims.accounts)
