@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedmtl import MPMTL, Finetune, FixedCohort, FullParticipation, Trainer
+from fedmtl.data import FederatedDataset
 from fedmtl.errors import BudgetExhausted, ConfigError, ResumeError
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.ledger import Ledger
@@ -136,30 +137,26 @@ def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
 
 
 @cache
-def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer, list[RecordDict]]:
-    """A run in which noise is the nodes', and what its server has asked the first client."""
+def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer, list[RecordDict], FederatedDataset]:
+    """A run in which noise is the nodes', what its server has asked the first client, and that client's records."""
     if kind == "records":
         trainer = protected("pmtl", source=source)
     else:
         algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
-        trainer = replace(trainer_of("mp_mtl"), algorithm=algorithm, schedule=FullParticipation())
-        trainer = replace(
-            trainer, privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source=source)
-        )
+        privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source=source)
+        settings = {"algorithm": algorithm, "schedule": FullParticipation(), "privacy": privacy}
+        trainer = replace(trainer_of("mp_mtl"), **settings)
     server, grid = apart(trainer, folder)
     run(server, grid)
     name = trainer.data.ids[0]
     asked = [content for message, client, content in grid.sent if (message, client) == (ROUND, name)]
     assert len(asked) == ROUNDS
-    return replace(server, callbacks=()), asked
+    return replace(server, callbacks=()), asked, trainer.data.subset([name])
 
 
 @pytest.fixture(scope="module", params=["records", "rows"])
-def asked(request, tmp_path_factory) -> tuple[Trainer, list[RecordDict], object]:
-    server, contents = questions(request.param, tmp_path_factory.mktemp(request.param))
-    name = server.data.ids[0]
-    data = trainer_of("pmtl" if request.param == "records" else "mp_mtl").data.subset([name])
-    return server, contents, data
+def asked(request, tmp_path_factory) -> tuple[Trainer, list[RecordDict], FederatedDataset]:
+    return questions(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def node_of(asked, folder: Path) -> Node:
@@ -293,9 +290,8 @@ def forged(content: RecordDict, number: int) -> RecordDict:
 @pytest.mark.parametrize("kind", ["records", "rows"])
 def test_a_seeded_node_has_one_answer_for_a_round(kind: str, tmp_path: Path) -> None:
     """Its noise is that of the round, in every run: what another question adds would be the answer without noise."""
-    server, contents = questions(kind, tmp_path / "run", source="seeded")
-    data = trainer_of("pmtl" if kind == "records" else "mp_mtl").data.subset([server.data.ids[0]])
-    asked, folder = (server, contents, data), tmp_path / "node"
+    asked, folder = questions(kind, tmp_path / "run", source="seeded"), tmp_path / "node"
+    contents = asked[1]
     first = node_of(asked, folder).train(contents[0])
     for number in range(1, 4):
         with pytest.raises(ResumeError, match=r"round 1 again, in another run with other values.*a new folder"):

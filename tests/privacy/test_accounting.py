@@ -7,7 +7,6 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from fedmtl.errors import ConfigError, PrivacyError
@@ -80,22 +79,6 @@ def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: flo
     value = epsilon(Gaussian(z), uses, delta)
     assert exact <= value * (1 + 1e-9)
     assert value == pytest.approx(exact, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("z", "q", "uses", "delta"),
-    [
-        (1.03, 0.1, 100, 1e-5),
-        (0.6, 0.01, 1000, 1e-6),
-        (0.3, 0.3, 10, 1e-5),
-        (5.0, 0.5, 40, 1e-5),
-        (0.5361, 1e-4, 1000, 2.5e-7),
-    ],
-)
-def test_adaptive_grid_agrees_with_the_library_at_its_own_grid(z: float, q: float, uses: int, delta: float) -> None:
-    library = PLDAccountant()
-    library.compose(Poisson(q, Gaussian(z)), uses)
-    assert epsilon(Poisson(q, Gaussian(z)), uses, delta) == pytest.approx(library.get_epsilon(delta), rel=1e-3)
 
 
 def test_a_coarser_grid_is_an_upper_bound() -> None:

@@ -20,7 +20,7 @@ from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon
 
 
 def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=2e-4)
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(event, uses)
     return float(accountant.get_epsilon(delta))
 
@@ -28,6 +28,11 @@ def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> fl
 @pytest.mark.parametrize(
     ("event", "uses", "delta"),
     [
+        (PoissonSampledDpEvent(0.1, GaussianDpEvent(1.03)), 100, 1e-5),
+        (PoissonSampledDpEvent(0.01, GaussianDpEvent(0.6)), 1000, 1e-6),
+        (PoissonSampledDpEvent(0.3, GaussianDpEvent(0.3)), 10, 1e-5),
+        (PoissonSampledDpEvent(0.5, GaussianDpEvent(5.0)), 40, 1e-5),
+        (PoissonSampledDpEvent(1e-4, GaussianDpEvent(0.5361)), 1000, 2.5e-7),
         (LaplaceDpEvent(10.0), 100, 1e-5),
         (PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)), 100, 1e-5),
         (PoissonSampledDpEvent(0.01, LaplaceDpEvent(0.2)), 100, 1e-5),
@@ -276,11 +281,8 @@ def test_tails_against_the_exact_integral() -> None:
 
 def test_one_coordinate_is_the_laplace_mechanism() -> None:
     for e, uses in ((0.1, 100), (1.0, 10), (3.0, 2)):
-        library = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
-        library.compose(dp_accounting.LaplaceDpEvent(1 / e), uses)
-        exact = library.get_epsilon(1e-5)
-        value = epsilon(KNormDpEvent(e, 1), uses, 1e-5)
-        assert value == epsilon(dp_accounting.LaplaceDpEvent(1 / e), uses, 1e-5)
+        exact, value = library_epsilon(LaplaceDpEvent(1 / e), uses, 1e-5), epsilon(KNormDpEvent(e, 1), uses, 1e-5)
+        assert value == epsilon(LaplaceDpEvent(1 / e), uses, 1e-5)
         assert exact * (1 - 1e-4) <= value <= exact * (1 + 1.1e-3)
 
 
