@@ -1,5 +1,6 @@
 """What the tests of readers look at: a client's rows, rows in which datasets differ, and tables with a wrong value."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def moved_rows(first: FederatedDataset, second: FederatedDataset) -> int:
     """Return in how many rows of features and target two datasets differ."""
     sides = [(first.side(side), second.side(side)) for side in ("train", "test")]
     return sum(int(((a.x != b.x).any(1) | (a.y != b.y)).sum()) for a, b in sides)
+
+
+def leaf(users: Mapping[str, tuple[list[Any], list[Any]]]) -> dict[str, Any]:
+    """Return the content of a LEAF file of lists (x, y)."""
+    return {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {name: {"x": x, "y": y} for name, (x, y) in users.items()},
+    }
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> Path:

@@ -20,6 +20,8 @@ from fedmtl.data.readers.images import cached_images
 from fedmtl.errors import ConfigError, DataError
 from tests.test_cli import command
 
+from .rows import leaf
+
 NAMES = ("Bald", "Smiling", "Young")
 BOXES = ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt")
 
@@ -103,22 +105,20 @@ def test_leaf_json_names_the_images(tmp_path):
     smiles = [line.split() for line in (base / "list_attr_celeba.txt").read_text().splitlines()[2:]]
     users = {}
     for (name, identity), row in zip(people, smiles, strict=True):
-        entry = users.setdefault(identity, {"x": [], "y": []})
-        entry["x"].append(name)
-        entry["y"].append(int(row[2] == "1"))
-    counts = [len(entry["y"]) for entry in users.values()]
-    leaf = tmp_path / "leaf" / "data"
-    (leaf / "all_data").mkdir(parents=True)
-    content = {"users": list(users), "num_samples": counts, "user_data": users}
-    (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
-    (leaf / "raw").mkdir()
-    (base / "img_align_celeba").rename(leaf / "raw" / "img_align_celeba")
-    found = read_celeba(leaf / "all_data", size=8)
+        images_of, labels_of = users.setdefault(identity, ([], []))
+        images_of.append(name)
+        labels_of.append(int(row[2] == "1"))
+    place, content = tmp_path / "leaf" / "data", leaf(users)
+    (place / "all_data").mkdir(parents=True)
+    (place / "all_data" / "all_data.json").write_text(json.dumps(content))
+    (place / "raw").mkdir()
+    (base / "img_align_celeba").rename(place / "raw" / "img_align_celeba")
+    found = read_celeba(place / "all_data", size=8)
     assert everything(found) == everything(whole)
     content["user_data"]["1"]["x"][2] = "../2.jpg"
-    (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
+    (place / "all_data" / "all_data.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg'; accepted: the name of"):
-        read_celeba(leaf / "all_data", size=8)
+        read_celeba(place / "all_data", size=8)
 
 
 def test_images_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from PIL import Image
 from fedmtl.data import FederatedDataset, read_femnist
 from fedmtl.errors import DataError
 
-from .rows import rows_of
+from .rows import leaf, rows_of
 
 Writers = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -68,12 +68,8 @@ def write_h5(file: Path, rows: Writers) -> Path:
 
 
 def write_leaf(file: Path, rows: Writers) -> Path:
-    data = {
-        name: {"x": (images.reshape(len(images), -1) / 255).tolist(), "y": labels.tolist()}
-        for name, (images, labels) in rows.items()
-    }
-    content = {"users": list(rows), "num_samples": [len(y) for _, y in rows.values()], "user_data": data}
-    file.write_text(json.dumps(content))
+    users = {name: ((x.reshape(len(x), -1) / 255).tolist(), y.tolist()) for name, (x, y) in rows.items()}
+    file.write_text(json.dumps(leaf(users)))
     return file
 
 

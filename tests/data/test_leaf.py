@@ -10,15 +10,7 @@ import torch
 from fedmtl.data import Affine, load_data, read_femnist, read_leaf
 from fedmtl.errors import DataError
 
-from .rows import rows_of
-
-
-def leaf(users):
-    return {
-        "users": list(users),
-        "num_samples": [len(y) for _, y in users.values()],
-        "user_data": {name: {"x": x, "y": y} for name, (x, y) in users.items()},
-    }
+from .rows import leaf, rows_of
 
 
 def some_users(names="abc", sizes=(4, 3, 5), width=2, seed=0):

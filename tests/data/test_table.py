@@ -49,28 +49,20 @@ def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
         assert data.test.counts[i] == round(0.2 * len(group))
 
 
-def test_regression_all_columns_and_a_transform(tmp_path):
+def test_regression_all_columns_and_a_transform():
     table = frame().drop(columns="kind")
-    table.to_csv(tmp_path / "t.csv", index=False)
-    data = read_table(tmp_path / "t.csv", client="ward", target="cost", transform=Affine(0.1))
+    data = read_table(table, client="ward", target="cost", transform=Affine(0.1))
     assert data.classes is None
     assert data.train.y.dtype == torch.float32
     assert data.spec.shape == (3,)
-    whole = read_table(tmp_path / "t.csv", client="ward", target="stay", classes=None)
+    whole = read_table(table, client="ward", target="stay", classes=None)
     assert whole.train.y.dtype == torch.float32
 
 
-def test_text_columns_are_coded_when_asked(tmp_path):
+def test_text_columns_are_coded_when_asked():
     table = frame()
-    table.to_csv(tmp_path / "t.csv", index=False)
-    data = read_table(
-        tmp_path / "t.csv",
-        client="ward",
-        target="cost",
-        features=["age", "kind"],
-        one_hot=["kind"],
-        min_examples=5,
-    )
+    options = {"features": ["age", "kind"], "one_hot": ["kind"], "min_examples": 5}
+    data = read_table(table, client="ward", target="cost", **options)
     expected = pd.get_dummies(table[["age", "kind"]], columns=["kind"])
     assert data.spec.shape == (4,)
     for i, name in enumerate(data.ids):
@@ -79,12 +71,9 @@ def test_text_columns_are_coded_when_asked(tmp_path):
         np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(sorted(both.tolist())))
 
 
-def test_labels_number_the_values_of_a_text_target(tmp_path):
+def test_labels_number_the_values_of_a_text_target():
     table = frame()
-    table.to_parquet(tmp_path / "t.parquet")
-    data = read_table(
-        tmp_path / "t.parquet", client="ward", target="kind", features=["age"], labels=["c", "a", "b", "d"]
-    )
+    data = read_table(table, client="ward", target="kind", features=["age"], labels=["c", "a", "b", "d"])
     assert data.classes == 4
     for i, name in enumerate(data.ids):
         mine = table[table.ward == name]
@@ -102,12 +91,10 @@ def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path, c
     assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")
 
 
-def test_the_split_does_not_depend_on_the_order_of_clients(tmp_path):
-    table = frame()
-    table.to_csv(tmp_path / "a.csv", index=False)
-    table.sort_values("ward", ascending=False, kind="stable").to_csv(tmp_path / "b.csv", index=False)
+def test_the_split_does_not_depend_on_the_order_of_clients():
+    tables = frame(), frame().sort_values("ward", ascending=False, kind="stable")
     options = {"client": "ward", "target": "stay", "features": ["age"]}
-    first, second = (read_table(tmp_path / f, **options) for f in ("a.csv", "b.csv"))
+    first, second = (read_table(table, **options) for table in tables)
     assert first.fingerprint() == second.fingerprint()
 
 

@@ -30,6 +30,7 @@ from fedmtl.local import Execution, Layout
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, RecordPrivacy
 from tests import small
+from tests.data.rows import leaf
 from tests.helpers import ragged_classification
 from tests.test_cli import command
 
@@ -311,13 +312,12 @@ def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):
 
 
 def test_leaf_json_of_tokens(tmp_path):
-    users = {"a": {"x": [[1, 2], [3, 0], [5, 6]], "y": [0, 1, 1]}, "b": {"x": [[4, 4], [2.0, 1]], "y": [1, 0]}}
-    content = {"users": list(users), "num_samples": [3, 2], "user_data": users}
+    content = leaf({"a": ([[1, 2], [3, 0], [5, 6]], [0, 1, 1]), "b": ([[4, 4], [2.0, 1]], [1, 0])})
     (tmp_path / "x.json").write_text(json.dumps(content))
     data = read_leaf(tmp_path / "x.json", integers=True)
     assert data.spec.integer
     assert data.train.x.dtype == torch.int64
-    users["b"]["x"][1][1] = 0.5
+    content["user_data"]["b"]["x"][1][1] = 0.5
     (tmp_path / "x.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"client 'b', example 1, field 'x' holds 0\.5; with integers=True every"):
         read_leaf(tmp_path / "x.json", integers=True)
