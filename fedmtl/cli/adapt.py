@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from ..errors import ConfigError
 from .config import Config, changed, made, of_place, settings, stored_config
 from .names import TRUST
-from .options import add_settings, command_parser
+from .options import add_folder, add_settings, command_parser, new_folder
 
 _KEYS = ("data", "finetune", "metrics", "device", "seed")
 
-_EPILOG = """\
-examples
-  fedmtl adapt outputs/2025-01-31/12-00-00 data.clients=20 data.seed=1      new clients of the same source
-  fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
-  fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
-
-Every new client finetunes the model in public/ on its own records and sends nothing, so this costs no epsilon. Model,
-loss and finetuning are those of the run unless given; features and classes must be coded as those of the run.
-"""
-
 
 def adapt(words: list[str]) -> int:
-    """Finetune the released model of a finished run for new clients.
+    """Make personal models of clients that took no part in a run, from its released model.
 
-    Args:
-        words: the run's folder, settings of the new clients' data and of finetuning, ``--out`` and ``--config-dir``.
+    Every new client finetunes the model in public/ on its own records and sends nothing, so this costs no epsilon.
+    Model, loss and finetuning are those of the run unless given; features and classes must be coded as those of the
+    run.
 
-    Returns:
-        0.
-
-    Raises:
-        ConfigError: a run that has not finished or has no shared model, no data, or a setting that is not taken here.
-        ModelError: data that the model does not take.
+    examples
+      fedmtl adapt outputs/2025-01-31/12-00-00 data.clients=20 data.seed=1      new clients of the same source
+      fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
+      fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
     """
-    parser = command_parser("adapt", "Personal models of clients that took no part in a run.", _EPILOG)
-    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+    parser = command_parser(adapt)
+    add_folder(parser)
     add_settings(parser, what=f"of {', '.join(_KEYS)}")
     parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
     options = parser.parse_intermixed_args(words)
-    out = options.out or Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    out = options.out or new_folder()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         state = "has files already" if out.is_dir() else "is a file"
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
@@ -80,5 +68,5 @@ def _config(options: argparse.Namespace) -> Config:
         raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
     if not (folder / "private" / "result.json").is_file():
         raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
-    config = changed({"metrics": []} | config, options.overrides, _KEYS, options.config_dir)
+    config = changed({"metrics": []} | config, options.overrides, _KEYS)
     return config | {"baselines": [], "replicates": 1, "epsilons": None}

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 _MOST = 50  # categories of a column that is no id
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
-_EPILOG = """\
-examples
-  fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
-  fedmtl --config-dir . experiment=visits     the run of the draft that it writes, once you have confirmed its bounds
-
-The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what you
-know of the columns. --public writes nothing, and prints what follows from declared facts and the number of clients;
-its warnings and errors may speak of rows.
-"""
 
 
 def check(words: list[str]) -> int:
-    """Print what can be said of the data, and write a draft of the experiment of a table without bounds."""
-    parser = command_parser("check", "Say before training whether sharing can help.", _EPILOG)
+    """Say before training whether sharing can help, and draft the settings of a table.
+
+    The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what
+    you know of the columns. --public writes nothing, and prints what follows from declared facts and the number of
+    clients; its warnings and errors may speak of rows.
+
+    examples
+      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
+      fedmtl --config-dir . experiment=visits     a run of the draft, once you have confirmed its bounds
+    """
+    parser = command_parser(check)
     add_settings(parser)
     parser.add_argument("--public", action="store_true", help="print no line that is computed from values")
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
-    config = resolve(compose(overrides, options.config_dir))
+    config = resolve(compose(overrides))
     privacy, chosen = made(config["privacy"], "privacy"), {}
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:

@@ -7,7 +7,6 @@ name.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
-from .names import EXTRA, GUESSED, config_folder, nearest, no_option, no_setting
+from .names import EXTRA, config_folders, nearest, no_option, no_setting
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -35,24 +34,17 @@ _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argumen
 VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 
 
-def choices(extra: Path | None = None) -> dict[str, dict[str, str]]:
-    """Return the groups of the package, and of the user's folder, ``extra``. An option comes with the comment that
-    opens its file, and with the name of the user's folder.
-
-    Raises:
-        ConfigError: the user's is no folder.
-    """
-    if extra is not None and not extra.is_dir():
-        raise ConfigError(
-            f"--config-dir is {extra}, which is no folder; give one with groups, such as mine/algorithm/."
-        )
+def choices() -> dict[str, dict[str, str]]:
+    """Return the groups of the package, and of the user's folder. An option comes with the comment that opens its file,
+    and with the name of the user's folder."""
     options: dict[str, dict[str, str]] = {}
-    for folder in (config_folder(), *filter(None, [extra])):
+    for folder in reversed(config_folders()):
         for file in sorted(folder.glob("*/**/*.yaml")):
             group = file.parent.relative_to(folder).as_posix()
             comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
             words = next((line[2:] for line in comments if not line.startswith("# @")), "")
-            options.setdefault(group, {})[file.stem] = f"{words} ({extra})".lstrip() if folder == extra else words
+            words += f" ({folder})" if folder == EXTRA.get() else ""
+            options.setdefault(group, {})[file.stem] = words.strip()
     return options
 
 
@@ -96,12 +88,11 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(list(overrides))
 
 
-def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "config") -> DictConfig:
+def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
     """Return the composed configuration of one run, its interpolations unresolved.
 
     Args:
         overrides: as typed.
-        extra: a folder with further configuration files, searched first.
         name: of the primary configuration file.
 
     Raises:
@@ -110,23 +101,11 @@ def compose(overrides: Sequence[str], extra: Path | None = None, name: str = "co
     from hydra import compose as hydra_compose
     from hydra import initialize
 
-    with searched(extra), refusals(overrides), initialize(None, version_base=VERSION):
-        return without_leftovers(hydra_compose(name, overrides=list(overrides)), overrides)
-
-
-@contextmanager
-def searched(extra: Path | None) -> Iterator[None]:
-    """Make Hydra search the folder ``extra``, then that of the package, in this block."""
     from .defaults import register
 
     register()
-    if extra is not None:
-        choices(extra)  # refuses what is no folder
-    before = EXTRA.set(extra)
-    try:
-        yield
-    finally:
-        EXTRA.reset(before)
+    with refusals(overrides), initialize(None, version_base=VERSION):
+        return without_leftovers(hydra_compose(name, overrides=list(overrides)), overrides)
 
 
 @contextmanager
@@ -167,22 +146,21 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
         missing, node = str(cause.full_key), cause.parent_node
-        place, _, name = missing.rpartition(".")
         key = next((key for key in (one.key_or_group for one in parse(overrides)) if within(key, [missing])), missing)
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
-        near = [f"{place}.{other}" for other in difflib.get_close_matches(name, list(node))]
-        near = near or [f"{place}={option} {key}" for option in _options_with(place, name)[:3]]
-        if not place or name in GUESSED:
-            near = nearest(key, [one for one in _leaves(settings) if not within(one, ["hydra"])])
+        del settings["hydra"]
+        near = _with_option(missing) or nearest(key, list(_leaves(settings)))
         return no_setting(key, [str(name) for name in node if name != "hydra"], near)
     return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
 
 
-def _options_with(group: str, name: str) -> list[str]:
-    """Return the options of a group of the package that have a setting ``name``; none where it is no group."""
+def _with_option(key: str) -> list[str]:
+    """Return up to three choices of another option of a group, each of which has the setting ``key``."""
     from .defaults import load
 
-    return [option for option in choices().get(group, {}) if name in list(load(group, option))]
+    group, _, name = key.rpartition(".")
+    having = [option for option in choices().get(group, {}) if name in list(load(group, option))]
+    return [f"{group}={option} {key}" for option in having[:3]]
 
 
 def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
@@ -401,14 +379,13 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     return config
 
 
-def changed(config: Config, overrides: Sequence[str], places: Sequence[str], extra: Path | None = None) -> Config:
+def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> Config:
     """Return stored settings with some changed: a group by another option, or one of its settings.
 
     Args:
         config: as stored.
         overrides: as typed.
         places: the groups and settings that may change.
-        extra: a folder with further configuration files, searched first.
 
     Raises:
         ConfigError: an override of something else.
@@ -419,17 +396,14 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str], ext
         if not any(of_place([text], place) for place in places):
             kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
             raise ConfigError(f"{text} is not taken here: settings stay as they are stored, except {kept}.")
-    changes = {place: of_place(overrides, place) for place in places}
-    config = dict(config)
-    for place, own in changes.items():
-        if any(text.startswith(f"{place}=") for text in own):
-            config[place] = resolve(compose(own, extra))[place]
-        elif own:
-            node = OmegaConf.create({place: config.get(place)})
-            for override in parse(own):
-                OmegaConf.update(node, override.key_or_group, override.value())
-            config[place] = OmegaConf.to_container(node)[place]  # type: ignore[index, call-overload]
-    return config
+    own = {place: of_place(overrides, place) for place in places}
+    chosen = {place: texts for place, texts in own.items() if any(text.startswith(f"{place}=") for text in texts)}
+    node = OmegaConf.create(config | {place: resolve(compose(texts))[place] for place, texts in chosen.items()})
+    for override in parse(overrides):
+        if override.key_or_group.partition(".")[0] not in chosen:
+            OmegaConf.update(node, override.key_or_group, override.value())
+    values: Any = OmegaConf.to_container(node)
+    return dict(values)
 
 
 def of_place(overrides: Sequence[str], place: str) -> list[str]:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .._imports import uncollected
 from ..errors import ConfigError
-from .names import EXTRA, TRUST, config_folder, nearest, no_setting
+from .names import TRUST, config_folders, nearest, no_setting
 
 _OF_PROGRAMS = ("folder", "callbacks", "transform", "model")  # arguments that are no settings of their class
 _REQUIRED = "???"
@@ -49,9 +49,8 @@ class Folders(SearchPathPlugin):
     """Makes Hydra search the user's folder, then the package's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, folder in (("user", EXTRA.get()), ("fedmtl", config_folder())):
-            if folder is not None:
-                search_path.append(provider, f"{Defaults.scheme()}://{folder.resolve()}")
+        for folder in config_folders():
+            search_path.append("fedmtl", f"{Defaults.scheme()}://{folder.resolve()}")
 
 
 def register() -> None:
@@ -62,8 +61,8 @@ def register() -> None:
 
 def load(group: str, option: str) -> DictConfig:
     """Return the settings of one option of a group as its file has them, with the defaults."""
-    for folder in (EXTRA.get(), config_folder()):
-        if folder is not None and (folder / group / f"{option}.yaml").is_file():
+    for folder in config_folders():
+        if (folder / group / f"{option}.yaml").is_file():
             source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
             config: Any = source.load_config(f"{group}/{option}.yaml").config
             return config.get(group) or config  # type: ignore[no-any-return]
@@ -78,7 +77,7 @@ def add_defaults(node: DictConfig, place: str) -> None:
         place: its dotted key.
 
     Raises:
-        ConfigError: a ``_target_`` that a file may not name, or a key that is no argument of it.
+        ConfigError: a ``_target_`` that a file may not name.
     """
     for name in (str(name) for name in node if name != "defaults"):
         if isinstance(node._get_node(name), DictConfig):
@@ -86,12 +85,8 @@ def add_defaults(node: DictConfig, place: str) -> None:
     target = node.get("_target_")
     if target is None:
         return
-    made = named(target, place)
-    parameters = inspect.signature(made).parameters
-    chosen = _chosen(node)
-    if place:
-        check_arguments(made, [str(name) for name in node if name != "defaults"], place)
-    for name, parameter in parameters.items():
+    made, chosen = named(target, place), _chosen(node)
+    for name, parameter in inspect.signature(made).parameters.items():
         if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default := _default(made, parameter)):
             node[name] = list(default) if isinstance(default, tuple) else default
             if name == "seed" and place:

@@ -11,34 +11,24 @@ from tempfile import TemporaryDirectory
 from ..errors import ConfigError
 from ..report import report as make_report
 from .config import Config, build, compose, resolve, with_automatic
-from .options import add_settings, command_parser, say
+from .options import add_folder, add_settings, command_parser, say
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 
-_AUDIT = """\
-examples
-  fedmtl audit                                        the main job
-  fedmtl audit algorithm=fedavg schedule=fixed        any other configuration, written as for training
-  fedmtl audit privacy.source=secure                  with the coins of the operating system
-  fedmtl audit --interval rounds=100                  a lower bound on epsilon, measured in a run with 500 canaries
-
-No check proves privacy: a verdict is that the claim could not be refuted at a level, or that it was.
-"""
-_VERIFY = """\
-The checks: the hashes of all files, the chain of hashes of the ledger and its head in privacy.json and in the
-checkpoint, every charge against the schedule, epsilon by dp-accounting, the last released values on
-their public grid, and the shared model against the checkpoint. What cannot be confirmed is said to be not covered. With
---json the output can travel with a model as its privacy certificate; it holds nothing private.
-
-Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the whole
-folder can write it anew, but not under the seal that a secure run prints at its end, if that was published.
-"""
-
 
 def audit(words: list[str]) -> int:
-    """Run every check on what a configuration would claim, and return 0 if nothing was refuted, else 1."""
-    description = "Check the noise, the clipping, the cohorts and the charges of a configuration by experiment."
-    parser = command_parser("audit", description, _AUDIT)
+    """Check the noise, the clipping, the cohorts and the charges of a configuration by experiment.
+
+    No check proves privacy: a verdict is that the claim could not be refuted at a level, or that it was; then the exit
+    code is 1.
+
+    examples
+      fedmtl audit                                        the main job
+      fedmtl audit algorithm=fedavg schedule=fixed        any other configuration, written as for training
+      fedmtl audit privacy.source=secure                  with the coins of the operating system
+      fedmtl audit --interval rounds=100                  a lower bound on epsilon, measured in a run with 500 canaries
+    """
+    parser = command_parser(audit)
     parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
     parser.add_argument(
         "--interval", action="store_true", help="train once with canaries, and print epsilon's interval"
@@ -51,7 +41,7 @@ def audit(words: list[str]) -> int:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
     if options.interval:
         options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
-    config = resolve(compose(with_automatic(options.overrides), options.config_dir))
+    config = resolve(compose(with_automatic(options.overrides)))
     if options.interval:
         return _interval(config)
 
@@ -81,9 +71,18 @@ def _interval(config: Config) -> int:
 
 
 def verify(words: list[str]) -> int:
-    """Check a finished run by its files, and return 0 if everything that was checked fits, else 1."""
-    parser = command_parser("verify", "Check a finished run by its files, line by line.", _VERIFY)
-    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+    """Check a finished run by its files, line by line; the exit code is 1 if something does not fit.
+
+    The checks: the hashes of all files, the chain of hashes of the ledger and its head in privacy.json and in the
+    checkpoint, every charge against the schedule, epsilon by dp-accounting, the last released values on their public
+    grid, and the shared model against the checkpoint. What cannot be confirmed is said to be not covered. With --json
+    the output can travel with a model as its privacy certificate; it holds nothing private.
+
+    Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the
+    whole folder can write it anew, but not under the seal that a secure run prints at its end, if that was published.
+    """
+    parser = command_parser(verify)
+    add_folder(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(words)
 
@@ -95,9 +94,8 @@ def verify(words: list[str]) -> int:
 
 
 def report(words: list[str]) -> int:
-    """Collect finished runs into tables and a plot, and into a page where one is asked for."""
-    description = "Collect finished runs into one table (CSV, markdown, LaTeX) and one privacy-utility plot."
-    parser = command_parser("report", description)
+    """Collect finished runs into one table (CSV, markdown, LaTeX) and one privacy-utility plot."""
+    parser = command_parser(report)
     parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
     parser.add_argument("--html", action="store_true", help="one page as well, for a browser, that needs no other file")

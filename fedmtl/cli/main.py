@@ -1,34 +1,5 @@
-"""The ``fedmtl`` command.
+r"""Train private, personalized models of federated clients, from the command line.
 
-Exit codes: 0, done; 1, a run failed; 2, the request or its input is wrong; 130, interrupted.
-"""
-
-from __future__ import annotations
-
-import argparse
-import difflib
-import os
-import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from .. import __version__
-from ..errors import ConfigError, first_line
-from .adapt import adapt
-from .check import check
-from .config import choices
-from .inspect import audit, report, verify
-from .names import TRUST
-from .options import INTERRUPTED, REFUSED, Process, say
-from .run import hydra_options, resume, train
-from .search import search
-
-if TYPE_CHECKING:
-    from ..ranks import Ranks
-
-_USAGE = """\
 usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
        fedmtl -m [KEY=A,B,C ...]         train every combination
        fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format, --width: for a paper
@@ -39,8 +10,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl check data=... [KEY=VALUE] say before training whether sharing can help
        fedmtl verify FOLDER              what the files of a finished run confirm
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
-"""
-_EXAMPLES = """\
+
 examples
   fedmtl privacy.epsilon=2 rounds=200
   fedmtl algorithm=pmtl                            personal models pulled to a private mean instead
@@ -50,18 +20,47 @@ examples
   fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
 
 common settings
-  rounds, seed, replicates, epsilons, baselines, metrics, device, execution, scale
+  rounds, seed, replicates, epsilons, baselines, metrics, device, execution
   privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort, audit.canaries
   algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
 
 options
   -m, --multirun      run every combination of listed values
   --cfg job           print all settings and stop; with --resolve: what references lead to
-  --config-dir DIR    a folder with your own groups, searched first
+  --config-dir DIR    a folder with your own groups, searched first; every command takes it
   --trust MODULE      call what files name in this module too, such as an algorithm of yours; every command takes it
   --debug             show tracebacks
   --version, --help
+
+exit codes
+  0, done; 1, a run failed; 2, the request or its input is wrong; 130, interrupted
 """
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..errors import ConfigError, first_line
+from .adapt import adapt
+from .check import check
+from .config import choices
+from .inspect import audit, report, verify
+from .names import EXTRA, TRUST
+from .options import INTERRUPTED, REFUSED, Process, say
+from .run import resume, train
+from .search import search
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,12 +75,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--trust", action="append", nargs="?", const="", default=[])
-    options, words = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
-    process, before = Process(options.debug), TRUST.get()
+    parser.add_argument("--config-dir", type=Path)
+    words = ["--config-dir" if word == "-cd" else word for word in (sys.argv[1:] if argv is None else argv)]
+    options, words = parser.parse_known_args(words)
+    process = Process(options.debug)
+    return copy_context().run(_run, words, options, process)
+
+
+def _run(words: list[str], options: argparse.Namespace, process: Process) -> int:
+    """Run the command with what is trusted and searched, and return its exit code."""
     try:
         with process.errors():
             _import(options.trust)
             TRUST.set(tuple(options.trust))
+            if options.config_dir is not None and not options.config_dir.is_dir():
+                raise ConfigError(
+                    f"--config-dir is {options.config_dir}, which is no folder; give one with groups, such as "
+                    "mine/algorithm/."
+                )
+            EXTRA.set(options.config_dir)
             process.ranks = _launched(words)
             process.codes.append(_dispatch(words, process))
         if process.ranks is not None:
@@ -90,8 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted.")
         return INTERRUPTED
-    finally:
-        TRUST.set(before)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -132,8 +142,7 @@ def _launched(words: list[str]) -> Ranks | None:
 def _dispatch(words: list[str], process: Process) -> int:
     first = words[0] if words else ""
     if first == "help" or ({"-h", "--help"} & set(words) and first not in _COMMANDS):
-        folder = hydra_options([word for word in words if word != "help"]).config_dir
-        print(help_text(None if folder is None else Path(folder)))
+        print(help_text())
         return 0
     if first == "--version":
         print(f"fedmtl {__version__}")
@@ -160,14 +169,14 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def help_text(extra: Path | None = None) -> str:
-    """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder, and in the
-    user's own, ``extra``."""
-    lines = [_USAGE, "groups: choose with GROUP=OPTION"]
-    for group, options in choices(extra).items():
+def help_text() -> str:
+    """Return the page of ``fedmtl --help``: this module's docstring, with the groups and options that are found in the
+    configuration folder and in the user's own."""
+    lines = [__doc__ or "", "groups: choose with GROUP=OPTION"]
+    for group, options in choices().items():
         if "/" in group:
             continue
         width = max(18, *map(len, options))
         lines.append(f"  {group}")
         lines += [f"    {name:<{width}} {words}" for name, words in options.items()]
-    return "\n".join([*lines, "", _EXAMPLES])
+    return "\n".join(lines)

@@ -79,6 +79,11 @@ def config_folder() -> Path:
     raise ConfigError(f"the configuration files are missing: neither {package} nor its parent has configs/.")
 
 
+def config_folders() -> list[Path]:
+    """Return the folders that are searched for groups: the user's, where there is one, then the package's."""
+    return [*filter(None, [EXTRA.get()]), config_folder()]
+
+
 def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of: str = "") -> ConfigError:
     """Return the error of a setting that does not exist: what replaces one of an earlier version, or the nearest names.
 
@@ -109,15 +114,18 @@ def _instead(near: Sequence[str], accepted: Sequence[str], printed: str) -> str:
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
-    last = key.rsplit(".", 1)[-1]
-    if last in GUESSED:
-        meant = GUESSED[last]
+    """Return up to three accepted keys that ``key`` may have meant: the same last word anywhere, then a similar one in
+    its place, else anywhere."""
+    place, _, name = key.rpartition(".")
+    last_words = {other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")}
+    if name in GUESSED:
+        meant = GUESSED[name]
         choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(meant.split(".")[0], "")
         return [meant] if meant in accepted else [f"{choose}{meant}"] * bool(choose)  # automatic settings lack both
-    same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
-    alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
-    alike = [name for name in alike if name.split(".")[0] not in alike or name == alike[0]]  # only of a group itself
-    by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
-    near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
-    return list(dict.fromkeys([*same, *alike, *near]))[:3]
+    beside = [word for other, word in last_words.items() if other == f"{place}.{word}".lstrip(".")]
+    near = [other for other, word in last_words.items() if word == name]
+    near += [f"{place}.{word}".lstrip(".") for word in difflib.get_close_matches(name, beside)]
+    if not near:
+        close = difflib.get_close_matches(name, last_words.values(), n=1)
+        near = [other for other, word in last_words.items() if word in close]
+    return list(dict.fromkeys(near))[:3]

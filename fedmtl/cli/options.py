@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,18 +92,26 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; {self.format_usage()}")
 
 
-def command_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of ``fedmtl COMMAND``; ``epilog`` is printed as it is written."""
-    style = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter
-    return _Parser(
-        prog=f"fedmtl {command}", description=description, epilog=epilog, formatter_class=style, allow_abbrev=False
-    )
+def command_parser(command: Callable[..., int]) -> argparse.ArgumentParser:
+    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name."""
+    style = argparse.RawDescriptionHelpFormatter
+    prog, text = f"fedmtl {command.__name__}", inspect.getdoc(command)
+    return _Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
 
 
 def add_settings(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE", what: str = "as for training") -> None:
-    """Add the settings, and the option ``--config-dir``."""
+    """Add the settings."""
     parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=f"settings, {what}")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of a run."""
+    parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
+
+
+def new_folder() -> Path:
+    """Return where a command keeps its files unless another folder is given: under the date and time."""
+    return Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 
 def write_config(folder: Path, words: Sequence[str], config: Config) -> None:

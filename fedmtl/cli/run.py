@@ -34,14 +34,13 @@ from .config import (
     printed_log,
     refusals,
     resolve,
-    searched,
     settings,
     stored_config,
     with_automatic,
     with_logger,
     without_leftovers,
 )
-from .options import Process, command_parser, print_saved, resumable, say, short, write_config
+from .options import Process, add_folder, add_settings, command_parser, print_saved, resumable, say, short, write_config
 from .search import resume_search
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def train(words: list[str], process: Process) -> int:
     """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run of a sweep."""
     words = with_automatic(words)
     options = hydra_options(words)
-    typed, extra, ranks = options.overrides, options.config_dir and Path(options.config_dir), process.ranks
+    typed, ranks = options.overrides, process.ranks
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
     several = [override.input_line for override in parse(typed) if override.is_sweep_override()]
     if several and not options.multirun:
@@ -89,13 +88,13 @@ def train(words: list[str], process: Process) -> int:
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     runs = combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
-        configs = [resolve(compose(run, extra, options.config_name)) for run in runs]
+        configs = [resolve(compose(run, options.config_name)) for run in runs]
         for config in configs:
             settings(config)
         if process.writes and (warning := unlike(configs)):
             say(warning)
         if ranks is not None and not options.multirun:
-            compose(typed, extra, options.config_name)  # what is refused is refused by all in one line
+            compose(typed, options.config_name)  # what is refused is refused by all in one line
     if ranks is not None:  # one folder for all, whose name is a time
         place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
         when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
@@ -122,7 +121,7 @@ def train(words: list[str], process: Process) -> int:
             return float(result.final[result.metric])
         return None
 
-    with process.agree() if shows else nullcontext(), searched(extra):
+    with process.agree() if shows else nullcontext():
         _hydra(words, (lambda config: None) if shows else task, options)
     return _end_of_sweep(process) if options.multirun else 0
 
@@ -161,6 +160,9 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     import hydra
 
+    from .defaults import register
+
+    register()
     first = [word for word in words if word not in options.overrides]  # Hydra reads no option behind a setting
     before, sys.argv = sys.argv, ["fedmtl", *first, *options.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
@@ -234,13 +236,10 @@ def _marked(folder: Path, job: Job | None) -> Iterator[None]:
 
 
 def resume(words: list[str], process: Process) -> int:
-    """Continue the run, sweep or search in a folder, and return 0."""
-    description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
-    parser = command_parser("resume", description)
-    parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="logger.KEY=VALUE", help="where a logger writes, if elsewhere"
-    )
+    """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that have not finished."""
+    parser = command_parser(resume)
+    add_folder(parser)
+    add_settings(parser, "logger.KEY=VALUE", "where a logger writes, if elsewhere")
     options = parser.parse_intermixed_args(words)
     folder, overrides = options.folder, options.overrides
     jobs = sorted(file.parents[1] for file in folder.glob("*/private/config.yaml"))

@@ -6,39 +6,38 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .config import Config, build, combinations, compose, differing, resolve, settings
-from .options import add_settings, command_parser, print_saved, resumable, write_config
+from .options import add_settings, command_parser, new_folder, print_saved, resumable, write_config
 
 if TYPE_CHECKING:
     from ..search import PrivateSearch
 
 _ARGUMENTS = ("mean", "shape", "score_noise", "score_bound")  # of a PrivateSearch
-_EPILOG = """\
-examples
-  fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
-  fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
-
-Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under
-noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders,
-since the other clients take part in every run. Baselines are not run.
-"""
 
 
 def search(words: list[str]) -> int:
-    """Search over every combination of the listed values, and return 0."""
+    """Choose the best of many configurations under one privacy budget.
+
+    Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under
+    noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders,
+    since the other clients take part in every run. Baselines are not run.
+
+    examples
+      fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
+      fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
+    """
     options = _options(words)
     for text in options.overrides:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
-    configs = candidate_configs(options.overrides, options.config_dir)
+    configs = candidate_configs(options.overrides)
     _refuse_other_data(configs)
     arguments = {name: value for name, value in vars(options).items() if name in _ARGUMENTS}
-    folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
+    folder = options.folder or new_folder()
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(
             f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
@@ -58,7 +57,7 @@ def resume_search(config: Config, folder: Path) -> int:
     return 0
 
 
-def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> dict[str, Config]:
+def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
     """Return resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
 
     Raises:
@@ -73,14 +72,14 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
             )
         if name in configs:
             raise ConfigError(f"{name} is listed twice.")
-        config = resolve(compose(run, extra))
+        config = resolve(compose(run))
         config["baselines"], config["logger"] = [], {}
         configs[name] = config
     return configs
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    parser = command_parser("search", "Choose the best of many configurations under one privacy budget.", _EPILOG)
+    parser = command_parser(search)
     add_settings(parser, "KEY=A,B,C", "as for fedmtl -m")
     for name, what in (
         ("mean", "expected number of runs (default 4)"),

@@ -7,7 +7,7 @@ import pytest
 
 from fedmtl import cli
 from fedmtl.cli.config import compose, resolve, settings
-from fedmtl.cli.names import TRUST
+from fedmtl.cli.names import EXTRA, TRUST
 from tests.data.rows import write_csv
 
 from .test_hospital import stays
@@ -18,21 +18,22 @@ READERS = "benchmarks.reproduce.cost_of_privacy.readers"
 
 @pytest.fixture(autouse=True)
 def trusted() -> Iterator[None]:
-    """Let the configuration files name the readers of the study."""
-    before = TRUST.set((READERS,))
+    """Search the study's configuration files, which name its readers."""
+    trusted, searched = TRUST.set((READERS,)), EXTRA.set(CONFIGS)
     yield
-    TRUST.reset(before)
+    TRUST.reset(trusted)
+    EXTRA.reset(searched)
 
 
 @pytest.mark.parametrize("experiment", ["lending", "hospital", "svm"])
 @pytest.mark.parametrize("size", ["", "_paper"])
 def test_the_experiments_compose(experiment: str, size: str) -> None:
-    settings(resolve(compose([f"experiment=cost_of_privacy_{experiment}{size}", "data.root=x"], CONFIGS)))
+    settings(resolve(compose([f"experiment=cost_of_privacy_{experiment}{size}", "data.root=x"])))
 
 
 def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     """What clients' rows keep, which the learner takes Xi from, is what noise is made for: with a 1 for the bias."""
-    config = resolve(compose(["experiment=cost_of_privacy_svm", "data.root=x"], CONFIGS))
+    config = resolve(compose(["experiment=cost_of_privacy_svm", "data.root=x"]))
     made = settings(config)
     algorithm, data = made["algorithm"], config["data"]
     assert (algorithm.row_norm, algorithm.loss) == ("auto", "hinge")

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from fedmtl import cli
 from fedmtl.cli.config import combinations, compose
-from fedmtl.cli.names import TRUST
+from fedmtl.cli.names import EXTRA, TRUST
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -95,10 +95,10 @@ def write(block: Block, folder: Path) -> None:
         file.write(block.text + "\n")
 
 
-def small_settings(words: list[str], extra: Path | None) -> list[str]:
+def small_settings(words: list[str]) -> list[str]:
     """Return a command's settings with those sizes made small that its configuration has."""
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    config = compose(combinations(settings)[0], extra)
+    config = compose(combinations(settings)[0])
     sizes = {key: value for key, value in _SMALL.items() if isinstance(OmegaConf.select(config, key), (int, str))}
     if OmegaConf.select(config, "replicates") == 1:
         del sizes["replicates"]
@@ -116,7 +116,9 @@ def fedmtl(words: list[str], small: list[str]) -> int:
     trusted = TRUST.set(tuple(after for word, after in itertools.pairwise(rest) if word == "--trust"))
     if verb in ("", "audit", "search") and not {"--help", "--version", "--cfg"} & set(rest):
         where = rest.index("--config-dir") + 1 if "--config-dir" in rest else None
-        rest = small_settings([*rest, *small], None if where is None else Path(rest[where]))
+        searched = EXTRA.set(None if where is None else Path(rest[where]))
+        rest = small_settings([*rest, *small])
+        EXTRA.reset(searched)
         if not verb:
             multirun = {"-m", "--multirun"} & set(rest)
             rest.append(f"hydra.sweep.dir={_fresh(SWEEP)}" if multirun else f"hydra.run.dir={_fresh(FOLDER)}")
@@ -136,7 +138,7 @@ def launched(words: list[str], small: list[str]) -> int:
     if words[1:4] == ["-m", "fedmtl", "-m"]:
         return fedmtl(words[3:], small)
     if words[1:3] == ["-m", "fedmtl"] and words[3:] and words[3] != "resume":
-        words = [*words[:3], *small_settings([*words[3:], *small], None), f"hydra.run.dir={_fresh(FOLDER)}"]
+        words = [*words[:3], *small_settings([*words[3:], *small]), f"hydra.run.dir={_fresh(FOLDER)}"]
     single = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     single["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
