@@ -115,7 +115,7 @@ def _instead(near: Sequence[str], accepted: Sequence[str], printed: str) -> str:
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     """Return up to three accepted keys that ``key`` may have meant: the same last word anywhere, then a similar one in
-    its place, else anywhere."""
+    its place; of a key without a place else one anywhere."""
     place, _, name = key.rpartition(".")
     last_words = {other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")}
     if name in GUESSED:
@@ -125,7 +125,7 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     beside = [word for other, word in last_words.items() if other == f"{place}.{word}".lstrip(".")]
     near = [other for other, word in last_words.items() if word == name]
     near += [f"{place}.{word}".lstrip(".") for word in difflib.get_close_matches(name, beside)]
-    if not near:
+    if not near and not place:
         close = difflib.get_close_matches(name, last_words.values(), n=1)
         near = [other for other, word in last_words.items() if word in close]
     return list(dict.fromkeys(near))[:3]

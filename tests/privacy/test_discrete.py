@@ -353,8 +353,8 @@ def test_a_simulation_has_the_price_of_the_secure_run():
 @pytest.mark.parametrize(
     ("options", "plans"),
     [
-        ({}, [plan(6, form="symmetric")]),
-        ({}, [plan(6, form="diagonal")]),
+        ({}, [plan(12, form="symmetric")]),
+        ({}, [plan(60, form="diagonal")]),
         ({"clip_norm": QuantileClip(0.5, count_noise=3.0)}, [plan()]),
         ({}, [plan(), plan(30, name="other")]),
     ],
