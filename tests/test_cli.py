@@ -92,6 +92,8 @@ def process(
         (["algorithm=pmtl", "algorithm/graph=ring"], "algorithm.graph is no setting of PMTL; accepted: local, "),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
         (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
+        (["--cfg", "jobb"], "argument --cfg/-c: invalid choice: 'jobb' (choose from"),
+        (["--config-dir"], "argument --config-dir: expected one argument; usage: fedmtl --help"),
         (["experiment=p2p_movielens", "algorithm=fedavg"], "data.root is required; add data.root=VALUE"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "ClientPrivacy.epsilon is 0"),
         (["execution={tf32: false}"], "execution.tf32 is gone: set torch.backends.cuda.matmul.allow_tf32."),

@@ -1,10 +1,10 @@
 """Peer-to-peer learning whose agents release once or a few times, and average with their neighbours for free.
 
 An agent of :mod:`.p2p.algorithm` that has spent its budget need not stop: averaging with its neighbours is
-post-processing as long as it reads no record. Here an agent releases at its first K = ``releases`` wake-ups only. What
-it has released, g_1, ..., g_K at Theta_i(1), ..., Theta_i(K), says what its gradient is elsewhere, by the public
-curvature h of the domain: each g_k becomes g_k + h (Theta_i - Theta_i(k)), and in later wake-ups the agent takes the
-steps of equation (6) along their mean,
+post-processing as long as it reads no record. Here an agent releases at its first K = ``releases`` wake-ups only, at
+Theta_i(1), ..., Theta_i(K) the noised gradients g_1, ..., g_K of its data, without lambda_i. By the public curvature h
+of the domain the gradient at another Theta_i is about g_k + h (Theta_i - Theta_i(k)). In later wake-ups the mean of
+these over k replaces the gradient of the data in equation (6),
 
     grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
 
@@ -14,8 +14,9 @@ Theta of the linear system
 
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
 
-with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be. In the end
-every agent takes a step on its own raw records, which it does not send, and which costs nothing:
+with one right-hand side a coordinate; row i of G is g_1 of agent i, and C and Lambda have the c_i and lambda_i on their
+diagonals. All of the budget is in one release, as little noise as there can be. In the end every agent takes a step on
+its own raw records, which it does not send, and which costs nothing:
 
     argmin_v sum_j l(v; x_ij, y_ij) + refine ||v - sum_j (W_ij / D_ii) Theta_j||^2
 """

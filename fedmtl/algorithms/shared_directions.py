@@ -1,8 +1,8 @@
 """PP-DMTL whose last step is along the directions that the tasks share.
 
-P is public, and so is its row space: the directions that the tasks share, and with a threshold above the noise no
-others. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with a single strength of g, here the pull is weaker
-along these directions than across them,
+P is public, and so is its row space: the directions that the tasks share, and nothing else if the threshold ``a2 lam``
+is above the noise. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records with a single strength of g, here the
+pull is weaker along these directions than across them,
 
     min_q (1/n_t) sum_j l(x_tj . (p_t + q), y_tj) + (tau / 2) ||along q||^2 + (across / 2) ||q - along q||^2
 
@@ -55,7 +55,7 @@ class SharedDirections(PPDMTL):
     a2: Positive | Literal["auto"] | None = "auto"
     refine_across: Positive = 1e-2
     refine: ClassVar[bool] = True  # type: ignore[misc]
-    own_penalty: ClassVar[Literal["frobenius"]] = "frobenius"  # type: ignore[misc]  # others do not turn
+    own_penalty: ClassVar[Literal["frobenius"]] = "frobenius"  # type: ignore[misc]  # the only one that a rotation of the features leaves as it is
 
     name, title, colour = "shared_directions", "PP-DMTL, shared directions", "#1e88e5"
 

@@ -120,12 +120,13 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         yield
     except FedmtlError:
         raise
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise _refused(error, overrides) from error
 
 

@@ -38,7 +38,6 @@ exit codes
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import sys
@@ -55,7 +54,7 @@ from .check import check
 from .config import choices
 from .inspect import audit, report, verify
 from .names import EXTRA, TRUST
-from .options import INTERRUPTED, REFUSED, Process, say
+from .options import INTERRUPTED, REFUSED, Parser, Process, say
 from .run import resume, train
 from .search import search
 
@@ -72,20 +71,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    words = ["--config-dir" if word == "-cd" else word for word in (sys.argv[1:] if argv is None else argv)]
+    return copy_context().run(_run, words, Process("--debug" in words))
+
+
+def _run(words: list[str], process: Process) -> int:
+    """Run the command with what is trusted and searched, and return its exit code."""
+    parser = Parser(prog="fedmtl", usage="fedmtl --help prints what is accepted.", add_help=False, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--trust", action="append", nargs="?", const="", default=[])
     parser.add_argument("--config-dir", type=Path)
-    words = ["--config-dir" if word == "-cd" else word for word in (sys.argv[1:] if argv is None else argv)]
-    options, words = parser.parse_known_args(words)
-    process = Process(options.debug)
-    return copy_context().run(_run, words, options, process)
-
-
-def _run(words: list[str], options: argparse.Namespace, process: Process) -> int:
-    """Run the command with what is trusted and searched, and return its exit code."""
     try:
         with process.errors():
+            options, words = parser.parse_known_args(words)
             _import(options.trust)
             TRUST.set(tuple(options.trust))
             if options.config_dir is not None and not options.config_dir.is_dir():

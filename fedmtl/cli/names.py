@@ -103,6 +103,8 @@ def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
     """Return the error of an option that a group does not have."""
     if (text := f"{group}={option}") in REMOVED:
         return ConfigError(f"{text} is gone: {REMOVED[text]}.")
+    if (file := Path(group, f"{option}.yaml")).is_file():
+        return ConfigError(f"{group} has no option {option!r}; {file} is found with --config-dir .")
     close = difflib.get_close_matches(option, accepted, n=1, cutoff=0.5)
     return ConfigError(f"{group} has no option {option!r}; {_instead(close, accepted, 'fedmtl --help')}")
 

@@ -85,7 +85,7 @@ class Process:
             self.codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Refuses words in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
@@ -96,7 +96,7 @@ def command_parser(command: Callable[..., int]) -> argparse.ArgumentParser:
     """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name."""
     style = argparse.RawDescriptionHelpFormatter
     prog, text = f"fedmtl {command.__name__}", inspect.getdoc(command)
-    return _Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
+    return Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
 
 
 def add_settings(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE", what: str = "as for training") -> None:

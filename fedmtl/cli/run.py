@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError, ResumeError
@@ -134,7 +134,11 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     """
     from hydra._internal.utils import get_args_parser
 
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; fedmtl --help prints what is accepted.")
+
     parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]  # in place of an exit
     parser.set_defaults(config_name="config")
     parser.allow_abbrev = False
     options, unknown = parser.parse_known_intermixed_args(words)

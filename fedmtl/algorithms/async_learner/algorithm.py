@@ -110,7 +110,7 @@ class AsyncLearner(CentralLearner):
         counts, p = problem.data.train.counts.numpy(), theta_l.shape[1]
         owners = len(counts)
         a = self.effective_step(owners, problem.rounds)
-        # of the shape of a model, or of none: broadcasting costs NumPy more than the arithmetic
+        # arrays of the shape of a model or of none: NumPy broadcasts more slowly than it computes
         share = np.repeat((counts / counts.sum())[:, None], p, 1)
         own_step, central_step = np.array(a * owners), np.array(a * self.central_share(owners))
         of_g, two_n, low, high = map(np.array, (2 * self.reg, 2.0 * owners, -self.theta_max, self.theta_max))

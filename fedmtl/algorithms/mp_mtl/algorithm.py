@@ -20,8 +20,8 @@ W = P + Q, 1 / (2 L)):
     what_i = M w_i,   z_i = what_i + b_t (what_i - what_i of before),   w_i = z_i - eta grad L_i(z_i)     Step 7
 
 what_i is w_i with a hat. The release does Step 3, the clip, and the sum and noise of Step 4; M and b_t are in
-:mod:`.sharing`. In Algorithm 4 w_i, what_i, z_i above are those of p_i; beside them q_i, which is never released, steps
-the same way from prox_{eta own_lam h}(q_i), with the gradient at the sum of both.
+:mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i, which it never releases: it makes
+the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
 
 Without noise and clip this is proximal gradient descent. The protected unit is a task with its model and all its data,
 the observers are the other tasks and the public.
@@ -29,8 +29,8 @@ the observers are the other tasks and the public.
     Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data, model=models.linear_regression(bias=False),
             schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
 
-With ever more noise every task becomes single-task learning, for a shift ``rho`` of at least 1.25: M tends to the
-identity, so a task follows gradient descent on its own loss from its own fit. A bias is each task's own: it is neither
+If the shift ``rho`` is at least 1.25, M tends to the identity as the noise grows, and every task then follows gradient
+descent on its own loss, from its own fit. A bias is each task's own: it is neither
 penalized, nor shared, nor part of what is released.
 
 :class:`~fedmtl.algorithms.private_prior.PrivatePrior`, which is not in the paper, releases the covariance a single
