@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from yaml import YAMLError
+
 from .._check import check_values
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
@@ -120,7 +122,6 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         yield
