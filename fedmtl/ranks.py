@@ -150,7 +150,7 @@ class Ranks:
                         os.kill(child, signal.SIGKILL)
                 if dist.is_initialized():
                     dist.destroy_process_group()
-                object.__setattr__(ranks, "group", None)  # whoever still holds this, or an error of the run
+                object.__setattr__(ranks, "group", None)  # else a result that refers to it keeps it
                 torch.set_num_threads(threads)
                 sys.excepthook = hook  # a process group has its own
                 codes = [_ended(child) for child in children]

@@ -54,7 +54,7 @@ from .check import check
 from .config import choices
 from .inspect import audit, report, verify
 from .names import EXTRA, TRUST
-from .options import INTERRUPTED, REFUSED, Parser, Process, say
+from .options import INTERRUPTED, REFUSED, USAGE, Parser, Process, say
 from .run import resume, train
 from .search import search
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], process: Process) -> int:
     """Run the command with what is trusted and searched, and return its exit code."""
-    parser = Parser(prog="fedmtl", usage="fedmtl --help prints what is accepted.", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="fedmtl", usage=USAGE, add_help=False, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--trust", action="append", nargs="?", const="", default=[])
     parser.add_argument("--config-dir", type=Path)

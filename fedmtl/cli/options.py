@@ -85,6 +85,9 @@ class Process:
             self.codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
 
 
+USAGE = "fedmtl --help prints what is accepted."
+
+
 class Parser(argparse.ArgumentParser):
     """Refuses words in one line, as all commands do."""
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError, ResumeError
@@ -40,7 +41,19 @@ from .config import (
     with_logger,
     without_leftovers,
 )
-from .options import Process, add_folder, add_settings, command_parser, print_saved, resumable, say, short, write_config
+from .options import (
+    USAGE,
+    Parser,
+    Process,
+    add_folder,
+    add_settings,
+    command_parser,
+    print_saved,
+    resumable,
+    say,
+    short,
+    write_config,
+)
 from .search import resume_search
 
 if TYPE_CHECKING:
@@ -134,11 +147,8 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     """
     from hydra._internal.utils import get_args_parser
 
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; fedmtl --help prints what is accepted.")
-
     parser = get_args_parser()
-    parser.error = refuse  # type: ignore[method-assign]  # in place of an exit
+    parser.usage, parser.error = USAGE, MethodType(Parser.error, parser)  # type: ignore[method-assign]
     parser.set_defaults(config_name="config")
     parser.allow_abbrev = False
     options, unknown = parser.parse_known_intermixed_args(words)

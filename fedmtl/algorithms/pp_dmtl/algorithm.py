@@ -57,12 +57,12 @@ class PPDMTL(OneAtATime):
         lam: lambda, the strength of r(P). The server's proximal threshold, the paper's mu, is ``a2 lam``.
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
-        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that; ``"auto"`` the best one in a
-            simulation of the schedule and the noise on synthetic tasks of the same sizes, with the ``delay``
-            for which it is stable: it reads nothing private, and most gradients are far less old than the oldest, so
-            that a larger step is stable than for the worst case
-            (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). The server repeats a task's
-            last gradient at every event, so a column moves on by gradients taken long before.
+        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. ``"auto"`` takes the
+            best one, with the ``delay`` for which it is stable, in a simulation of the schedule and the noise on
+            synthetic tasks of the same sizes, which reads nothing private
+            (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). Most gradients are far less old than the oldest,
+            so a larger step is stable than in the worst case. The server repeats a task's last gradient at every event,
+            so a column moves on by gradients taken long before.
         delay: the greatest age, in events, of a gradient still in use: a public property of the schedule,
             :func:`largest_delay`. ``None``: 2 T, which is tasks that act in turn. With latencies between 0 and a
             maximum it is about 4 T, and with stragglers more; where it is too small P may oscillate with

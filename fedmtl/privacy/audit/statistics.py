@@ -66,8 +66,8 @@ def from_binomial(
 
 
 def extreme_p(count: np.ndarray, trials: np.ndarray | int, probability: np.ndarray | float) -> np.ndarray:
-    """Return p-values (k,) of the likeliest direction in which each of k binomial counts is extreme, each times 2 k:
-    the smallest one is that of all of them."""
+    """Return two-sided p-values (k,) of k binomial counts, each multiplied by k (Bonferroni): the smallest one is a
+    p-value of all of them."""
     law = stats.binom(trials, probability)
     return np.minimum(1.0, 2 * count.size * np.minimum(law.sf(count - 1), law.cdf(count)))
 
