@@ -52,12 +52,12 @@ def id_keys(names: Sequence[str]) -> np.ndarray:
 Words = TypeVar("Words", Tensor, np.ndarray)
 
 
-def philox(key: int | Words, c0: Words, c1: Words, c2: Words, c3: Words) -> tuple[Words, ...]:
+def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[Words, ...]:
     """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's uint64.
 
     Args:
         key: 64-bit key; an array of 64-bit keys broadcasts against the counters.
-        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable.
+        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable; c1 also a number.
 
     Returns:
         Four arrays of random words in ``[0, 2**32)``, of the kind that was given.
@@ -113,16 +113,15 @@ def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
 _LOCAL = threading.local()
 
 
-def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
-    """Return 63 random bits per address, as non-negative int64.
+def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words) -> Words:
+    """Return 63 random bits per address: non-negative int64 of tensors, uint64 of NumPy's arrays of these.
 
     Args:
-        key: from :func:`derive_key`, or int64 keys that broadcast.
-        client: int64 client keys (any 64-bit value).
+        key: from :func:`derive_key`, or 64-bit keys that broadcast.
+        client: 64-bit client keys.
         step: round or event number in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
-    step = torch.as_tensor(step, dtype=torch.int64, device=index.device)
     low, high = client & _MASK, (client >> 32) & _MASK
     w0, w1, _, _ = philox(key, index, step, low, high)
     return ((w0 & 0x7FFFFFFF) << 32) | w1

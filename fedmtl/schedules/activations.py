@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._check import positive_int
 from ..errors import ConfigError
-from ..random import derive_key, keyed_uniform
+from ..random import derive_key, keyed_bits
 from .block import Block
 from .dropouts import Absences, Dropouts
 from .latency import Law
@@ -129,7 +129,9 @@ class BoundSchedule:
 
         def uniform(purpose: str, clients: Ints, index: Ints) -> Array:
             key = derive_key(seed, f"schedule/{purpose}", replicate)
-            return keyed_uniform(key, self.keys[clients][:, None], 0, torch.from_numpy(index)).numpy()
+            own = self.keys.numpy()[clients].view(np.uint64)[:, None]
+            bits = keyed_bits(key, own, 0, index.view(np.uint64))
+            return (bits >> 10).astype(np.float64) * 2.0**-53
 
         def gaps(clients: Ints, index: Ints) -> Array:
             drawn = uniform(self.purpose, clients, index)
