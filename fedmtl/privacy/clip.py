@@ -160,7 +160,7 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
     """
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
-    rows = rows.detach().cpu() if rows.device.type == "mps" else rows.detach()  # which has no float64
+    rows = rows.detach()
     limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
         return whole_cells(rows, limit, order, width).cpu().mul_(width)
@@ -282,8 +282,7 @@ def clipped_segment_sums(
         width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None sums in float64.
 
     Returns:
-        (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for clients
-        without rows.
+        (k, D) float64 on the device of ``rows``, zero for clients without rows.
 
     Raises:
         ConfigError: ``client`` does not give one client to each row.
@@ -293,12 +292,8 @@ def clipped_segment_sums(
             f"clipped_segment_sums takes rows (N, D) and client (N,) int64, not {tuple(rows.shape)} and "
             f"{tuple(client.shape)} {client.dtype}."
         )
-    mps = rows.device.type == "mps"
-    client = client.cpu() if mps else client
-    device = torch.device("cpu") if mps else rows.device
-    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=device) if onto is None else onto
-    totals = totals.to(device, torch.float64)
-    grid = None if width is None else width.to(device)[:, None]
+    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device) if onto is None else onto
+    grid = None if width is None else width.to(rows.device)[:, None]
     totals = totals if grid is None else totals.div_(grid)  # exact: the width is a power of two
     block = _block_rows(rows)
     for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
@@ -309,8 +304,7 @@ def clipped_segment_sums(
             totals.index_add_(0, chunk_clients, clipped)
         else:
             totals += _sums_in_order(clipped, chunk_clients, count)
-    totals = totals if grid is None else totals.mul_(grid)
-    return totals.to(rows.device, torch.float32) if mps else totals
+    return totals if grid is None else totals.mul_(grid)
 
 
 def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
@@ -321,13 +315,13 @@ def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
 
 
 def _block_rows(rows: Tensor) -> int:
-    elements = _BLOCK_ELEMENTS if rows.device.type in ("cpu", "mps") else _DEVICE_BLOCK_ELEMENTS
+    elements = _BLOCK_ELEMENTS if rows.device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
     return max(1, elements // max(1, rows.shape[1]))
 
 
 def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
-    wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
+    wide = rows.to(torch.float64)
     norms = torch.linalg.vector_norm(wide, ord=bounds_of(clip)[1], dim=1)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):

@@ -211,6 +211,6 @@ def _by_records(classes: bool) -> Algorithm:
         weights="examples",
         local=LocalSGD(lr=1.0, steps=1, batch_size=None),
         server_optimizer=ServerOptimizer(
-            optimizer_name="Adam", lr=0.1 if classes else 0.03, options={"betas": (0.9, 0.99)}
+            optimizer_name="Adam", lr=0.1 if classes else 0.025, options={"betas": (0.9, 0.99)}
         ),
     )

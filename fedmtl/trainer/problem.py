@@ -240,7 +240,7 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-        torch.zeros(1, device=place)
+        torch.zeros(1, dtype=torch.float64, device=place)  # which clips and sums need, and mps lacks
     except (RuntimeError, AssertionError, TypeError) as error:
         here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ConfigError(f"device is {device!r}, which is not available here; accepted: {', '.join(here)}.") from error
