@@ -141,8 +141,8 @@ def automatic(
 
     Real targets at the client level: 20 exact proximal steps, and a clip by which the noise of a round is at most .1 in
     units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level each client takes
-    one full-batch step in each of 60 rounds. Networks have the rounds and the clip of
-    classes, and local steps whose size each client adapts.
+    one full-batch step in each of 60 rounds. Networks have the rounds and the clip of classes, and local steps whose
+    size each client adapts.
 
     Args:
         data: with declared bounds.
