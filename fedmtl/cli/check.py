@@ -66,17 +66,18 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
 
     from ..data.readers.columns import Table, check_texts, looks_like_id
 
-    frame = Table.of(node["path"]).frame
-    bounds, target, lines = dict(node.get("bounds") or {}), node["target"], list[str]()
+    table = Table.of(node["path"])
+    frame, bounds, target, lines = table.frame, dict(node.get("bounds") or {}), node["target"], list[str]()
     given = node.get("features")
     chosen = (
         check_texts("features", given) if given else [n for n in frame.columns if n not in (node["client"], target)]
     )
     classes = node.get("labels") or isinstance(node.get("classes"), int)
     node["features"] = list(chosen)
+    table.check_columns([node["client"]] if node["client"] is not None else [], "client ")
+    table.check_columns([target], "target ")
+    table.check_columns(chosen)
     for name in [*chosen, target]:
-        if name not in frame.columns:
-            raise ConfigError(f"{node['path']} has no column {name!r}; its columns are {', '.join(frame.columns)}.")
         column = _numbers(frame[name])
         values, number = sorted(map(str, column.dropna().unique())), pd.api.types.is_numeric_dtype(column.dtype)
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"

@@ -270,7 +270,8 @@ def settings(config: Config) -> Config:
     automatic = objects["algorithm"] is None
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
-    check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
+    with by_key(Trainer, ""):
+        check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
     trial = SimpleNamespace(**objects, callbacks=(), folder=None)
     check_kinds(trial)
     if not automatic:
@@ -310,10 +311,23 @@ def made(node: Any, place: str) -> Any:
         return parts
     target = named(str(node["_target_"]), place)
     check_arguments(target, list(parts), place)
-    try:
+    with by_key(target, place):
         return target(**parts)
+
+
+@contextmanager
+def by_key(made: Any, place: str) -> Iterator[None]:
+    """Let errors of a class or function that is called in this block name its setting by the key: ``privacy.epsilon``
+    for ``ClientPrivacy.epsilon``, of what is made at ``privacy``.
+
+    Raises:
+        FedmtlError: as it was raised; ConfigError for any other error.
+    """
+    try:
+        yield
     except FedmtlError as error:
-        raise type(error)(f"{place}: {error}") from error
+        text = str(error).removeprefix(f"{made.__name__}.")
+        raise type(error)(f"{place}: {error}" if text == str(error) else f"{place}.{text}".lstrip(".")) from error
     except Exception as error:
         raise ConfigError(f"{place}: {first_line(error)}.") from error
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .._check import given, id_of, one_of, positive, positive_int
+from .._check import fraction, given, id_of, one_of, positive, positive_int
 from ..errors import ConfigError
 from .noise.registry import LAWS
 from .quantile import QuantileClip
@@ -215,6 +215,4 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
         if epsilon == math.inf:
             raise ConfigError(f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
     if delta is not None:
-        positive(owner, delta=delta)
-        if delta >= 1:
-            raise ConfigError(f"{name}.delta is {delta!r}; it must be between 0 and 1.")
+        fraction(owner, delta=delta)

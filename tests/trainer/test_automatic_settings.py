@@ -369,9 +369,13 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     (tmp_path / "x.csv").write_text("\n".join(["ward,age,cost,id", *rows]))
     monkeypatch.chdir(tmp_path)
     assert main(["check", *TABLE, "data.client=ward", "data.target=id"]) == 2
+    assert main(["check", *TABLE, "data.client=wards", "data.target=cost"]) == 2
+    assert main(["check", *TABLE, "data.client=ward"]) == 2
     assert main(["check", *TABLE, "data.client=ward", "data.target=cost", "privacy.epsilon=-1"]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("looks like an id") == 1
+    assert "client column 'wards' is missing; did you mean 'ward'?" in printed.err
+    assert "a target column is needed; the columns are 'ward', 'age', 'cost', 'id'" in printed.err
     assert not printed.out
     assert not (tmp_path / "experiment").exists()
     words = [*TABLE, "data.client=ward", "data.target=cost", "data.features=[age]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -98,12 +99,16 @@ class Table:
         """Return the number of rows n."""
         return len(self.frame)
 
-    def check_columns(self, needed: Sequence[str], role: str = "") -> None:
-        """Raise :class:`DataError` unless the columns ``needed`` are there; ``role`` says what they are for."""
+    def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
+        """Raise :class:`DataError` unless the columns ``needed`` are there, none of them None; ``role`` says what they
+        are for."""
         for column in needed:
             if column not in self.frame.columns:
-                names = ", ".join(map(repr, self.frame.columns))
-                raise DataError(f"{self.file}: {role}column {column!r} is missing; the columns are {names}.")
+                columns = list(map(str, self.frame.columns))
+                close = difflib.get_close_matches(str(column), columns, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                wrong = f"{role}column {column!r} is missing" if column is not None else f"a {role}column is needed"
+                raise DataError(f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
         """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if there is one."""

@@ -32,7 +32,7 @@ def read_table(
     path: str | Path | pd.DataFrame,
     *,
     client: str | None = None,
-    target: str,
+    target: str | None = None,
     partition: Partition | None = None,
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
@@ -55,7 +55,7 @@ def read_table(
     Args:
         path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
         client: the column with each row's client; its values become the ids, as text.
-        target: the column to predict.
+        target: the column to predict; needed.
         partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, where no column names these.
         features: the columns to predict from; None for all others.
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
@@ -85,13 +85,15 @@ def read_table(
     ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
     coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
     names = [target] if client is None else [client, target]
-    table = Table.of(path, (*names[:-1], *coding, *(() if labels is None else (target,))), name)
+    written = [client, *coding, target if labels is not None else None]
+    table = Table.of(path, [column for column in written if column is not None], name)
     file = table.file
     if features is None:
         features = [column for column in table.frame.columns if column not in names]
     table.check_clients(client, partition)
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", features)):
         table.check_columns(columns, f"{role} ")
+    assert target is not None  # as has been checked
     if client == target:
         raise ConfigError(f"data.client and data.target are both {target!r}; a client's id is nothing to predict.")
     for column in names:
