@@ -110,11 +110,14 @@ def latex_text(groups: pd.DataFrame) -> str:
 
 
 def terminal_text(groups: pd.DataFrame, width: int = 80) -> str:
-    """Return the table for a terminal of ``width`` columns: as many tables below each other as it takes, each with
-    method and epsilon."""
+    """Return the table for a terminal of ``width`` columns, of each data set by itself: as many tables below each other
+    as it takes, each with method and epsilon."""
     table, caption = table_of(groups)
-    text = table.set_index(["method", "epsilon"]).to_string(line_width=width, sparsify=False)
-    return "\n".join([TITLE, "", text, "", *caption])
+    lines = [TITLE, ""]
+    for data, same in table.groupby("data") if "data" in table else [("", table)]:
+        columns = same.drop(columns="data", errors="ignore").set_index(["method", "epsilon"])
+        lines += [str(data)] * bool(data) + [columns.to_string(line_width=width, sparsify=False), ""]
+    return "\n".join([*lines, *caption])
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:

@@ -1,6 +1,7 @@
 """A folder of small hand-written runs, whose averages are known, becomes one table and one plot."""
 
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -193,6 +194,17 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
         assert all(line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line)
     for word in ("accuracy", "median", "tenth", "spread", "auc", "f1", "epsilon"):
         assert any(word in line for line in lines)
+
+
+def test_each_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
+    for data, clients in (("digits", 20), ("digits", 30), ("letters", 20)):
+        run = configured(tmp_path / f"{data}-{clients}", "algorithm.local.lr=0.1", 0)
+        add_result(run, data=data, clients=clients)
+    lines = tables.terminal_text(tables.grouped(frame([tmp_path])), 80).splitlines()
+    heads = [place for place, line in enumerate(lines) if line.endswith(" clients")]
+    assert [lines[place] for place in heads] == ["digits, 20 clients", "digits, 30 clients", "letters, 20 clients"]
+    for first, last in itertools.pairwise([*heads, len(lines)]):
+        assert sum(line.startswith("Local ") for line in lines[first:last]) == 1
 
 
 def test_a_column_of_large_numbers_has_one_format(tmp_path: Path) -> None:
