@@ -63,11 +63,11 @@ class Execution(Checked):
         that this process may use."""
         size = sum(p.numel() for p in module.parameters())
         chunk, processes = max_clients(size), 1
-        perceptron, convolutional = _is_perceptron(module), _is_convolutional(module)
-        if device.type == "cpu" and (perceptron or convolutional):
+        if in_small_stacks(module, device):
             row = size * next(module.parameters()).element_size()
-            cached = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
-            chunk = cached if perceptron else 1 if size >= _ALONE else _CLIENTS
+            chunk = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
+            if convolutional := _is_convolutional(module):
+                chunk = 1 if size >= _ALONE else _CLIENTS
             if convolutional or size >= _WORTH_A_PROCESS:
                 processes = cores or available_cores()
         return Execution(self.chunk or chunk, self.processes or processes)
@@ -107,11 +107,8 @@ class Executor:
 
 def in_small_stacks(module: nn.Module, device: torch.device) -> bool:
     """Return whether clients are best computed in small stacks: perceptrons and networks of convolutions on a CPU."""
-    return device.type == "cpu" and (_is_perceptron(module) or _is_convolutional(module))
-
-
-def _is_perceptron(module: nn.Module) -> bool:
-    return Perceptron.of(module, Layout.of(module)) is not None
+    perceptron = Perceptron.of(module, Layout.of(module)) is not None
+    return device.type == "cpu" and (perceptron or _is_convolutional(module))
 
 
 def _is_convolutional(module: nn.Module) -> bool:
