@@ -77,6 +77,8 @@ def test_choices_follow_from_public_facts() -> None:
     records = automatic(numbers(20), RecordPrivacy(epsilon=1.0))
     assert isinstance(records.algorithm, FedAvg)
     assert records.algorithm.weights == "examples"
+    unbounded = automatic(replace(numbers(20), domain=None), RecordPrivacy(epsilon=1.0))
+    assert unbounded.algorithm == records.algorithm  # no step follows from a bound on rows
     other = replace(numbers(20), train=numbers(20, seed=1).train)  # other values, the same numbers of records
     assert replace(automatic(other, RecordPrivacy(epsilon=1.0)), model=records.model) == records
 

@@ -12,7 +12,7 @@ import pandas as pd
 from alone import ALONE, ALONE_AVERAGED
 from scores import interval
 from sweep import markdown, replace_section
-from tables import AUTOMATIC, AVERAGED, FINETUNED, SHARED, SOURCES
+from tables import AUTOMATIC, AVERAGED, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES
 
 from fedmtl.report.canvas import drawing
 
@@ -131,6 +131,19 @@ def counts(scores: Scores) -> str:
     return markdown([*titles, "at most 5% worse:", "significantly over 5% worse:", "mean ratio:", "largest:"], lines)
 
 
+def networks(scores: Scores) -> str:
+    """Return a line for each data set of classes and epsilon: networks under automatic settings, over each client's own
+    tuned linear model and over the linear models of automatic settings."""
+    lines = []
+    for cell in scores.cells():
+        ratios = [scores.ratio(cell, method, ALONE) for method in (NETWORK, SHARED_NETWORK, AUTOMATIC)]
+        if ratios[0] is not None:
+            texts = map(shown, [*ratios, scores.ratio(cell, NETWORK, AUTOMATIC)])
+            lines.append([SOURCES[cell[0]].title, f"{cell[2]:g}", *texts])
+    titles = ["data", "epsilon:", "network:", "its shared network:", "linear model:", "network / linear model:"]
+    return markdown(titles, lines)
+
+
 def _counted(found: Sequence[tuple[float, float]]) -> list[str]:
     numbers: list[Any] = [
         len(found),
@@ -179,5 +192,6 @@ def figure(scores: Scores, path: Path) -> None:
 def report(scores: Scores) -> None:
     """Write the tables of the README and the figure."""
     replace_section(HERE / "README.md", "counts", counts(scores))
+    replace_section(HERE / "README.md", "networks", networks(scores))
     replace_section(HERE / "README.md", "errors", table(scores))
     figure(scores, HERE / "errors.png")

@@ -33,7 +33,7 @@ from alone import ALONE, alone  # noqa: E402
 from report import Scores, report, short_table  # noqa: E402
 from settings import held_out  # noqa: E402
 from sweep import existing  # noqa: E402
-from tables import AUTOMATIC, FINETUNED, SHARED, SOURCES  # noqa: E402
+from tables import AUTOMATIC, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES  # noqa: E402
 
 from fedmtl import (  # noqa: E402
     Average,
@@ -136,10 +136,14 @@ def by_hand(
     return {method: error_of(result)}
 
 
-def automatic(data: FederatedDataset, unit: Unit, epsilon: float, seed: int) -> dict[str, float]:
-    """Return the errors of automatic settings."""
-    result = Trainer(data=data, privacy=privacy_of(unit, epsilon), seed=seed, progress=False).fit()
-    return {AUTOMATIC: error_of(result), SHARED: error_of(result, shared=True)}
+def automatic(
+    data: FederatedDataset, unit: Unit, epsilon: float, seed: int, *, network: bool = False
+) -> dict[str, float]:
+    """Return the errors of automatic settings, of a linear model or of a perceptron with a hidden layer."""
+    model: dict[str, Any] = {"model": "mlp"} if network else {}
+    result = Trainer(data=data, privacy=privacy_of(unit, epsilon), seed=seed, progress=False, **model).fit()
+    names = (NETWORK, SHARED_NETWORK) if network else (AUTOMATIC, SHARED)
+    return dict(zip(names, (error_of(result), error_of(result, shared=True)), strict=True))
 
 
 def error_of(result: Result, *, shared: bool = False) -> float:
@@ -224,6 +228,11 @@ def measure(rows: Rows, name: str, folder: Path, epsilons: Sequence[float], spli
     for epsilon, unit, split in product(epsilons, UNITS, splits):
         where = {"data": name, "unit": unit, "epsilon": epsilon, "split": split, "method": AUTOMATIC}
         rows.get(where, partial(automatic, cached(name, folder, split), unit, epsilon, split))
+    if cached(name, folder, splits[0]).classes is None:
+        return
+    for epsilon, split in product(epsilons, splits):
+        where = {"data": name, "unit": "client", "epsilon": epsilon, "split": split, "method": NETWORK}
+        rows.get(where, partial(automatic, cached(name, folder, split), "client", epsilon, split, network=True))
 
 
 def measure_by_hand(rows: Rows, name: str, folder: Path, epsilon: float, splits: Sequence[int]) -> None:

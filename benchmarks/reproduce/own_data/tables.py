@@ -28,6 +28,7 @@ from fedmtl.data import Domain  # noqa: E402
 from fedmtl.data.readers.movielens import movielens_users  # noqa: E402
 
 AUTOMATIC, SHARED = "automatic", "automatic, shared model"
+NETWORK, SHARED_NETWORK = "automatic, network", "automatic, shared network"
 FINETUNED, AVERAGED = "FedAvg, finetuned, by hand", "FedAvg, averaged, by hand"
 LEAST = 10  # rows of a client
 LENDING = (
