@@ -235,4 +235,4 @@ def test_the_experiment_runs_from_the_command_line(tmp_path):
         assert sum(file.get_tensor(name).numel() for name in file.keys()) == 30_498  # noqa: SIM118
     refused = command("data=celeba", "data.root=faces", "data.target=Smile", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "read_celeba.target is 'Smile'; accepted: Bald, Smiling, Young" in refused.stderr
+    assert "data.target is 'Smile'; accepted: Bald, Smiling, Young" in refused.stderr

@@ -164,7 +164,7 @@ def test_the_command_reads_folders_and_deals_pools(tmp_path):
     refused = command("data=images", "data.root=pool", known, "data/partition=dirichlet", "data.partition.alpha=0",
                       cwd=tmp_path)  # fmt: skip
     assert refused.returncode == 2
-    assert "Dirichlet.alpha is 0; it must be a finite number above 0" in refused.stderr
+    assert "data.partition.alpha is 0; it must be a finite number above 0" in refused.stderr
 
 
 def test_a_dataset_of_hugging_face_is_a_table(tmp_path):

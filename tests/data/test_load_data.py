@@ -15,7 +15,7 @@ def test_data_by_name_are_the_loaders_data():
         ("digits", {"client": 5}, "data.client is no option of 'digits'; accepted: clients, train_images, .*seed"),
         ("femnist", {}, "data.root is missing; 'femnist' needs it"),
         ("femnist", {"root": None}, "data.root is missing; 'femnist' needs it"),
-        ("table", {"path": "a.csv"}, "data.target is missing; 'table' needs it"),
+        ("table", {}, "data.path is missing; 'table' needs it"),
     ],
 )
 def test_unknown_names_and_options_are_refused(name, options, message):
