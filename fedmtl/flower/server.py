@@ -22,7 +22,8 @@ from ..errors import ConfigError
 from ..privacy import FixedCohort, RecordPrivacy, Rounds
 from ..schedules import Block
 from ..trainer import Trainer
-from ..trainer.engine import Engine, Measured, open_run
+from ..trainer.engine import Engine, open_run
+from ..trainer.evaluation import Metrics
 from ..trainer.folder import write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
@@ -277,11 +278,9 @@ class NodeEngine(Engine):
         logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, why)
         return None
 
-    def measure(self, run: Run, state: State) -> Measured:
+    def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Nothing is measured where there are no records."""
-        nan = float("nan")
-        main = main_metric(run.problem.data.spec).name
-        return Measured([{"epsilon": run.channel.epsilon, "loss": nan, main: nan}])
+        return [dict.fromkeys(("loss", main_metric(run.problem.data.spec).name), math.nan)], {}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Hand the last public state to all nodes, each of which makes its own model of it; return the released model

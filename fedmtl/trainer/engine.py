@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +32,6 @@ from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import (
     Metrics,
-    bands,
     evaluate_each,
     evaluate_models,
     evaluate_shared,
@@ -146,21 +145,6 @@ def open_run(
     return channel
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One evaluation.
-
-    Attributes:
-        rows: of the history, one for each budget.
-        scores: by model, those of the personal ones last; of replicate 0. None where nothing was scored.
-        runs: a mapping of numbers for each run, where there are several.
-    """
-
-    rows: list[dict[str, Any]]
-    scores: Mapping[str, Metrics] = field(default_factory=dict)
-    runs: list[dict[str, Any]] | None = None
-
-
 @dataclass(kw_only=True)
 class Engine:
     """Where the clients of a run compute: in this process, or each in one of its ranks.
@@ -188,28 +172,31 @@ class Engine:
         """Return the state after a block that is charged."""
         return run.algorithm.step(run.problem, state, block, run.channel)
 
-    def measure(self, run: Run, state: State) -> Measured:
-        """Evaluate the clients' models."""
-        if run.settings.runs > 1:
-            return _measured_replicates(run, state)
+    def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
+        """Return the numbers of every repetition, and the scores of the first one by model, those of the personal
+        models last; none where nothing is scored."""
         problem, algorithm, evaluated = run.problem, run.algorithm, run.evaluated
-        metrics, model = run.settings.asked_metrics, algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(evaluated, model, metrics)
-        personal = shared if _is_everyones(run, model, state) else None
-        personal = personal or evaluate_each(
-            problem, lambda own: algorithm.personalize(problem, state, own), run.clients, metrics
-        )
+        metrics, scores = run.settings.asked_metrics, dict[str, Metrics]()
+        if run.settings.runs > 1:
+            models = algorithm.models(problem, state, torch.arange(problem.clients))
+            each = evaluate_models(problem, models, metrics)
+        else:
+            if (model := algorithm.shared(state)) is not None:
+                scores["shared"] = evaluate_shared(evaluated, model, metrics)
+            if _is_everyones(run, model, state):
+                each = [scores["shared"]]
+            else:
+                own = partial(algorithm.personalize, problem, state)
+                each = [evaluate_each(problem, own, run.clients, metrics)]
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
-        row = problem.ranks.share(
-            lambda: {
-                "epsilon": run.channel.epsilon,
-                **numbers_of(evaluated, personal),
-                **({} if (value := algorithm.objective(problem, state)) is None else {"objective": float(value)}),
-                **({} if shared is None else summarize(evaluated, shared, "global_")),
-            }
-        )
-        return Measured([row], ({} if shared is None else {"shared": shared}) | {"personal": personal})
+        objective = algorithm.objective(problem, state)
+        numbers = [numbers_of(evaluated, own) for own in each]
+        if objective is not None:
+            numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]
+        if scores:
+            numbers[0] |= summarize(evaluated, scores["shared"], "global_")
+        return numbers, scores | {"personal": each[0]}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the personal models (n, D) after the last step, and their parts by name; only the models (k, D) of
@@ -231,20 +218,3 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
         return False
     rows = run.algorithm.personalize(run.problem, state, run.clients[:2])
     return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))
-
-
-def _measured_replicates(run: Run, state: State) -> Measured:
-    """Evaluate all replicates: a row for each budget."""
-    settings, problem, algorithm = run.settings, run.problem, run.algorithm
-    models = algorithm.models(problem, state, torch.arange(problem.clients))
-    each = evaluate_models(problem, models, settings.asked_metrics)
-    numbers = [numbers_of(problem, metrics) for metrics in each]
-    if (objective := algorithm.objective(problem, state)) is not None:
-        numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]
-    spent = np.broadcast_to(run.channel.epsilons, settings.runs)  # of each run, the largest of its owners
-    rows: list[dict[str, Any]] = []
-    runs: list[dict[str, Any]] = []
-    for budget, members in settings.budgets:
-        rows.append({"budget": budget, "epsilon": float(spent[members].max())} | bands(numbers[members]))
-        runs += [{"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])]
-    return Measured(rows, {"personal": each[0]}, runs)

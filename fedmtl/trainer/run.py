@@ -9,17 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem, State, Tally
+from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
@@ -30,8 +30,8 @@ from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
 from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
-from .engine import Engine, Measured
-from .evaluation import constant_loss, evaluated_clients, numbers_of, try_metrics
+from .engine import Engine
+from .evaluation import Metrics, bands, constant_loss, evaluated_clients, numbers_of, try_metrics
 from .folder import Checkpoint, RunFolder
 from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
@@ -152,64 +152,15 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """
     with engine.ranks.agree():
         problem = settings.problem(ranks=engine.ranks)
-    with engine.ranks.forked(processes(settings, problem)) as ranks:
-        return _single_run(settings, problem.over(ranks), resume, engine)
-
-
-def _single_run(settings: Trainer, problem: Problem, resume: bool, engine: Engine) -> Result:
-    """Return the result of one run of the processes of a problem."""
-    ranks, folder = problem.ranks, RunFolder.of(settings.folder)
     cohort, products = 1.0, math.inf
     if isinstance(settings.bound, BoundSampler):
         cohort = settings.bound.denominator
     else:
         products = problem.clients * problem.dimension
-    with operation_threads(0.0 if problem.executor.one_thread else cohort * problem.dimension, products):
-        resolved = settings.resolved(problem)
-        algorithm = resolved.algorithm
-        bound = algorithm.row_bound(problem)
-        if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
-            raise ConfigError(
-                f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
-                f"rows; over several ranks give one, as algorithm.row_norm=1.0."
-            )
-        shortened = {} if bound is None else share_beyond(problem.data, bound)
-        if bound is not None:  # records are scored as they are trained on
-            problem = replace(problem, data=problem.data.bounded(bound))
-        data, validation = held_out(problem.data, resolved.finetune)
-        problem = replace(problem, data=data)
-        clients, evaluated = evaluated_clients(problem, settings.evaluate_clients)
-        if validation is not None and len(clients) < problem.clients:
-            validation = validation.take_clients(clients)
-        if resolved.finetune is not None:
-            resolved.finetune.check(problem)  # before anything is charged
-        for name, baseline in settings.comparisons.items():
-            try:
-                baseline.plan(problem, settings.bound)  # one that cannot train this model is refused before the run
-            except ConfigError as error:
-                raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
-        try_metrics(problem, settings.asked_metrics)
-        about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "shortened": shortened}
-        about["cut_targets"] = (problem.data.train.y.abs() >= problem.data.limit).double().mean().item()
-        about["unscaled"] = bool(unscaled(problem.data))
-        about["chosen"] = chosen(settings, algorithm)
-        about["terms"] = terms_of(resolved)
-        result = Run(resolved, problem, clients, evaluated, engine, folder, about)(resume)
-        if resolved.finetune is not None:
-            result, measured = finetuned(
-                result,
-                evaluated,
-                resolved.finetune,
-                name=algorithm.name,
-                validation=validation,
-                metrics=settings.asked_metrics,
-            )
-            final = result.final | numbers_of(evaluated, measured)
-            outside = (*result.privacy.outside, *not_covered(settings.algorithm, settings.privacy))
-            result = replace(result, final=final, privacy=replace(result.privacy, outside=outside))
-    if folder is not None:
-        ranks.share(lambda: folder.write_run(result, problem, settings.model))
-    return result
+    with engine.ranks.forked(processes(settings, problem)) as ranks:
+        problem = problem.over(ranks)
+        with operation_threads(0.0 if problem.executor.one_thread else cohort * problem.dimension, products):
+            return Run(settings, problem, engine)(resume)
 
 
 def chosen(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
@@ -224,47 +175,69 @@ def chosen(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
     return settings
 
 
-@dataclass
 class Run:
     """One run, or M replicates that are computed as one.
+
+    Args:
+        asked: the settings.
+        problem: of these settings, on the processes that compute the run.
+        engine: where clients compute.
 
     Attributes:
         settings: with what the algorithm chose itself.
         problem: the data and the model.
         clients, evaluated: the clients that are evaluated, and the problem with their data only.
-        engine: where clients compute.
+        validation: these data with the clients' validation records as test side; None where they do not choose.
         folder: where the run is saved; None for nowhere.
         about: fields of the result that are settled before the run.
         channel: its releases; open while it runs.
         stop: number of steps of the whole run.
         every: steps between evaluations.
         history: rows of the evaluations so far.
+        fingerprint: digests of all that the releases depend on.
     """
 
-    settings: Trainer
-    problem: Problem
-    clients: Tensor
-    evaluated: Problem
-    engine: Engine
-    folder: RunFolder | None
-    about: Mapping[str, Any]
-    channel: Any = field(init=False)
-    history: list[dict[str, Any]] = field(init=False, default_factory=list)
+    channel: Any
 
-    def __post_init__(self) -> None:
-        self.algorithm, self.ranks = self.settings.algorithm, self.problem.ranks
-        self.stop = self.problem.rounds
-        self.every = self.settings.eval_every or max(1, self.stop // 20)
-        self.step_name = "activation" if self.algorithm.one_at_a_time else "round"
+    def __init__(self, asked: Trainer, problem: Problem, engine: Engine) -> None:
+        self.settings, self.engine, self.ranks = asked.resolved(problem), engine, problem.ranks
+        self.algorithm, self.folder = self.settings.algorithm, RunFolder.of(asked.folder)
+        algorithm, finetune, bound = self.algorithm, self.settings.finetune, self.algorithm.row_bound(problem)
+        if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
+            raise ConfigError(
+                f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
+                f"rows; over several ranks give one, as algorithm.row_norm=1.0."
+            )
+        self.about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit}
+        self.about["shortened"] = {} if bound is None else share_beyond(problem.data, bound)
+        if bound is not None:  # records are scored as they are trained on
+            problem = replace(problem, data=problem.data.bounded(bound))
+        data, validation = held_out(problem.data, finetune)
+        problem = replace(problem, data=data)
+        self.clients, self.evaluated = evaluated_clients(problem, asked.evaluate_clients)
+        if validation is not None and len(self.clients) < problem.clients:
+            validation = validation.take_clients(self.clients)
+        self.problem, self.validation = problem, validation
+        if finetune is not None:
+            finetune.check(problem)  # before anything is charged
+        for name, baseline in asked.comparisons.items():
+            try:
+                baseline.plan(problem, asked.bound)  # one that cannot train this model is refused before the run
+            except ConfigError as error:
+                raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
+        try_metrics(problem, asked.asked_metrics)
+        self.about["cut_targets"] = (data.train.y.abs() >= data.limit).double().mean().item()
+        self.about |= {"unscaled": bool(unscaled(data)), "chosen": chosen(asked, algorithm)}
+        self.about["terms"] = terms_of(self.settings)
+        self.fingerprint = fingerprint(problem, self.settings, engine.coins)
+        self.stop = problem.rounds
+        self.every = asked.eval_every or max(1, self.stop // 20)
+        self.step_name = "activation" if algorithm.one_at_a_time else "round"
         self.ledger = None if self.folder is None else self.folder.ledger  # where charges are written
+        self.history: list[dict[str, Any]] = []
         self.callbacks: list[Callback] = []
         self.warned = 0  # diverged local trainings at the last warning
         self.written = -math.inf  # when metrics.csv was
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return the digests of all that the releases depend on."""
-        return fingerprint(self.problem, self.settings, self.engine.coins)
 
     def __call__(self, resume: bool) -> Result:
         """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
@@ -312,7 +285,11 @@ class Run:
                 for callback in self.callbacks:
                     callback.on_end(outcome)
         ledger = self.channel.account.ledger  # has its last line
-        return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
+        result = replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
+        result = result if self.settings.finetune is None else self._finetuned(result, self.settings.finetune)
+        if folder is not None:
+            ranks.share(lambda: folder.write_run(result, self.problem, self.settings.model))
+        return result
 
     def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
         """Compute the blocks from ``step`` on; return the state, the number of steps done, and why they ended.
@@ -371,23 +348,29 @@ class Run:
         lost = tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
         return "diverged" if lost else ""
 
-    def evaluate(self, state: State, step: int) -> Measured:
-        """Append what was measured to the history: a row, or one for each budget where there are replicates."""
-        measured = self.engine.measure(self, state)
+    def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
+        """Append what was measured to the history: a row, or one for each budget where there are replicates. Return the
+        numbers of each of these, and the scores of the first one by model."""
+        settings, several = self.settings, self.settings.runs > 1
+        numbers, scores = self.engine.measure(self, state)
         while self.history and self.history[-1]["round"] == step:  # the run ended at an evaluated round
             self.history.pop()
-        when = self.ranks.share(lambda: time.monotonic() - self.began)
-        counts: dict[str, float] = dict(self._diverged(step, measured))
-        if self.settings.early_stopping is not None and (model := self.algorithm.shared(state)) is not None:
+        mine = numbers
+        when, spent, numbers = self.ranks.share(lambda: (time.monotonic() - self.began, self.channel.epsilons, mine))
+        counts: dict[str, float] = dict(self._diverged(step, scores))
+        if settings.early_stopping is not None and (model := self.algorithm.shared(state)) is not None:
             counts["distance"] = float((model - self.problem.initial).norm())
-        for row in measured.rows:
-            self.history.append({"round": step, "time": when} | row | counts)
+        runs: list[dict[str, Any]] = []
+        for budget, members in settings.budgets:
+            row = {"round": step, "time": when} | ({"budget": budget} if several else {})
+            self.history.append(row | {"epsilon": float(spent[members].max())} | bands(numbers[members]) | counts)
+            runs += [{"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])]
             for callback in self.callbacks:
                 callback.on_evaluate(self.history[-1])
         if self.folder is not None and self.ranks.first and time.monotonic() - self.written > _HISTORY_SECONDS:
             self.folder.write_history(self.history)
             self.written = time.monotonic()
-        return measured
+        return runs, scores
 
     def tally(self) -> Tally | None:
         """Return the local trainings of all ranks; None where they are not counted."""
@@ -407,17 +390,17 @@ class Run:
             )  # fmt: skip
         self.warned = tally.diverged
 
-    def _diverged(self, step: int, measured: Measured) -> dict[str, int]:
+    def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
         """Count, and warn of, the local trainings that diverged since the last evaluation, and the clients whose models
         have no finite loss; empty without any."""
         tally, counts = self.tally(), {}
-        if tally is None or not measured.scores:
+        if tally is None or not scores:
             return {}
         self._warn(step, tally)
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         if lost := tally.diverged - sum(before.values()):
             counts["diverged_trainings"] = lost
-        losses = measured.scores["personal"].loss[self.evaluated.data.test.counts > 0]
+        losses = scores["personal"].loss[self.evaluated.data.test.counts > 0]
         if diverged := int((~torch.isfinite(losses)).sum()):
             counts["diverged_clients"] = diverged
             if self.ranks.first:
@@ -452,7 +435,7 @@ class Run:
     def _finish(self, state: State, step: int, stopped: str) -> Result:
         """Return the result after the last step."""
         problem, evaluated = self.problem, self.evaluated
-        measured, tally = self.evaluate(state, step), self.tally()
+        (runs, scored), tally = self.evaluate(state, step), self.tally()
         report, released = self.ranks.share(lambda: (self.channel.report, dict(self.channel.on_grid)))
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:
@@ -463,7 +446,7 @@ class Run:
             interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
             report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
         metric = main_metric(problem.data.spec).name
-        scores = {name: metrics.by_client(evaluated) for name, metrics in measured.scores.items()}
+        scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
         return Result(
             algorithm=self.algorithm.name,
             privacy=replace(report, **self.engine.facts),
@@ -479,7 +462,7 @@ class Run:
             data_name=problem.data.name,
             module=problem.module,
             folder=None if self.folder is None else self.folder.root,
-            replicates=measured.runs,
+            replicates=runs if self.settings.runs > 1 else None,
             released=released,
             asked=self.settings.asked_metrics,
             trained=tally is None or not 0 < tally.trained == tally.diverged,
@@ -490,6 +473,14 @@ class Run:
             constant=constant_loss(evaluated),
             **self.about,
         )
+
+    def _finetuned(self, result: Result, finetune: Personalization) -> Result:
+        """Return the result with the clients' finetuned models."""
+        options: dict[str, Any] = {"name": self.algorithm.name, "metrics": self.settings.asked_metrics}
+        result, measured = finetuned(result, self.evaluated, finetune, validation=self.validation, **options)
+        outside = (*result.privacy.outside, *not_covered(self.algorithm, self.settings.privacy))
+        final = result.final | numbers_of(self.evaluated, measured)
+        return replace(result, final=final, privacy=replace(result.privacy, outside=outside))
 
     def _untrained(self, state: State) -> tuple[str, ...]:
         """Return the ids of the evaluated clients that keep the model they started from: all their local trainings
