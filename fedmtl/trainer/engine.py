@@ -34,7 +34,6 @@ from .evaluation import (
     Metrics,
     evaluate_each,
     evaluate_models,
-    evaluate_shared,
     numbers_of,
     summarize,
 )
@@ -182,7 +181,7 @@ class Engine:
             each = evaluate_models(problem, models, metrics)
         else:
             if (model := algorithm.shared(state)) is not None:
-                scores["shared"] = evaluate_shared(evaluated, model, metrics)
+                scores["shared"] = evaluate_models(evaluated, model.expand(1, evaluated.clients, -1), metrics)[0]
             if _is_everyones(run, model, state):
                 each = [scores["shared"]]
             else:

@@ -157,21 +157,6 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
     return table
 
 
-def evaluate_shared(problem: Problem, row: Tensor, asked: Sequence[Metric] = ()) -> Metrics:
-    """One model (D,) on every client's test examples: several clients make a batch, which a rank takes in turn."""
-    metrics, ranks, groups = further_metrics(asked, problem.data.spec), problem.ranks, _groups(problem)
-    own = groups[ranks.rank :: ranks.size]
-    tables = [_common(problem, row[None], clients, metrics)[0] for clients in own]
-    table = torch.cat([torch.zeros(0, 3 + len(metrics), dtype=torch.float64), *tables])
-    return Metrics.of(ranks.join(table, torch.cat([groups[0][:0], *own]), problem.clients), metrics)
-
-
-def _groups(problem: Problem) -> Sequence[Tensor]:
-    """Return consecutive clients whose test examples make one batch of a model that they have in common."""
-    begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
-    return torch.arange(problem.clients).split(torch.unique_consecutive(begins, return_counts=True)[1].tolist())
-
-
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
     common, on the test examples of each."""
@@ -292,14 +277,18 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 
 def evaluate_models(problem: Problem, models: Tensor, asked: Sequence[Metric] = ()) -> list[Metrics]:
     """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
-    same model."""
-    clients = torch.arange(problem.clients)
-    common = len(clients) > 1 and models.stride(1) == 0
+    same model: then several clients make a batch, which a rank takes in turn."""
+    clients, ranks = torch.arange(problem.clients), problem.ranks
+    common = len(clients) == 1 or models.stride(1) == 0
     if not common and len(models) <= len(clients):  # the fewer calls
         return [evaluate_each(problem, own.__getitem__, clients, asked) for own in models]
-    metrics, groups = further_metrics(asked, problem.data.spec), _groups(problem) if common else clients.split(1)
-    tables = torch.cat([_common(problem, models[:, own[0]], own, metrics) for own in groups], 1)
-    return [Metrics.of(table, metrics) for table in tables]
+    begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
+    sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist() if common else 1
+    metrics, groups = further_metrics(asked, problem.data.spec), clients.split(sizes)[ranks.rank :: ranks.size]
+    tables = [_common(problem, models[:, own[0]], own, metrics).transpose(0, 1) for own in groups]
+    empty = torch.zeros(0, len(models), 3 + len(metrics), dtype=torch.float64)
+    table = ranks.join(torch.cat([empty, *tables]), torch.cat([clients[:0], *groups]), len(clients))
+    return [Metrics.of(own, metrics) for own in table.unbind(1)]
 
 
 def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -62,8 +62,6 @@ def check_interval(settings: Trainer) -> None:
     """
     if settings.audit is None:
         return
-    if not isinstance(settings.audit, Interval):
-        raise ConfigError(f"audit is {settings.audit!r}; give Interval(canaries=200) or None.")
     if settings.noiseless:
         raise ConfigError(
             f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of {settings.algorithm.name}; give "

@@ -54,25 +54,19 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
         there are none; and float64 (...), squared errors of all examples over their squared distances from the common
         mean, NaN where no target varies.
     """
-    y = targets.double()
-    counts = offsets.diff()
-    mean = _sums(y, offsets) / counts
-    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    variance = _sums((y - mean[owner]).square(), offsets) / counts
-    task = torch.where(_varies(y, offsets), mse / variance, torch.nan)
+    y, counts = targets.double(), offsets.diff()
+    owner = torch.arange(len(counts)).repeat_interleave(counts)
+
+    def sums(values: Tensor) -> Tensor:
+        return values.new_zeros(len(counts)).index_add_(0, owner, values)
+
+    mean = sums(y) / counts
+    variance = sums((y - mean[owner]).square()) / counts
+    varies = sums((y != y[offsets[:-1].repeat_interleave(counts)]).double()) > 0
+    task = torch.where(varies, mse / variance, torch.nan)
     spread = (y - y.mean()).square().sum()
     total = torch.where(counts > 0, mse * counts, 0.0).sum(-1)
     return task, total / spread if bool((y != y[0]).any()) else torch.full_like(total, torch.nan)
-
-
-def _ranked_auc(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve by the sum of the positive examples' ranks, (R, N) twice -> (R,), NaN for one class."""
-    from scipy.stats import rankdata
-
-    up = positive.sum(1)
-    pairs = up * (scores.shape[1] - up)
-    ranks = (rankdata(scores, axis=1) * positive).sum(1) if scores.shape[1] else up
-    return np.where(pairs > 0, (ranks - up * (up + 1) / 2) / np.maximum(pairs, 1), np.nan)
 
 
 def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
@@ -150,11 +144,17 @@ def class_scores(outputs: Tensor) -> Tensor:
 
 
 def _columns_auc(scores: Tensor, there: Tensor) -> float:
-    """Mean AUC of the columns (N, T) in which both classes occur; NaN if there is none."""
-    if not bool(torch.isfinite(scores).all()):
+    """Mean area under the ROC curve, by the sum of the positive examples' ranks, of the columns (N, T) in which both
+    classes occur; NaN if there is none."""
+    from scipy.stats import rankdata
+
+    positive = there.numpy() > 0.5
+    up = positive.sum(0)
+    pairs = up * (len(scores) - up)
+    if not pairs.any() or not bool(torch.isfinite(scores).all()):
         return math.nan
-    areas = _ranked_auc(scores.T.numpy(), there.T.numpy() > 0.5)
-    return float(areas[~np.isnan(areas)].mean()) if not np.isnan(areas).all() else math.nan
+    areas = (rankdata(scores.numpy(), axis=0) * positive).sum(0) - up * (up + 1) / 2
+    return float((areas[pairs > 0] / pairs[pairs > 0]).mean())
 
 
 def _auc(outputs: Tensor, y: Tensor) -> float:
@@ -419,15 +419,3 @@ def shares(
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
     better = ((own > other) & ~equal).double().mean()
     return float(better), float(equal.double().mean()), float(((own < other) & ~equal).double().mean())
-
-
-def _sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """(..., N) float64 -> sums of tasks (..., n)."""
-    owner = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff()).to(values.device)
-    return values.new_zeros(*values.shape[:-1], len(offsets) - 1).index_add_(-1, owner, values)
-
-
-def _varies(y: Tensor, offsets: Tensor) -> Tensor:
-    """bool (n,): whether the targets of a task differ."""
-    first = y[torch.repeat_interleave(offsets[:-1], offsets.diff())]
-    return _sums((y != first).double(), offsets) > 0

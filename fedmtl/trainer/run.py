@@ -71,7 +71,6 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
         text = "all %d clients take part in every round: fewer than the usual cohort of %d"
         logger.info(text, clients, USUAL_COHORT)
     with ranks.agree():
-        check_ranks(settings, ranks)
         if folder is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
         if folder is not None and ranks.first and folder.started and not resume:
@@ -95,35 +94,29 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
     return result
 
 
-def check_ranks(settings: Trainer, ranks: Ranks) -> None:
-    """Refuse what needs a single process.
-
-    Raises:
-        ConfigError: a run whose clients act one at a time, or one with several replicates, or with canaries.
-    """
-    size, asked, kind = ranks.size, settings.execution.processes or 1, _single_kind(settings)
-    if kind and size > 1:
-        raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
-    if asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
-        reason = f"a run with {kind} needs one" if kind else f"{size} were started by torchrun" if size > 1 else NO_FORK
-        raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
-
-
-def _single_kind(settings: Trainer) -> str:
-    """Return what of the settings needs a single process; empty for nothing."""
-    kinds = {
-        "audit=Interval(...)": settings.audit is not None,
-        f"{settings.runs} replicates": settings.runs > 1,
-        f"{settings.algorithm.name}, whose clients act one at a time,": settings.algorithm.one_at_a_time,
-    }
-    return next((kind for kind, present in kinds.items() if present), "")
-
-
 def processes(settings: Trainer, problem: Problem) -> int:
     """Return how many processes compute a run: as many as are asked for or, where its clients train models of their own
-    for long, one for each core; at most one for 8 clients of a round."""
+    for long, one for each core; at most one for 8 clients of a round.
+
+    Raises:
+        ConfigError: several, of a run with several replicates, or with canaries, or whose clients act one at a time.
+    """
     algorithm, schedule, asked = settings.algorithm, settings.bound, settings.execution.processes
-    if not problem.ranks.may_fork or _single_kind(settings) or not isinstance(schedule, BoundSampler):
+    ranks, kinds = (
+        problem.ranks,
+        {
+            "audit=Interval(...)": settings.audit is not None,
+            f"{settings.runs} replicates": settings.runs > 1,
+            f"{algorithm.name}, whose clients act one at a time,": algorithm.one_at_a_time,
+        },
+    )
+    kind, size = next((kind for kind, present in kinds.items() if present), ""), ranks.size
+    if kind and size > 1:
+        raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
+    if asked is not None and asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
+        reason = f"a run with {kind} needs one" if kind else f"{size} were started by torchrun" if size > 1 else NO_FORK
+        raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
+    if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
         return 1
     if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
         return asked or 1
@@ -152,12 +145,13 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """
     with engine.ranks.agree():
         problem = settings.problem(ranks=engine.ranks)
+        count = processes(settings, problem)
     cohort, products = 1.0, math.inf
     if isinstance(settings.bound, BoundSampler):
         cohort = settings.bound.denominator
     else:
         products = problem.clients * problem.dimension
-    with engine.ranks.forked(processes(settings, problem)) as ranks:
+    with engine.ranks.forked(count) as ranks:
         problem = problem.over(ranks)
         with operation_threads(0.0 if problem.executor.one_thread else cohort * problem.dimension, products):
             return Run(settings, problem, engine)(resume)
@@ -344,9 +338,8 @@ class Run:
         if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):
             self.channel.charge_remaining(step)
             return "early"
-        tally = self.tally() if step <= _FIRST_ROUNDS and self.settings.noiseless else None
-        lost = tally is not None and tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained
-        return "diverged" if lost else ""
+        tally = self.tally() if step <= _FIRST_ROUNDS and self.settings.noiseless else Tally()
+        return "diverged" if tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained else ""
 
     def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
         """Append what was measured to the history: a row, or one for each budget where there are replicates. Return the
@@ -372,11 +365,9 @@ class Run:
             self.written = time.monotonic()
         return runs, scores
 
-    def tally(self) -> Tally | None:
-        """Return the local trainings of all ranks; None where they are not counted."""
-        mine = self.problem.tally
-        if mine is None:
-            return None
+    def tally(self) -> Tally:
+        """Return the local trainings of all ranks; none where they are not counted."""
+        mine = self.problem.tally or Tally()
         each = self.ranks.gather((mine.trained, mine.diverged))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
@@ -393,9 +384,9 @@ class Run:
     def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
         """Count, and warn of, the local trainings that diverged since the last evaluation, and the clients whose models
         have no finite loss; empty without any."""
-        tally, counts = self.tally(), {}
-        if tally is None or not scores:
+        if self.problem.tally is None or not scores:
             return {}
+        tally, counts = self.tally(), {}
         self._warn(step, tally)
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         if lost := tally.diverged - sum(before.values()):
@@ -413,7 +404,7 @@ class Run:
         folder = self.folder
         if folder is None:
             return
-        tally = self.tally() or Tally()
+        tally = self.tally()
         with self.ranks.agree():
             own = state.private.save(folder.clients, step)  # is on the disk before the checkpoint is
         files = {file: length for each in self.ranks.gather(own) for file, length in each.items()}
@@ -465,7 +456,7 @@ class Run:
             replicates=runs if self.settings.runs > 1 else None,
             released=released,
             asked=self.settings.asked_metrics,
-            trained=tally is None or not 0 < tally.trained == tally.diverged,
+            trained=not 0 < tally.trained == tally.diverged,
             untrained=self._untrained(state),
             step=self.step_name,
             evaluated=evaluated.data.ids if len(self.clients) < problem.clients else None,

@@ -12,7 +12,7 @@ import fedmtl.trainer.evaluation as evaluation
 from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.local import Layout
-from fedmtl.trainer.evaluation import Metrics, evaluate_each, evaluate_shared, summarize
+from fedmtl.trainer.evaluation import Metrics, evaluate_each, evaluate_models, summarize
 from fedmtl.trainer.problem import build_problem
 from tests.helpers import ragged_classification, regression
 
@@ -69,7 +69,7 @@ def test_one_model_on_every_client(monkeypatch, make):
     data = make(7)
     problem = problem_of(data)
     row = random_rows(problem, 1)[0]
-    found = evaluate_shared(problem, row)
+    found = evaluate_models(problem, row.expand(1, 7, -1))[0]
     expected = [plain_loop(data, problem.module, row, client) for client in range(7)]
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)

@@ -40,7 +40,7 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import ClientPrivacy
 from fedmtl.trainer.interval import MODEL, RELEASES, certificate
-from fedmtl.trainer.run import check_ranks
+from fedmtl.trainer.run import processes
 from fedmtl.trainer.verify import verify
 
 from .settings import CLIENTS, DELTA, SOLVER, trainer
@@ -286,7 +286,7 @@ def test_a_run_that_releases_nothing_is_refused():
 
 def test_several_processes_are_refused():
     with pytest.raises(ConfigError, match=r"audit=Interval\(...\) needs one process, and 2 were started"):
-        check_ranks(trainer(**AUDITED), SimpleNamespace(size=2))
+        processes(trainer(**AUDITED), SimpleNamespace(ranks=SimpleNamespace(size=2)))
 
 
 def test_the_command_takes_canaries(tmp_path, capsys):

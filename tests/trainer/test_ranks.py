@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from fedmtl.cli.options import Process
 from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
-from fedmtl.trainer.run import check_ranks
+from fedmtl.trainer.run import processes
 
 from . import ranked
 from .ranked import CASES, DYING, FEW, SAVED, SECURE, SWEEP, outcome, start, trainer
@@ -315,12 +316,12 @@ def test_what_needs_one_process_says_so() -> None:
     with pytest.raises(ConfigError, match=r"execution.processes is 2, but a run with 4 replicates needs one; leave"):
         trainer(CASES["mp_mtl"] | {"replicates": 4} | two, Path()).fit()
     with pytest.raises(ConfigError, match=r"execution.processes is 2, but 3 were started by torchrun"):
-        check_ranks(trainer(CASES["mp_mtl"] | two, Path()), Ranks(0, 3))
+        processes(trainer(CASES["mp_mtl"] | two, Path()), SimpleNamespace(ranks=Ranks(0, 3)))
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
     with pytest.raises(ConfigError, match=r"A run with pp_dmtl, whose clients act one at a time, needs one process"):
-        check_ranks(trainer(CASES["mp_mtl"] | clocks, Path()), Ranks(0, 2))
+        processes(trainer(CASES["mp_mtl"] | clocks, Path()), SimpleNamespace(ranks=Ranks(0, 2)))
     with pytest.raises(ConfigError, match="A run with 4 replicates needs one process, and 3 were started"):
-        check_ranks(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), Ranks(0, 3))
+        processes(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), SimpleNamespace(ranks=Ranks(0, 3)))
     with pytest.raises(ConfigError, match="ranks is 2; give None"):
         trainer(CASES["mp_mtl"], Path()).fit(ranks=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
