@@ -18,9 +18,17 @@ import yaml
 
 from fedmtl import cli
 from fedmtl._files import write_bytes
-from fedmtl.cli.config import build, choices, combinations, compose, resolve, settings
-from fedmtl.cli.options import Process, with_absolute_paths, write_config
-from fedmtl.cli.run import _run, unlike
+from fedmtl.cli.config import (
+    build,
+    combinations,
+    compose,
+    resolve,
+    settings,
+    with_absolute_paths,
+    write_config,
+)
+from fedmtl.cli.names import choices
+from fedmtl.cli.run import Process, train_one, unlike
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 
@@ -561,7 +569,7 @@ def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.Capt
         "privacy.source=secure": ("may be published, at epsilon = 4", True),
     }
     for word, (story, spent) in stories.items():
-        _run(resolve(compose((*tiny, word))), tmp_path / word, Process(), command=[])
+        train_one(resolve(compose((*tiny, word))), tmp_path / word, Process(), command=[])
         out = capsys.readouterr().out
         assert story in out
         if "not private" in story or not spent:
@@ -587,7 +595,7 @@ def test_without_a_terminal_evaluations_are_lines(
 
     monkeypatch.setattr(run.Run, "evaluate", keep)
     config = resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]")))
-    _run(config, tmp_path / "run", Process(), command=[])
+    train_one(config, tmp_path / "run", Process(), command=[])
     shown = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in shown if "/4" in line] == ["fedavg 2/4", "fedavg 4/4"]
     assert all("accuracy 0." in line and "epsilon" in line for line in shown if "/4" in line)
@@ -704,7 +712,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
         begun.append(list(run))
         write_config(folder, run, config)
 
-    monkeypatch.setattr("fedmtl.cli.run.write_config", noted)
+    monkeypatch.setattr("fedmtl.cli.config.write_config", noted)
     done = command(*words, "hydra.sweep.dir=multirun/a/b", cwd=tmp_path)
     assert begun
     assert not any("hydra" in word for run in begun for word in run)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedmtl.cli import search
+from fedmtl.cli.commands import candidate_configs
 from fedmtl.cli.main import main
 from fedmtl.privacy import SeededSource, draw_repetitions
 
@@ -114,7 +114,7 @@ def test_bad_requests_are_refused_before_any_work(
 
 
 def test_names_are_the_values_that_differ() -> None:
-    found = search.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
+    found = candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert {config["rounds"] for config in found.values()} == {3}
 

@@ -10,7 +10,7 @@ from .._rounding import rounded_down, rounded_up
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, with_automatic
-from .options import add_settings, command_parser
+from .run import add_settings, command_parser
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,53 +1,167 @@
 """From command-line overrides to a trainer: compose the configuration, check it, make its objects.
 
-Hydra composes and sweeps, from files that :mod:`fedmtl.cli.defaults` completes; the objects are those that a program
-would make, named by ``_target_``. A file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets it
-name.
+Hydra composes and sweeps. Its source of files, :class:`Defaults`, completes a file under ``configs/``, which lists what
+differs from the signature of its ``_target_``: every setting has a key that Hydra can override, sweep and print. The
+objects are those that a program would make, named by ``_target_``. A file makes nothing but what
+:func:`fedmtl.trainer.targets.resolved_target` lets it name.
 """
 
 from __future__ import annotations
 
-import logging
+import dataclasses
+import difflib
+import inspect
+import os
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from .._check import check_values
+from .._imports import uncollected
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
-from .names import EXTRA, config_folders, nearest, no_option, no_setting
+from ..report.tables import write_text
+from .names import TRUST, choices, config_folders, nearest, unknown
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
-
     from ..trainer import Trainer
 
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
+VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
-VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
+_OF_PROGRAMS = ("folder", "callbacks", "transform", "model")  # arguments that are no settings of their class
+_PATHS = (
+    *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
+    *("graph.root", "graph.path", "algorithm.clusters", "latency.source"),
+)
 
 
-def choices() -> dict[str, dict[str, str]]:
-    """Return the groups of the package, and of the user's folder. An option comes with the comment that opens its file,
-    and with the name of the user's folder."""
-    options: dict[str, dict[str, str]] = {}
-    for folder in reversed(config_folders()):
-        for file in sorted(folder.glob("*/**/*.yaml")):
-            group = file.parent.relative_to(folder).as_posix()
-            comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-            words = next((line[2:] for line in comments if not line.startswith("# @")), "")
-            words += f" ({folder})" if folder == EXTRA.get() else ""
-            options.setdefault(group, {})[file.stem] = words.strip()
-    return options
+class Defaults(FileConfigSource):
+    """Configuration files in a folder, with the defaults of what they name."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "fedmtl"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        result = super().load_config(config_path)
+        folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
+        assert isinstance(result.config, DictConfig)
+        add_defaults(result.config, "" if result.header.get("package") else folder)
+        return result
+
+
+class Folders(SearchPathPlugin):
+    """Makes Hydra search the user's folder, then the package's."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in config_folders():
+            search_path.append("fedmtl", f"{Defaults.scheme()}://{folder.resolve()}")
+
+
+def register() -> None:
+    """Register both with Hydra."""
+    Plugins.instance().register(Defaults)
+    Plugins.instance().register(Folders)
+
+
+def load(group: str, option: str) -> DictConfig:
+    """Return the settings of one option of a group as its file has them, with the defaults."""
+    for folder in config_folders():
+        if (folder / group / f"{option}.yaml").is_file():
+            source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
+            config: Any = source.load_config(f"{group}/{option}.yaml").config
+            return config.get(group) or config  # type: ignore[no-any-return]
+    return OmegaConf.create()
+
+
+def add_defaults(node: DictConfig, place: str) -> None:
+    """Add the arguments that a mapping does not list, in place; those of the mappings in it, too.
+
+    An argument without a default is ``???``, Hydra's mark of a value that is required, and the seed of a part is that
+    of the run.
+
+    Args:
+        node: it describes an object if it has a ``_target_``.
+        place: its dotted key.
+
+    Raises:
+        ConfigError: a ``_target_`` that a file may not name.
+    """
+    for name in (str(name) for name in node if name != "defaults"):
+        if isinstance(node._get_node(name), DictConfig):
+            add_defaults(node[name], f"{place}.{name}".lstrip("."))
+    if (target := node.get("_target_")) is None:
+        return
+    made, chosen = named(target, place), _chosen(node)
+    for name, parameter in inspect.signature(made).parameters.items():
+        default = _default(made, parameter)
+        if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default):
+            value = list(default) if isinstance(default, tuple) else default
+            node[name] = "${seed}" if name == "seed" and place else value
+        if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
+            OmegaConf.set_struct(node[name], False)  # the keys are free
+
+
+def _chosen(node: DictConfig) -> list[str]:
+    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for ``solver@local: sgd``."""
+    entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
+    return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
+
+
+def _default(made: Any, parameter: inspect.Parameter) -> Any:
+    """Return the default of a parameter; of one that is required, ``???``."""
+    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        return parameter
+    field = getattr(made, "__dataclass_fields__", {}).get(parameter.name)
+    if field is not None and field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return "???" if parameter.default is parameter.empty else parameter.default
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a configuration file can hold the value."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or value == {} or isinstance(value, (bool, int, float, str))
+
+
+def named(target: str, place: str) -> Any:
+    """Return the class or function that a configuration names at ``place``; the trainer at its root.
+
+    Raises:
+        ConfigError: one that a file may not name, or that cannot be imported.
+    """
+    with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
+        from ..trainer import Trainer
+        from ..trainer.targets import resolved_target
+    if not place:
+        return Trainer
+    try:
+        return resolved_target(target, TRUST.get(), logger=place == "logger")
+    except ConfigError as error:
+        raise ConfigError(f"{place}._target_ is {error}") from error
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
@@ -65,8 +179,6 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: an override that cannot be read, or an interval, which has no list of values.
     """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
     with refusals(overrides):
         (runs,) = BasicSweeper.split_arguments(parse(overrides), None)
     return [list(run) for run in runs]
@@ -84,8 +196,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         ConfigError: one that it cannot read.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     with refusals(overrides):
         return OverridesParser.create().parse_overrides(list(overrides))
 
@@ -100,14 +210,9 @@ def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
     Raises:
         ConfigError: Hydra cannot compose it.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize
-
-    from .defaults import register
-
     register()
-    with refusals(overrides), initialize(None, version_base=VERSION):
-        return without_leftovers(hydra_compose(name, overrides=list(overrides)), overrides)
+    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+        return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
 
 
 @contextmanager
@@ -120,9 +225,6 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
     Raises:
         ConfigError: what Hydra refused.
     """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         yield
     except FedmtlError:
@@ -134,17 +236,20 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
 def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return the error of a word that cannot be read, of an option or a key that does not exist, or what Hydra says of
     anything else."""
-    from hydra.errors import MissingConfigException, OverrideParseException
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
-
     if isinstance(error, OverrideParseException):
-        if "=" not in str(error.override):
-            return ConfigError(f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200.")
-        return ConfigError(f"cannot read {error.override!r}: {first_line(error)}.")
+        wrong = (
+            f": {first_line(error)}"
+            if "=" in str(error.override)
+            else "; settings are written KEY=VALUE, such as rounds=200"
+        )
+        return ConfigError(f"cannot read {error.override!r}{wrong}.")
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return no_option(group, option, error.options)
+        text, file = f"{group} has no option {option!r}", Path(group, f"{option}.yaml")
+        if file.is_file():
+            return ConfigError(f"{text}; {file} is found with --config-dir .")
+        close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
+        return unknown(f"{group}={option}", error.options, close, text, "fedmtl --help")
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
         missing, node = str(cause.full_key), cause.parent_node
@@ -152,14 +257,18 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(_leaves(settings)))
-        return no_setting(key, [str(name) for name in node if name != "hydra"], near)
+        return _no_setting(key, [str(name) for name in node if name != "hydra"], near)
     return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
+
+
+def _no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
+    """Return the error of a setting that does not exist, ``of`` a class."""
+    names = [name for name in accepted if name != "_target_"]
+    return unknown(key, names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
 
 
 def _with_option(key: str) -> list[str]:
     """Return up to three choices of another option of a group, each of which has the setting ``key``."""
-    from .defaults import load
-
     group, _, name = key.rpartition(".")
     having = [option for option in choices().get(group, {}) if name in list(load(group, option))]
     return [f"{group}={option} {key}" for option in having[:3]]
@@ -184,21 +293,15 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
         config: composed, changed in place.
         overrides: of the command line, the settings in which stay as they are.
     """
-    from omegaconf import DictConfig, OmegaConf, open_dict
-
-    from .defaults import load, named
-
     typed = {override.key_or_group: override.value() for override in parse(overrides)}
+    keys = [re.split("[./]", key) for key in typed]
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
-        node = config[group]
-        target = OmegaConf.to_container(node, resolve=False).get("_target_")  # type: ignore[union-attr]
-        if not {group, "algorithm"} & typed.keys() and target is not None:
+        node, target = config[group], config[group].get("_target_")
+        if target is not None and not {group, "algorithm"} & typed.keys():
             continue
         own = load(group, str(typed.get(group)))
-        stays = {key[len(group) + 1 :].split(".")[0] for key in typed if key.startswith((f"{group}.", f"{group}/"))}
-        stays |= {"_target_"}
-        stays |= {"lora", "fix"} if group == "model" else set()
-        accepted = () if target is None else signature(named(str(target), group)).parameters
+        accepted = () if target is None else inspect.signature(named(target, group)).parameters
+        stays = {"_target_", "lora", "fix", *(key[1] for key in keys if key[0] == group and len(key) > 1)}
         with open_dict(config):
             for name in [name for name in node if name not in stays]:
                 if name not in accepted:
@@ -215,9 +318,6 @@ def resolve(config: DictConfig) -> Config:
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     plain: Any = OmegaConf.to_container(config, resolve=False)
     for missing in sorted(key for key, value in _leaves(plain).items() if value == "???"):
         raise ConfigError(f"{missing} is required; add {missing}=VALUE.")
@@ -250,10 +350,9 @@ def settings(config: Config) -> Config:
     from ..trainer.inputs import check_kinds, check_replicates, named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.problem import resolve_device
-    from .defaults import check_arguments
 
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
-    check_arguments(Trainer, list(objects), "")
+    _check_arguments(Trainer, objects, "")
     model = dict(config["model"])
     fix, lora = model.pop("fix", False), model.pop("lora", None)
     objects = {name: made(value, name) for name, value in (objects | {"model": model}).items() if name != "data"}
@@ -296,8 +395,6 @@ def made(node: Any, place: str) -> Any:
         ConfigError: a ``_target_`` that is neither of this package nor of a module in
             :data:`~fedmtl.cli.names.TRUST`, or one that does not take its settings.
     """
-    from .defaults import check_arguments, named
-
     if isinstance(node, list):
         return [made(value, place) for value in node]
     if not isinstance(node, Mapping):
@@ -310,9 +407,27 @@ def made(node: Any, place: str) -> Any:
     if "_target_" not in node:
         return parts
     target = named(str(node["_target_"]), place)
-    check_arguments(target, list(parts), place)
+    _check_arguments(target, parts, place)
     with by_key(target, place):
         return target(**parts)
+
+
+def _check_arguments(made: Any, values: Config, place: str) -> None:
+    """Refuse an argument that a class or function does not have.
+
+    Args:
+        made: the class or function.
+        values: of the arguments by name.
+        place: the dotted key of what it makes; empty for the trainer.
+
+    Raises:
+        ConfigError: the setting by its key, with the nearest ones.
+    """
+    parameters = inspect.signature(made).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in (name for name in values if name not in parameters and not free):
+        key, *near = (f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters))))
+        raise _no_setting(key, list(parameters), near, f" of {made.__name__}")
 
 
 @contextmanager
@@ -351,14 +466,26 @@ def build(config: Config, folder: Path) -> Trainer:
     return Trainer(data=data, folder=folder, callbacks=() if callback is None else (callback,), **objects)
 
 
+def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
+    """Write the configuration that a resume reads, under the command that it came from, with paths that lead to the
+    same files from everywhere."""
+    text = OmegaConf.to_yaml(OmegaConf.create(with_absolute_paths(config)))
+    write_text(folder / "private" / "config.yaml", f"# {shlex.join(['fedmtl', *words])}\n{text}")
+
+
+def with_absolute_paths(node: Any, place: str = "") -> Any:
+    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies are absolute."""
+    if isinstance(node, dict):
+        return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
+    return os.path.abspath(node) if place.endswith(_PATHS) and isinstance(node, str) else node
+
+
 def stored_config(folder: Path) -> Config:
     """Return the settings that the command has stored in the folder of a run.
 
     Raises:
         ConfigError: there are none.
     """
-    from omegaconf import OmegaConf
-
     stored = folder / "private" / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
@@ -378,15 +505,12 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     Raises:
         ConfigError: another setting, or a stored place outside of the run that is not given anew.
     """
-    config = changed(config, overrides, ("logger",))
-    if any(text.startswith("logger=") for text in overrides):
-        return config
-    typed, root = {text.split("=")[0] for text in overrides}, folder.resolve()
-    for key, value in (config.get("logger") or {}).items():
-        inside = value is None or (isinstance(value, str) and (root / value).resolve().is_relative_to(root))
-        if f"logger.{key}" in typed or key not in ("folder", "tracking_uri") or (inside and key == "folder"):
-            continue
-        if value is not None:
+    config, root = changed(config, overrides, ("logger",)), folder.resolve()
+    typed, logger = {text.partition("=")[0] for text in overrides}, config.get("logger") or {}
+    for key in () if "logger" in typed else ("folder", "tracking_uri"):
+        value = logger.get(key)
+        inside = key == "folder" and isinstance(value, str) and (root / value).resolve().is_relative_to(root)
+        if not (value is None or inside or f"logger.{key}" in typed):
             raise ConfigError(
                 f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
                 "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
@@ -406,8 +530,6 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     Raises:
         ConfigError: an override of something else.
     """
-    from omegaconf import OmegaConf
-
     for text in overrides:
         if not any(of_place([text], place) for place in places):
             kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
@@ -425,26 +547,3 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
 def of_place(overrides: Sequence[str], place: str) -> list[str]:
     """Return the overrides of a group or of a setting."""
     return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == place]
-
-
-class _Printed(logging.Handler):
-    """Writes to what standard error is at the time, as a progress bar takes its place."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
-@contextmanager
-def printed_log(level: int) -> Iterator[None]:
-    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
-    log, handler = logging.getLogger("fedmtl"), _Printed()
-    log.addHandler(handler)
-    before = log.level, log.propagate
-    log.propagate = False
-    log.setLevel(level)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before[0])
-        log.propagate = before[1]

@@ -49,14 +49,10 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import ConfigError, first_line
-from .adapt import adapt
 from .check import check
-from .config import choices
-from .inspect import audit, report, verify
-from .names import EXTRA, TRUST
-from .options import INTERRUPTED, REFUSED, USAGE, Parser, Process, say
-from .run import resume, train
-from .search import search
+from .commands import adapt, audit, report, resume, search, verify
+from .names import EXTRA, TRUST, choices, unknown
+from .run import INTERRUPTED, REFUSED, USAGE, Parser, Process, say, train
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -151,10 +147,9 @@ def _dispatch(words: list[str], process: Process) -> int:
         return resume(words[1:], process)
     if first in _COMMANDS:
         return _COMMANDS[first](words[1:])
-    close = difflib.get_close_matches(first, _COMMANDS, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    accepted = ", ".join([*_COMMANDS, "resume"])
-    raise ConfigError(f"unknown command {first!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE.")
+    close, accepted = difflib.get_close_matches(first, _COMMANDS, n=1), [*_COMMANDS, "resume"]
+    text = f"unknown command {first!r}"
+    raise unknown(first, [*accepted, "or settings written KEY=VALUE"], close, text, "fedmtl --help")
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

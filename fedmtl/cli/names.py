@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -84,35 +85,35 @@ def config_folders() -> list[Path]:
     return [*filter(None, [EXTRA.get()]), config_folder()]
 
 
-def no_setting(key: str, accepted: Collection[str], near: Sequence[str] = (), of: str = "") -> ConfigError:
-    """Return the error of a setting that does not exist: what replaces one of an earlier version, or the nearest names.
+def choices() -> dict[str, dict[str, str]]:
+    """Return the groups of the package, and of the user's folder. An option comes with the comment that opens its file,
+    and with the name of the user's folder."""
+    options: dict[str, dict[str, str]] = {}
+    for folder in reversed(config_folders()):
+        for file in sorted(folder.glob("*/**/*.yaml")):
+            group = file.parent.relative_to(folder).as_posix()
+            comment = re.search(r"^# (?!@)(.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+            words = f"{comment[1] if comment else ''}{f' ({folder})' if folder == EXTRA.get() else ''}"
+            options.setdefault(group, {})[file.stem] = words.strip()
+    return options
+
+
+def unknown(name: str, accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
+    """Return the error of a name that does not exist: what replaces one of an earlier version, or what may be meant and
+    all that is accepted.
 
     Args:
-        key: the setting.
-        accepted: the names of those in its place.
-        near: keys that may be meant.
-        of: the class that has no such setting.
+        name: the setting, or the option as GROUP=OPTION.
+        accepted: the names in its place.
+        near: those that may be meant.
+        text: what is wrong.
+        printed: the command that prints all, where they are many.
     """
-    if key in REMOVED:
-        return ConfigError(f"{key} is gone: {REMOVED[key]}.")
-    names = [name for name in accepted if name != "_target_"]
-    return ConfigError(f"{key} is no setting{f' of {of}' if of else ''}; {_instead(near, names, 'fedmtl --cfg job')}")
-
-
-def no_option(group: str, option: str, accepted: Sequence[str]) -> ConfigError:
-    """Return the error of an option that a group does not have."""
-    if (text := f"{group}={option}") in REMOVED:
-        return ConfigError(f"{text} is gone: {REMOVED[text]}.")
-    if (file := Path(group, f"{option}.yaml")).is_file():
-        return ConfigError(f"{group} has no option {option!r}; {file} is found with --config-dir .")
-    close = difflib.get_close_matches(option, accepted, n=1, cutoff=0.5)
-    return ConfigError(f"{group} has no option {option!r}; {_instead(close, accepted, 'fedmtl --help')}")
-
-
-def _instead(near: Sequence[str], accepted: Sequence[str], printed: str) -> str:
-    """Return what may be meant, and all that is accepted: where that is long, which command has it ``printed``."""
+    if name in REMOVED:
+        return ConfigError(f"{name} is gone: {REMOVED[name]}.")
     hint, every = f"did you mean {' or '.join(near)}? " if near else "", ", ".join(accepted) or "nothing"
-    return f"{hint}{printed} prints all." if near and len(accepted) > _MANY else f"{hint}accepted: {every}."
+    rest = f"{printed} prints all" if near and len(accepted) > _MANY else f"accepted: {every}"
+    return ConfigError(f"{text}; {hint}{rest}.")
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Training from the command line: a run, a sweep, and what is left of an interrupted one.
+"""Training from the command line: a run or a sweep, its process with its errors, and what it prints.
 
 Hydra composes, sweeps and names the folders. A run of its own prints a summary, the job of a sweep one line.
 """
@@ -6,58 +6,117 @@ Hydra composes, sweeps and names the folders. A run of its own prints a summary,
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import os
-import shlex
+import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MethodType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, MethodType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
 
 from .._rounding import number_text, rounded_up
-from ..errors import ConfigError, ResumeError
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError, TrainingError
 from ..report import CHOICE_NOT_COVERED
-from ..report._settings import command_of
 from ..report.runs import ERROR
 from ..report.tables import write_text
-from .config import (
-    VERSION,
-    Config,
-    build,
-    combinations,
-    compose,
-    differing,
-    parse,
-    printed_log,
-    refusals,
-    resolve,
-    settings,
-    stored_config,
-    with_automatic,
-    with_logger,
-    without_leftovers,
-)
-from .options import (
-    USAGE,
-    Parser,
-    Process,
-    add_folder,
-    add_settings,
-    command_parser,
-    print_saved,
-    resumable,
-    say,
-    short,
-    write_config,
-)
-from .search import resume_search
+from . import config as conf
+from .config import Config
 
 if TYPE_CHECKING:
+    from ..privacy import PrivacyReport
+    from ..ranks import Ranks
     from ..trainer import Result
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
+USAGE = "fedmtl --help prints what is accepted."
+_REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
+
+
+@dataclass
+class Process:
+    """This process, one or one of several of a launch, and how its errors are printed.
+
+    Args:
+        debug: whether errors are raised, for their traceback.
+        ranks: of a launch of several processes.
+        codes: the exit codes so far.
+    """
+
+    debug: bool = False
+    ranks: Ranks | None = None
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is the one that writes and prints."""
+        return self.ranks is None or self.ranks.first
+
+    def agree(self) -> AbstractContextManager[None]:
+        """Raise at all ranks what the block raises at any."""
+        return nullcontext() if self.ranks is None else self.ranks.agree()
+
+    @contextmanager
+    def errors(self, job: object = None) -> Iterator[None]:
+        """Print an error in one line and keep its exit code, unless ``debug`` asks for the traceback.
+
+        Args:
+            job: of a sweep, named in the line. An error that the other ranks do not have ends this process: they wait
+                for it in that job, and hear that it has ended.
+        """
+        try:
+            yield
+        except BrokenPipeError:  # the reader of the output has gone, as with "| head"
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            self.codes.append(FAILED)
+        except Exception as error:
+            agreed = getattr(error, "agreed", False)
+            ends = job is not None and self.ranks is not None and not agreed
+            if self.debug and not ends:
+                raise
+            rank = int(os.environ.get("RANK", "0")) if self.ranks is None else self.ranks.rank
+            text, foreign = " ".join(str(error).split()), not isinstance(error, FedmtlError)
+            text = f"{type(error).__name__}: {text}" if foreign or ends else text
+            text += " (--debug shows the traceback)" if foreign and not ends else ""
+            if rank == 0 or not agreed:  # else the first rank prints it
+                where = f"{job}: " * (job is not None) + f"rank {rank}: " * (rank > 0 or ends)
+                say(f"error: {where}{text}")
+            if ends:
+                raise SystemExit(FAILED) from error
+            self.codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses words in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.format_usage()}")
+
+
+def command_parser(command: Callable[..., int]) -> argparse.ArgumentParser:
+    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name."""
+    style = argparse.RawDescriptionHelpFormatter
+    prog, text = f"fedmtl {command.__name__}", inspect.getdoc(command)
+    return Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
+
+
+def add_settings(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE", what: str = "as for training") -> None:
+    """Add the settings."""
+    parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=f"settings, {what}")
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of a run."""
+    parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
 
 
 @dataclass(frozen=True)
@@ -91,52 +150,50 @@ class Job:
 
 def train(words: list[str], process: Process) -> int:
     """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run of a sweep."""
-    words = with_automatic(words)
+    words = conf.with_automatic(words)
     options = hydra_options(words)
     typed, ranks = options.overrides, process.ranks
-    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
-    several = [override.input_line for override in parse(typed) if override.is_sweep_override()]
+    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in conf.parse(typed))
+    several = [override.input_line for override in conf.parse(typed) if override.is_sweep_override()]
     if several and not options.multirun:
         raise ConfigError(f"{several[0]} has several values: fedmtl -m sweeps over them; a list is written [1,2].")
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
-    runs = combinations(typed) if options.multirun and not by_plugin else []
+    runs = conf.combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
-        configs = [resolve(compose(run, options.config_name)) for run in runs]
+        configs = [conf.resolve(conf.compose(run, options.config_name)) for run in runs]
         for config in configs:
-            settings(config)
+            conf.settings(config)
         if process.writes and (warning := unlike(configs)):
             say(warning)
         if ranks is not None and not options.multirun:
-            compose(typed, options.config_name)  # what is refused is refused by all in one line
+            conf.compose(typed, options.config_name)  # what is refused is refused by all in one line
     if ranks is not None:  # one folder for all, whose name is a time
         place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
         when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
         words = words if any(word.startswith(name) for word in words) else [*words, f"{name}{place}/{when}"]
 
     def task(config: Any) -> float | None:
-        from hydra.core.hydra_config import HydraConfig
-
         from ..trainer.folder import RunFolder
 
-        hydra, job = HydraConfig.get(), None
-        overrides, folder = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
+        own, job = HydraConfig.get(), None
+        overrides, folder = list(own.overrides.task), Path(own.runtime.output_dir)
         if options.multirun:
-            job = Job(int(hydra.job.num), len(runs) or None, differing(overrides, typed), sweep=Path(hydra.sweep.dir))
+            job = Job(int(own.job.num), len(runs) or None, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
         with process.errors(job), _without_empty(folder):
             if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
                 for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
                     if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
                         of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
-                        write_config(job.sweep / str(number), of_task, configs[number])
+                        conf.write_config(job.sweep / str(number), of_task, configs[number])
             with process.agree():
-                resolved = resolve(without_leftovers(config, overrides))
-            result = _run(resolved, folder, process, command=overrides, job=job)
+                resolved = conf.resolve(conf.without_leftovers(config, overrides))
+            result = train_one(resolved, folder, process, command=overrides, job=job)
             return float(result.final[result.metric])
         return None
 
     with process.agree() if shows else nullcontext():
         _hydra(words, (lambda config: None) if shows else task, options)
-    return _end_of_sweep(process) if options.multirun else 0
+    return end_of_sweep(process) if options.multirun else 0
 
 
 def hydra_options(words: Sequence[str]) -> argparse.Namespace:
@@ -145,8 +202,6 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: an option that Hydra does not have.
     """
-    from hydra._internal.utils import get_args_parser
-
     parser = get_args_parser()
     parser.usage, parser.error = USAGE, MethodType(Parser.error, parser)  # type: ignore[method-assign]
     parser.set_defaults(config_name="config")
@@ -172,17 +227,13 @@ def _without_empty(folder: Path) -> Iterator[None]:
 
 def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
-    import hydra
-
-    from .defaults import register
-
-    register()
+    conf.register()
     first = [word for word in words if word not in options.overrides]  # Hydra reads no option behind a setting
     before, sys.argv = sys.argv, ["fedmtl", *first, *options.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
-        with refusals(options.overrides):
-            hydra.main(version_base=VERSION, config_path=None, config_name="config")(task)()
+        with conf.refusals(options.overrides):
+            hydra.main(version_base=conf.VERSION, config_path=None, config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
         raise ConfigError(
             f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
@@ -191,7 +242,7 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
         sys.argv = before
 
 
-def _run(
+def train_one(
     config: Config, folder: Path, process: Process, *, command: Sequence[str] | None = None, job: Job | None = None
 ) -> Result:
     """Make the run of a resolved configuration; without the words of the ``command`` that begins it, continue the one
@@ -211,9 +262,9 @@ def _run(
     with _marked(folder, job) if writes else nullcontext():
         with process.agree():
             with printed_log(logging.INFO) if writes and job is None and command is not None else nullcontext():
-                trainer = build(config | {"progress": False}, folder)  # the log says what automatic settings are
+                trainer = conf.build(config | {"progress": False}, folder)  # the log says what automatic settings are
             if command is not None and writes:
-                write_config(folder, command, config)
+                conf.write_config(folder, command, config)
         # without a terminal a job prints one line
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
         began, level = time.monotonic(), logging.INFO if job is None else logging.WARNING
@@ -223,15 +274,8 @@ def _run(
     if writes:
         print(job.line(result, began, place) if job is not None else result.summary(), flush=True)
         if job is None:
-            print_saved(folder, result.privacy, _private_files(result, folder))
+            print_saved(folder, result.privacy)
     return result
-
-
-def _private_files(result: Result, folder: Path) -> str:
-    if result.replicates is not None:
-        return "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
-    own = "personal models, " * (folder / "private" / "models.safetensors").is_file()
-    return f"accuracy.png, clients.png, {own}metrics.csv, checkpoint, ledger"
 
 
 @contextmanager
@@ -249,51 +293,7 @@ def _marked(folder: Path, job: Job | None) -> Iterator[None]:
         raise
 
 
-def resume(words: list[str], process: Process) -> int:
-    """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that have not finished."""
-    parser = command_parser(resume)
-    add_folder(parser)
-    add_settings(parser, "logger.KEY=VALUE", "where a logger writes, if elsewhere")
-    options = parser.parse_intermixed_args(words)
-    folder, overrides = options.folder, options.overrides
-    jobs = sorted(file.parents[1] for file in folder.glob("*/private/config.yaml"))
-    if jobs and not (folder / "private" / "config.yaml").is_file():
-        return _resume_sweep(sorted(jobs, key=lambda job: len(job.name)), overrides, process)
-    with process.agree():
-        config = stored_config(folder)
-    if "search" in config:
-        if process.ranks is not None or overrides:
-            wrong = (
-                f"has no logger; leave out {overrides[0]}" if overrides else "is resumed in one process, not torchrun"
-            )
-            raise ConfigError(f"A search {wrong}.")
-        return resume_search(config, folder)
-    with process.agree():
-        config = with_logger(config, folder, overrides)
-    _run(config, folder, process)
-    return 0
-
-
-def _resume_sweep(folders: Sequence[Path], overrides: Sequence[str], process: Process) -> int:
-    """Finish the jobs of a sweep, in these folders, with ``overrides`` of their loggers: those that finished stay,
-    others continue or start, also those that failed."""
-    commands = [shlex.split(command_of(folder) or "")[1:] for folder in folders]
-    common = set(commands[0]).intersection(*commands)
-    for number, (folder, words) in enumerate(zip(folders, commands, strict=True)):
-        differ = " ".join(word for word in words if word not in common)
-        job = Job(number, len(folders), differ, sweep=folder.parent)
-        if (folder / "private" / "result.json").is_file():
-            if process.writes:
-                print(f"{job}: finished before, {short(folder)}", flush=True)
-            continue
-        with process.errors(job):
-            with process.agree():
-                config = with_logger(stored_config(folder), folder, overrides)
-            _run(config, folder, process, job=job)
-    return _end_of_sweep(process)
-
-
-def _end_of_sweep(process: Process) -> int:
+def end_of_sweep(process: Process) -> int:
     """Print what the choice among the runs of a sweep costs, and return 0."""
     if process.writes:
         print(f"\n{CHOICE_NOT_COVERED}", flush=True)
@@ -315,3 +315,87 @@ def unlike(configs: Sequence[Config]) -> str:
         f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do not compare; give all "
         "of them the same, as finetune=kl or finetune=none."
     )
+
+
+@contextmanager
+def resumable(folder: Path, log_level: int, *, launched: bool = False) -> Iterator[None]:
+    """Print the log from ``log_level`` on while the block runs, and how to continue where it is interrupted.
+
+    Args:
+        folder: of the run, sweep or search.
+        log_level: of :mod:`logging`.
+        launched: whether torchrun started this process; it sends SIGTERM where another one has ended.
+
+    Raises:
+        SystemExit: an interruption.
+        TrainingError: a file that could not be written or read, such as on a full disk; it says how to continue.
+    """
+    remedy = f"the run is stored up to its last checkpoint; continue it with: fedmtl resume {folder}"
+
+    def end(number: int, frame: FrameType | None) -> None:
+        say(f"a rank has ended; {remedy}")
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end) if launched else None
+    try:
+        with printed_log(log_level):
+            yield
+    except KeyboardInterrupt:
+        say(f"interrupted; {remedy}")
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:  # of the output, whose reader has gone
+        raise
+    except OSError as error:
+        raise TrainingError(f"{error}; {remedy}") from error
+    finally:
+        if launched:
+            signal.signal(signal.SIGTERM, before)
+
+
+class _Printed(logging.Handler):
+    """Writes to what standard error is at the time, as a progress bar takes its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def printed_log(level: int) -> Iterator[None]:
+    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
+    log, handler = logging.getLogger("fedmtl"), _Printed()
+    log.addHandler(handler)
+    before = log.level, log.propagate
+    log.propagate = False
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+def print_saved(folder: Path, privacy: PrivacyReport) -> None:
+    """Print which files a run has left, what of them may be published, and the seal of a secure run."""
+    public, private = (
+        ", ".join(sorted(file.name for file in (folder / name).iterdir())) for name in ("public", "private")
+    )
+    print(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
+    print(textwrap.fill(f"  private/  covered by no epsilon: {private}", 100, subsequent_indent=" " * 12))
+    if privacy.source == "secure":
+        from ..trainer.folder import RunFolder
+
+        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+
+
+def short(folder: Path) -> Path:
+    """Return the folder relative to where the user is, when it lies below."""
+    try:
+        return folder.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return folder
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(f"fedmtl: {text}", file=sys.stderr, flush=True)

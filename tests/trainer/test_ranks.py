@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from fedmtl import PPDMTL, Execution, PoissonClocks, cli
 from fedmtl import ranks as module
-from fedmtl.cli.options import Process
-from fedmtl.cli.run import Job
+from fedmtl.cli.run import Job, Process
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.run import processes

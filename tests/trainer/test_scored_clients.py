@@ -23,8 +23,8 @@ from fedmtl import (
     Trainer,
     models,
 )
+from fedmtl.cli.commands import verify
 from fedmtl.cli.config import compose, resolve, settings
-from fedmtl.cli.inspect import verify
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import evaluated_clients

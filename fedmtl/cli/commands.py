@@ -1,0 +1,350 @@
+"""The commands beside training: ``fedmtl resume``, ``search``, ``adapt``, ``audit``, ``verify`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..report import report as make_report
+from ..report._settings import command_of
+from . import config as conf
+from .config import Config
+from .names import TRUST
+from .run import (
+    Job,
+    Process,
+    add_folder,
+    add_settings,
+    command_parser,
+    end_of_sweep,
+    print_saved,
+    resumable,
+    say,
+    short,
+    train_one,
+)
+
+if TYPE_CHECKING:
+    from ..search import PrivateSearch
+
+REFUTED = DOES_NOT_FIT = 1  # exit codes
+_SEARCHED = ("mean", "shape", "score_noise", "score_bound")  # arguments of a PrivateSearch
+_ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
+
+
+def resume(words: list[str], process: Process) -> int:
+    """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that have not finished."""
+    parser = command_parser(resume)
+    add_folder(parser)
+    add_settings(parser, "logger.KEY=VALUE", "where a logger writes, if elsewhere")
+    options = parser.parse_intermixed_args(words)
+    folder, overrides = options.folder, options.overrides
+    jobs = sorted(file.parents[1] for file in folder.glob("*/private/config.yaml"))
+    if jobs and not (folder / "private" / "config.yaml").is_file():
+        return _resume_sweep(sorted(jobs, key=lambda job: len(job.name)), overrides, process)
+    with process.agree():
+        config = conf.stored_config(folder)
+    if "search" in config:
+        if process.ranks is not None or overrides:
+            wrong = (
+                f"has no logger; leave out {overrides[0]}" if overrides else "is resumed in one process, not torchrun"
+            )
+            raise ConfigError(f"A search {wrong}.")
+        return resume_search(config, folder)
+    with process.agree():
+        config = conf.with_logger(config, folder, overrides)
+    train_one(config, folder, process)
+    return 0
+
+
+def _resume_sweep(folders: Sequence[Path], overrides: Sequence[str], process: Process) -> int:
+    """Finish the jobs of a sweep, in these folders, with ``overrides`` of their loggers: those that finished stay,
+    others continue or start, also those that failed."""
+    commands = [shlex.split(command_of(folder) or "")[1:] for folder in folders]
+    common = set(commands[0]).intersection(*commands)
+    for number, (folder, words) in enumerate(zip(folders, commands, strict=True)):
+        differ = " ".join(word for word in words if word not in common)
+        job = Job(number, len(folders), differ, sweep=folder.parent)
+        if (folder / "private" / "result.json").is_file():
+            if process.writes:
+                print(f"{job}: finished before, {short(folder)}", flush=True)
+            continue
+        with process.errors(job):
+            with process.agree():
+                config = conf.with_logger(conf.stored_config(folder), folder, overrides)
+            train_one(config, folder, process, job=job)
+    return end_of_sweep(process)
+
+
+def search(words: list[str]) -> int:
+    """Choose the best of many configurations under one privacy budget.
+
+    Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under
+    noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders,
+    since the other clients take part in every run. Baselines are not run.
+
+    examples
+      fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
+      fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
+    """
+    options = _options(words)
+    for text in options.overrides:
+        if text.lstrip("+~").startswith("hydra"):
+            raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
+    configs = candidate_configs(options.overrides)
+    _refuse_other_data(configs)
+    arguments = {name: value for name, value in vars(options).items() if name in _SEARCHED}
+    folder = options.folder or new_folder()
+    if (folder / "private" / "config.yaml").exists():
+        raise ConfigError(
+            f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
+        )
+    private_search = _build(configs, arguments, folder)
+    private_search.plan()  # what cannot be accounted is refused before anything is written
+    conf.write_config(folder, ["search", *words], {"search": arguments | {"candidates": configs}})
+    _fit(private_search, folder, resume=False)
+    return 0
+
+
+def resume_search(config: Config, folder: Path) -> int:
+    """Continue the search whose ``private/config.yaml`` holds ``config``."""
+    arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
+    candidates = {name: candidate | {"logger": {}} for name, candidate in config["search"]["candidates"].items()}
+    _fit(_build(candidates, arguments, folder), folder, resume=True)
+    return 0
+
+
+def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
+    """Return resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
+
+    Raises:
+        ConfigError: no value is listed, or one twice.
+    """
+    configs: dict[str, Config] = {}
+    for run in conf.combinations(overrides):
+        name = conf.differing(run, overrides)
+        if not name:
+            raise ConfigError(
+                "there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10."
+            )
+        if name in configs:
+            raise ConfigError(f"{name} is listed twice.")
+        config = conf.resolve(conf.compose(run))
+        config["baselines"], config["logger"] = [], {}
+        configs[name] = config
+    return configs
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    parser = command_parser(search)
+    add_settings(parser, "KEY=A,B,C", "as for fedmtl -m")
+    for name, what in (
+        ("mean", "expected number of runs (default 4)"),
+        ("shape", "of its law: 0 logarithmic, 1 geometric (default), inf Poisson"),
+        ("score-noise", "standard deviation of the noise on a score (default 0.01)"),
+        ("score-bound", "of a regression's score, 1 - min(mse, BOUND) / BOUND"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
+    parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
+    return parser.parse_intermixed_args(words)
+
+
+def _refuse_other_data(configs: dict[str, Config]) -> None:
+    (first, common), *others = configs.items()
+    for name, config in others:
+        if config["data"] != common["data"]:
+            raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
+
+
+def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) -> PrivateSearch:
+    """Return the search, for which the data are read once."""
+    from ..search import PrivateSearch
+
+    first = conf.build(next(iter(configs.values())), folder)
+    trainers = {name: replace(first, **conf.settings(config)) for name, config in configs.items()}
+    progress = all(trainer.progress for trainer in trainers.values())
+    return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
+
+
+def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
+    """Search and print the summary."""
+    with resumable(folder, logging.WARNING):
+        result = search.fit(resume=resume)
+    print(result.summary())
+    print_saved(folder, result.privacy)
+
+
+def adapt(words: list[str]) -> int:
+    """Make personal models of clients that took no part in a run, from its released model.
+
+    Every new client finetunes the model in public/ on its own records and sends nothing, so this costs no epsilon.
+    Model, loss and finetuning are those of the run unless given; features and classes must be coded as those of the
+    run.
+
+    examples
+      fedmtl adapt outputs/2025-01-31/12-00-00 data.clients=20 data.seed=1      new clients of the same source
+      fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
+      fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
+    """
+    parser = command_parser(adapt)
+    add_folder(parser)
+    add_settings(parser, what=f"of {', '.join(_ADAPTED)}")
+    parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
+    options = parser.parse_intermixed_args(words)
+    out = options.out or new_folder()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        state = "has files already" if out.is_dir() else "is a file"
+        raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
+    config = _adapted_config(options)
+
+    from ..trainer.result import Result
+
+    objects = conf.settings(config)
+    if objects["finetune"] is None and conf.of_place(options.overrides, "finetune"):
+        raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
+    data = conf.made(config["data"], "data")
+    model = None if objects["model"] == "auto" else objects["model"]  # an automatic model is a factory in the files
+    run = Result.load(options.folder, model, trust=TRUST.get())
+    run.shared_model()  # of a run that has none nothing can start
+    if not conf.of_place(options.overrides, "data"):
+        raise ConfigError(
+            "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
+            "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
+        )
+    finetune = objects["finetune"] if conf.of_place(options.overrides, "finetune") else None
+    terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
+    adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
+    public = "public/   the released model, covered by the epsilon of the run it comes from"
+    private = "private/  covered by no epsilon: clients.csv, result.json, models.safetensors"
+    print(f"{adapted.summary()}\n\nSaved in {out}\n  {public}\n  {private}")
+    return 0
+
+
+def _adapted_config(options: argparse.Namespace) -> Config:
+    """The settings of the run, with those of the new clients in their place."""
+    folder: Path = options.folder
+    config = conf.stored_config(folder)
+    if "search" in config:
+        raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
+    if not (folder / "private" / "result.json").is_file():
+        raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
+    config = conf.changed({"metrics": []} | config, options.overrides, _ADAPTED)
+    return config | {"baselines": [], "replicates": 1, "epsilons": None}
+
+
+def new_folder() -> Path:
+    """Return where a command keeps its files unless another folder is given: under the date and time."""
+    return Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+
+
+def audit(words: list[str]) -> int:
+    """Check the noise, the clipping, the cohorts and the charges of a configuration by experiment.
+
+    No check proves privacy: a verdict is that the claim could not be refuted at a level, or that it was; then the exit
+    code is 1.
+
+    examples
+      fedmtl audit                                        the main job
+      fedmtl audit algorithm=fedavg schedule=fixed        any other configuration, written as for training
+      fedmtl audit privacy.source=secure                  with the coins of the operating system
+      fedmtl audit --interval rounds=100                  a lower bound on epsilon, measured in a run with 500 canaries
+    """
+    parser = command_parser(audit)
+    parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
+    parser.add_argument(
+        "--interval", action="store_true", help="train once with canaries, and print epsilon's interval"
+    )
+    parser.add_argument("--canaries", type=int, default=500, help="of --interval (default 500)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of the transcript check (default 10)")
+    add_settings(parser)
+    options = parser.parse_intermixed_args(words)
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
+    if options.interval:
+        options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
+    config = conf.resolve(conf.compose(conf.with_automatic(options.overrides)))
+    if options.interval:
+        return _interval(config)
+
+    from ..privacy.audit import any_refuted, table
+    from ..trainer.audit.suite import audit_trainer
+
+    began = time.monotonic()
+    with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        findings = audit_trainer(conf.build(config, Path(folder)), seed=options.seed, rounds=options.rounds)
+    print(table(findings))
+    refuted, checked = sum(f.refuted for f in findings), sum(not f.skipped for f in findings)
+    seconds = time.monotonic() - began
+    print(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
+    return REFUTED if any_refuted(findings) else 0
+
+
+def _interval(config: Config) -> int:
+    """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is empty."""
+    with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        trainer, began = conf.build(config, Path(folder)), time.monotonic()
+        result = replace(trainer, folder=None, finetune=None).fit()
+    seconds = time.monotonic() - began
+    interval = result.privacy.interval
+    assert interval is not None
+    print(f"{result.privacy.text()}\n\nOne run with {interval['canaries']:,} canaries, in {seconds:.0f} s.")
+    return REFUTED if interval["measured"] > interval["claimed"] else 0
+
+
+def verify(words: list[str]) -> int:
+    """Check a finished run by its files, line by line; the exit code is 1 if something does not fit.
+
+    The checks: the hashes of all files, the chain of hashes of the ledger and its head in privacy.json and in the
+    checkpoint, every charge against the schedule, epsilon by dp-accounting, the last released values on their public
+    grid, and the shared model against the checkpoint. What cannot be confirmed is said to be not covered. With --json
+    the output can travel with a model as its privacy certificate; it holds nothing private.
+
+    Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the
+    whole folder can write it anew, but not under the seal that a secure run prints at its end, if that was published.
+    """
+    parser = command_parser(verify)
+    add_folder(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+    options = parser.parse_args(words)
+
+    from ..trainer.verify import verify as check_files
+
+    verification = check_files(options.folder)
+    print(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
+    return 0 if verification.fits else DOES_NOT_FIT
+
+
+def report(words: list[str]) -> int:
+    """Collect finished runs into one table (CSV, markdown, LaTeX) and one privacy-utility plot."""
+    parser = command_parser(report)
+    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
+    parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
+    parser.add_argument("--html", action="store_true", help="one page as well, for a browser, that needs no other file")
+    formats = "of the plots, png by default; those of a single run are drawn, too"
+    parser.add_argument("--format", choices=("png", "pdf", "svg"), help=formats)
+    paper = "of plots for a paper: 3.3 for a column, 6.8 for a page; their notes then belong into the caption"
+    parser.add_argument("--width", type=float, metavar="INCHES", help=paper)
+    options = parser.parse_intermixed_args(words)
+    drawn = {"format": options.format or "png", "width": options.width}
+    made = make_report(options.folders, options.out, html=options.html, **drawn)
+    files = list(made.files)
+    run, target = options.folders[0], files[0].parent
+    if (options.format or options.width) and len(options.folders) == 1 and (run / "private" / "result.json").is_file():
+        from ..trainer.plots import plot_result
+        from ..trainer.result import Result
+
+        files += plot_result(Result.load(run), target, **drawn)
+    for folder, why in made.left_out.items():
+        say(f"left out: {folder}: {why}")
+    print("\n".join(map(str, files)))
+    return 0
