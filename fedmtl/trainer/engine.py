@@ -30,13 +30,7 @@ from ..privacy.channel import Recording
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
-from .evaluation import (
-    Metrics,
-    evaluate_each,
-    evaluate_models,
-    numbers_of,
-    summarize,
-)
+from .evaluation import Metrics, evaluate_each, evaluate_models, numbers_of, summarize
 from .interval import plant
 
 if TYPE_CHECKING:

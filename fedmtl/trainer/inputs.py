@@ -236,19 +236,14 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
             "others run apart."
         )
-    solver = algorithm.local
+    solver = {} if algorithm.local is None else {"local": algorithm.local}
     built: dict[str, Algorithm] = {}
     names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
     for item in baselines:
-        if isinstance(item, str):
-            if item not in BASELINES:
-                raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
+        if isinstance(item, str) and item in BASELINES:
             if item == algorithm.name:
                 continue
-            if item == "local" and exact is not None:
-                item = exact
-            else:
-                item = BASELINES[item](**({} if solver is None else {"local": solver}))
+            item = exact if item == "local" and exact is not None else BASELINES[item](**solver)
         if not isinstance(item, Algorithm):
             raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
         if item.name in built:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -99,6 +100,12 @@ def finetuned(
     origin, start = finetune.origin(trained.shared, trained.personal)
     ids, everyone = problem.data.ids, torch.arange(problem.clients)
     models, scores = {"personal": trained.personal}, dict(trained.scores)
+
+    def scored(name: str, rows: Tensor) -> Metrics:
+        measured = evaluate_each(problem, partial(rows_at, rows), everyone, metrics)
+        scores[name] = measured.by_client(problem)
+        return measured
+
     if trained.shared is not None:
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
     with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
@@ -106,16 +113,14 @@ def finetuned(
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
     final, chosen = models["finetuned"], dict[str, str]()
-    measured = _measured(problem, final, metrics)
-    scores["finetuned"] = measured.by_client(problem)
+    measured = scored("finetuned", final)
     if validation is not None:
         assert isinstance(finetune, Finetune)  # no other one has a choice
         local = replace(finetune, kind="vanilla")
         models["local"] = problem.spread(lambda own: local.train(problem, problem.initial, own), everyone)
-        scores["local"] = _measured(problem, models["local"], metrics).by_client(problem)
+        scored("local", models["local"])
         final, chosen = _chosen(problem, models, validation)
-        measured = _measured(problem, final, metrics)
-        scores["chosen"] = measured.by_client(problem)
+        measured = scored("chosen", final)
     lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
     diverged = tuple(client for client in ids if client in lost)
     if diverged and problem.ranks.first:
@@ -133,10 +138,6 @@ def finetuned(
 def rows_at(models: Tensor, clients: Tensor) -> Tensor:
     """The models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
     return models if models.dim() == 1 else models[clients.to(models.device)]
-
-
-def _measured(problem: Problem, models: Tensor, metrics: Sequence[Metric]) -> Metrics:
-    return evaluate_each(problem, lambda own: rows_at(models, own), torch.arange(problem.clients), metrics)
 
 
 def _chosen(

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -177,8 +177,7 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
     it may where it computes what it looks up from several places, on all examples.
     """
     for side in SIDES:
-        chunks = torch.arange(len(data.side(side))).split(_ROWS)
-        parts = [data.gather(side, index, device="cpu")[0] for index in chunks if len(index)]
+        parts = list(_features(data, side, device="cpu"))
         if not parts:
             continue
         least, most = (torch.stack([x.amin(0) for x in parts]).amin(0), torch.stack([x.amax(0) for x in parts]).amax(0))
@@ -205,13 +204,14 @@ def coded_for(data: FederatedDataset, *losses: str | Loss | None) -> FederatedDa
 def share_beyond(data: FederatedDataset, bound: RowBound) -> dict[str, float]:
     """The share of the training and of the test records that a bound on features scales down, by side; computed on the
     records without noise, and so not private."""
-    shares: dict[str, float] = {}
-    for side in SIDES:
-        beyond = 0
-        for index in torch.arange(len(data.side(side))).split(_ROWS):
-            beyond += int(bound.exceeded(data.gather(side, index)[0]).sum())
-        shares[side] = beyond / max(1, len(data.side(side)))
-    return shares
+    beyond = {side: sum(int(bound.exceeded(x).sum()) for x in _features(data, side)) for side in SIDES}
+    return {side: count / max(1, len(data.side(side))) for side, count in beyond.items()}
+
+
+def _features(data: FederatedDataset, side: Side, **options: Any) -> Iterator[Tensor]:
+    """Return the features of all examples of a side, some at a time."""
+    indices = torch.arange(len(data.side(side))).split(_ROWS)
+    return (data.gather(side, index, **options)[0] for index in indices if len(index))
 
 
 def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtype: torch.dtype) -> str:

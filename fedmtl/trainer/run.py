@@ -102,14 +102,12 @@ def processes(settings: Trainer, problem: Problem) -> int:
         ConfigError: several, of a run with several replicates, or with canaries, or whose clients act one at a time.
     """
     algorithm, schedule, asked = settings.algorithm, settings.bound, settings.execution.processes
-    ranks, kinds = (
-        problem.ranks,
-        {
-            "audit=Interval(...)": settings.audit is not None,
-            f"{settings.runs} replicates": settings.runs > 1,
-            f"{algorithm.name}, whose clients act one at a time,": algorithm.one_at_a_time,
-        },
-    )
+    ranks = problem.ranks
+    kinds = {
+        "audit=Interval(...)": settings.audit is not None,
+        f"{settings.runs} replicates": settings.runs > 1,
+        f"{algorithm.name}, whose clients act one at a time,": algorithm.one_at_a_time,
+    }
     kind, size = next((kind for kind, present in kinds.items() if present), ""), ranks.size
     if kind and size > 1:
         raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
