@@ -10,7 +10,7 @@ from .._rounding import rounded_down, rounded_up
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, with_automatic
-from .run import add_settings, command_parser
+from .run import command_parser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +30,7 @@ def check(words: list[str]) -> int:
       fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
       fedmtl --config-dir . experiment=visits     a run of the draft, once you have confirmed its bounds
     """
-    parser = command_parser(check)
-    add_settings(parser)
+    parser = command_parser(check, "as for training")
     parser.add_argument("--public", action="store_true", help="print no line that is computed from values")
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)

@@ -23,11 +23,11 @@ from .names import TRUST
 from .run import (
     Job,
     Process,
-    add_folder,
-    add_settings,
     command_parser,
     end_of_sweep,
+    noted,
     print_saved,
+    printed_log,
     resumable,
     say,
     short,
@@ -38,52 +38,42 @@ if TYPE_CHECKING:
     from ..search import PrivateSearch
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
-_SEARCHED = ("mean", "shape", "score_noise", "score_bound")  # arguments of a PrivateSearch
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
 
 
 def resume(words: list[str], process: Process) -> int:
-    """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that have not finished."""
-    parser = command_parser(resume)
-    add_folder(parser)
-    add_settings(parser, "logger.KEY=VALUE", "where a logger writes, if elsewhere")
+    """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that have not finished.
+
+    Of a sweep those that failed are started again; those that finished stay.
+    """
+    parser = command_parser(resume, "of the logger: where it writes, if elsewhere", folder=True)
     options = parser.parse_intermixed_args(words)
-    folder, overrides = options.folder, options.overrides
-    jobs = sorted(file.parents[1] for file in folder.glob("*/private/config.yaml"))
-    if jobs and not (folder / "private" / "config.yaml").is_file():
-        return _resume_sweep(sorted(jobs, key=lambda job: len(job.name)), overrides, process)
-    with process.agree():
-        config = conf.stored_config(folder)
-    if "search" in config:
+    folder, overrides, jobs = options.folder, options.overrides, list[Path]()
+    if not (folder / "private" / "config.yaml").is_file():
+        files = folder.glob("*/private/config.yaml")
+        jobs = sorted((file.parents[1] for file in files), key=lambda job: (len(job.name), job.name))
+    elif "search" in (config := conf.stored_config(folder)):
         if process.ranks is not None or overrides:
-            wrong = (
-                f"has no logger; leave out {overrides[0]}" if overrides else "is resumed in one process, not torchrun"
-            )
-            raise ConfigError(f"A search {wrong}.")
-        return resume_search(config, folder)
-    with process.agree():
-        config = conf.with_logger(config, folder, overrides)
-    train_one(config, folder, process)
-    return 0
-
-
-def _resume_sweep(folders: Sequence[Path], overrides: Sequence[str], process: Process) -> int:
-    """Finish the jobs of a sweep, in these folders, with ``overrides`` of their loggers: those that finished stay,
-    others continue or start, also those that failed."""
-    commands = [shlex.split(command_of(folder) or "")[1:] for folder in folders]
-    common = set(commands[0]).intersection(*commands)
-    for number, (folder, words) in enumerate(zip(folders, commands, strict=True)):
-        differ = " ".join(word for word in words if word not in common)
-        job = Job(number, len(folders), differ, sweep=folder.parent)
-        if (folder / "private" / "result.json").is_file():
+            alone = "is resumed in one process, not torchrun"
+            raise ConfigError(f"A search {f'has no logger; leave out {overrides[0]}' if overrides else alone}.")
+        return _resume_search(config, folder)
+    commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
+    common = set[str]().union(*commands).intersection(*commands)
+    for number, run in enumerate(jobs or [folder]):
+        job = None
+        if jobs:
+            differ = " ".join(word for word in commands[number] if word not in common)
+            job = Job(number, len(jobs), differ, sweep=folder)
+        if job is not None and (run / "private" / "result.json").is_file():
             if process.writes:
-                print(f"{job}: finished before, {short(folder)}", flush=True)
+                print(f"{job}: finished before, {short(run)}", flush=True)
             continue
         with process.errors(job):
             with process.agree():
-                config = conf.with_logger(conf.stored_config(folder), folder, overrides)
-            train_one(config, folder, process, job=job)
-    return end_of_sweep(process)
+                config = conf.with_logger(conf.stored_config(run), run, overrides)
+            with noted(run, job, process):
+                train_one(config, run, process, job=job)
+    return end_of_sweep(process) if jobs else 0
 
 
 def search(words: list[str]) -> int:
@@ -102,9 +92,8 @@ def search(words: list[str]) -> int:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
     configs = candidate_configs(options.overrides)
-    _refuse_other_data(configs)
-    arguments = {name: value for name, value in vars(options).items() if name in _SEARCHED}
-    folder = options.folder or new_folder()
+    arguments = {name: value for name, value in vars(options).items() if name not in ("overrides", "folder")}
+    folder = options.folder
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(
             f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
@@ -116,7 +105,7 @@ def search(words: list[str]) -> int:
     return 0
 
 
-def resume_search(config: Config, folder: Path) -> int:
+def _resume_search(config: Config, folder: Path) -> int:
     """Continue the search whose ``private/config.yaml`` holds ``config``."""
     arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
     candidates = {name: candidate | {"logger": {}} for name, candidate in config["search"]["candidates"].items()}
@@ -128,7 +117,7 @@ def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
     """Return resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
 
     Raises:
-        ConfigError: no value is listed, or one twice.
+        ConfigError: no value is listed, or one twice, or one of the data: a search needs the same clients.
     """
     configs: dict[str, Config] = {}
     for run in conf.combinations(overrides):
@@ -140,14 +129,16 @@ def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
         if name in configs:
             raise ConfigError(f"{name} is listed twice.")
         config = conf.resolve(conf.compose(run))
+        first = next(iter(configs), name)
+        if config["data"] != configs.get(first, config)["data"]:
+            raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
         config["baselines"], config["logger"] = [], {}
         configs[name] = config
     return configs
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    parser = command_parser(search)
-    add_settings(parser, "KEY=A,B,C", "as for fedmtl -m")
+    parser = command_parser(search, "as for fedmtl -m: KEY=A,B,C")
     for name, what in (
         ("mean", "expected number of runs (default 4)"),
         ("shape", "of its law: 0 logarithmic, 1 geometric (default), inf Poisson"),
@@ -155,15 +146,9 @@ def _options(words: list[str]) -> argparse.Namespace:
         ("score-bound", "of a regression's score, 1 - min(mse, BOUND) / BOUND"),
     ):
         parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
-    parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
+    kept = "where the search is kept; default outputs/DATE/TIME"
+    parser.add_argument("--folder", type=Path, default=new_folder(), help=kept)
     return parser.parse_intermixed_args(words)
-
-
-def _refuse_other_data(configs: dict[str, Config]) -> None:
-    (first, common), *others = configs.items()
-    for name, config in others:
-        if config["data"] != common["data"]:
-            raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
 
 
 def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) -> PrivateSearch:
@@ -178,7 +163,7 @@ def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) 
 
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
     """Search and print the summary."""
-    with resumable(folder, logging.WARNING):
+    with printed_log(logging.WARNING), resumable(folder):
         result = search.fit(resume=resume)
     print(result.summary())
     print_saved(folder, result.privacy)
@@ -196,12 +181,11 @@ def adapt(words: list[str]) -> int:
       fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
       fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
     """
-    parser = command_parser(adapt)
-    add_folder(parser)
-    add_settings(parser, what=f"of {', '.join(_ADAPTED)}")
-    parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
+    parser = command_parser(adapt, f"of {', '.join(_ADAPTED)}", folder=True)
+    goes = "where the files go; default outputs/DATE/TIME"
+    parser.add_argument("--out", type=Path, default=new_folder(), help=goes)
     options = parser.parse_intermixed_args(words)
-    out = options.out or new_folder()
+    out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         state = "has files already" if out.is_dir() else "is a file"
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
@@ -259,14 +243,13 @@ def audit(words: list[str]) -> int:
       fedmtl audit privacy.source=secure                  with the coins of the operating system
       fedmtl audit --interval rounds=100                  a lower bound on epsilon, measured in a run with 500 canaries
     """
-    parser = command_parser(audit)
+    parser = command_parser(audit, "as for training")
     parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
     parser.add_argument(
         "--interval", action="store_true", help="train once with canaries, and print epsilon's interval"
     )
     parser.add_argument("--canaries", type=int, default=500, help="of --interval (default 500)")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of the transcript check (default 10)")
-    add_settings(parser)
     options = parser.parse_intermixed_args(words)
     if options.rounds < 1:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
@@ -312,8 +295,7 @@ def verify(words: list[str]) -> int:
     Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the
     whole folder can write it anew, but not under the seal that a secure run prints at its end, if that was published.
     """
-    parser = command_parser(verify)
-    add_folder(parser)
+    parser = command_parser(verify, folder=True)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(words)
 

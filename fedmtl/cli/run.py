@@ -102,21 +102,22 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; {self.format_usage()}")
 
 
-def command_parser(command: Callable[..., int]) -> argparse.ArgumentParser:
-    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name."""
+def command_parser(command: Callable[..., int], settings: str = "", *, folder: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name.
+
+    Args:
+        command: the function.
+        settings: which ones are accepted, in words; empty for none.
+        folder: whether that of a run comes before them.
+    """
     style = argparse.RawDescriptionHelpFormatter
     prog, text = f"fedmtl {command.__name__}", inspect.getdoc(command)
-    return Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
-
-
-def add_settings(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE", what: str = "as for training") -> None:
-    """Add the settings."""
-    parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=f"settings, {what}")
-
-
-def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of a run."""
-    parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
+    parser = Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
+    if folder:
+        parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
+    if settings:
+        parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=f"settings, {settings}")
+    return parser
 
 
 @dataclass(frozen=True)
@@ -179,15 +180,20 @@ def train(words: list[str], process: Process) -> int:
         overrides, folder = list(own.overrides.task), Path(own.runtime.output_dir)
         if options.multirun:
             job = Job(int(own.job.num), len(runs) or None, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
-        with process.errors(job), _without_empty(folder):
-            if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
-                for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
-                    if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
-                        of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
-                        conf.write_config(job.sweep / str(number), of_task, configs[number])
+        if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
+            for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
+                if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
+                    of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
+                    conf.write_config(job.sweep / str(number), of_task, configs[number])
+        with process.errors(job):
             with process.agree():
-                resolved = conf.resolve(conf.without_leftovers(config, overrides))
-            result = train_one(resolved, folder, process, command=overrides, job=job)
+                if process.writes and RunFolder(folder).started:
+                    held = f"{short(folder)} already holds a run; continue it with fedmtl resume {short(folder)}"
+                    raise ResumeError(f"{held}, or choose another folder.")
+            with noted(folder, job, process):
+                with process.agree():
+                    resolved = conf.resolve(conf.without_leftovers(config, overrides))
+                result = train_one(resolved, folder, process, command=overrides, job=job)
             return float(result.final[result.metric])
         return None
 
@@ -213,18 +219,6 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-@contextmanager
-def _without_empty(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run, and those of its date, if the run is refused before it has written a file."""
-    try:
-        yield
-    except Exception:
-        with suppress(OSError):
-            for made in (folder, folder.parent, folder.parent.parent):
-                made.rmdir()
-        raise
-
-
 def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     conf.register()
@@ -246,30 +240,17 @@ def train_one(
     config: Config, folder: Path, process: Process, *, command: Sequence[str] | None = None, job: Job | None = None
 ) -> Result:
     """Make the run of a resolved configuration; without the words of the ``command`` that begins it, continue the one
-    in the folder.
-
-    Raises:
-        ResumeError: one begins in a folder that has one already.
-    """
-    from ..trainer.folder import RunFolder
-
-    writes, place = process.writes, short(folder)
-    with process.agree():
-        if command is not None and writes and RunFolder(folder).started:
-            raise ResumeError(
-                f"{place} already holds a run; continue it with fedmtl resume {place}, or choose another folder."
-            )
-    with _marked(folder, job) if writes else nullcontext():
+    in the folder."""
+    writes, place, level = process.writes, short(folder), logging.INFO if job is None else logging.WARNING
+    with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
-            with printed_log(logging.INFO) if writes and job is None and command is not None else nullcontext():
-                trainer = conf.build(config | {"progress": False}, folder)  # the log says what automatic settings are
+            trainer = conf.build(config | {"progress": False}, folder)  # the log says what automatic settings are
             if command is not None and writes:
                 conf.write_config(folder, command, config)
         # without a terminal a job prints one line
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
-        began, level = time.monotonic(), logging.INFO if job is None else logging.WARNING
-        resumed = resumable(short(folder if job is None else job.sweep), level, launched=process.ranks is not None)
-        with resumed if writes else printed_log(logging.CRITICAL):
+        began, resumed = time.monotonic(), resumable(place if job is None else short(job.sweep), process.ranks)
+        with resumed if writes else nullcontext():
             result = trainer.fit(resume=command is None, ranks=process.ranks)
     if writes:
         print(job.line(result, began, place) if job is not None else result.summary(), flush=True)
@@ -279,17 +260,20 @@ def train_one(
 
 
 @contextmanager
-def _marked(folder: Path, job: Job | None) -> Iterator[None]:
+def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
     """Leave the reason of a failure in the folder of a run that has begun, or of a job, by which a report knows it from
-    an unfinished one."""
+    an unfinished one; remove the folder, and those of its date, if nothing has been written."""
     note = folder / "private" / ERROR
-    note.unlink(missing_ok=True)
+    if process.writes:
+        note.unlink(missing_ok=True)
     try:
         yield
     except Exception as error:
-        if job is not None or note.parent.is_dir():
-            with suppress(OSError):
+        with suppress(OSError):
+            if process.writes and (job is not None or note.parent.is_dir()):
                 write_text(note, f"{' '.join(str(error).split()) or type(error).__name__}\n")
+            for empty in (folder, folder.parent, folder.parent.parent):
+                empty.rmdir()
         raise
 
 
@@ -318,13 +302,12 @@ def unlike(configs: Sequence[Config]) -> str:
 
 
 @contextmanager
-def resumable(folder: Path, log_level: int, *, launched: bool = False) -> Iterator[None]:
-    """Print the log from ``log_level`` on while the block runs, and how to continue where it is interrupted.
+def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
+    """Say how to continue where the block is interrupted.
 
     Args:
         folder: of the run, sweep or search.
-        log_level: of :mod:`logging`.
-        launched: whether torchrun started this process; it sends SIGTERM where another one has ended.
+        ranks: of torchrun, which sends SIGTERM to this process where another one has ended.
 
     Raises:
         SystemExit: an interruption.
@@ -336,10 +319,9 @@ def resumable(folder: Path, log_level: int, *, launched: bool = False) -> Iterat
         say(f"a rank has ended; {remedy}")
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end) if launched else None
+    before = signal.signal(signal.SIGTERM, end) if ranks is not None else None
     try:
-        with printed_log(log_level):
-            yield
+        yield
     except KeyboardInterrupt:
         say(f"interrupted; {remedy}")
         raise SystemExit(INTERRUPTED) from None
@@ -348,7 +330,7 @@ def resumable(folder: Path, log_level: int, *, launched: bool = False) -> Iterat
     except OSError as error:
         raise TrainingError(f"{error}; {remedy}") from error
     finally:
-        if launched:
+        if ranks is not None:
             signal.signal(signal.SIGTERM, before)
 
 
