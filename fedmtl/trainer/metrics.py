@@ -404,16 +404,14 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
 def shares(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> tuple[float, float, float]:
-    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each; 0 three times
-    without clients. What is not finite is worse than every number.
+    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each. What is not
+    finite is worse than every number.
 
     Args:
         scores, others: (n,).
         higher_is_better: False for errors.
         resolution: relative difference up to which two scores are equal, see :meth:`Metric.resolution`.
     """
-    if not len(scores):
-        return 0.0, 0.0, 0.0
     sign = 1.0 if higher_is_better else -1.0
     own, other = (torch.where(torch.isfinite(values), sign * values.double(), -1e300) for values in (scores, others))
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())

@@ -21,7 +21,7 @@ from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .scored import Scored, Stage, beside, score_lines, spread_of
+from .scored import Scored, Stage, beside, percent, spread_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -314,7 +314,7 @@ class Result(Scored):
         lines = ["not private (computed on the clients' test data)"]
         lines[0] += "; baselines are not released" if self.baselines else ""
         reference = None if local is None else local.stages("local")[-1]
-        lines += score_lines(stages, self.shown, len(self.owners), self.personal.dtype, reference)
+        lines += self._tables(stages, reference)
         if self.evaluated is not None:
             errors = [(metric.name, self.standard_error(metric), last.get(metric.name)) for metric in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
@@ -336,11 +336,41 @@ class Result(Scored):
             lines.append(f"  training records: objective {last['objective']:.5g}")
         return lines
 
+    def _tables(self, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
+        """Return a printed table for each metric, with a row for each of ``stages`` and a comparison with the
+        ``reference``, and what the columns mean."""
+        lines: list[str] = []
+        for metric in self.shown:
+            names = ("mean", "median", "worst_tenth", "spread")
+            rows = [[metric.name, "mean", "median", "tenth", "spread"]]
+            rows[0] += ["epsilon"] if reference is None else [f"than {reference.label}", "epsilon"]
+            for stage in stages:
+                spread = spread_of(stage.by_client[metric.name], metric)
+                row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
+                if reference is not None:
+                    itself = stage.by_client is reference.by_client
+                    compared = None if itself else beside(stage, reference, metric, self.personal.dtype)
+                    row.append("-" if compared is None else percent(compared))
+                rows.append([*row, rounded_up(stage.epsilon, 3)])
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for label, *cells in rows:
+                line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+                lines.append(f"  {label:<{widths[0]}}{line}")
+            defined, clients = [len(stage.by_client[metric.name]) for stage in stages], len(self.owners)
+            if min(defined) < clients:
+                most = f" to {max(defined):,}" if max(defined) > min(defined) else ""
+                lines.append(f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)")
+        lines.append("  tenth: mean over the tenth of the clients with the worst scores")
+        meaning = "" if reference is None else f"; than {reference.label}: % of clients better/equal/worse"
+        lines.append(f"  spread: standard deviation{meaning}")
+        lost = ", ".join(f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out)
+        return lines + ([f"  diverged, and in no comparison: models of clients, {lost}"] if lost else [])
+
     def _remedy(self, stages: Sequence[Stage]) -> str:
         """Return which settings may make bad models better."""
         names = ["features and targets scaled to [-1, 1]"] * self.unscaled
         names += ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
-        names += ["a larger privacy.epsilon"] * any(0 < (stage.epsilon or 0) < math.inf for stage in stages)
+        names += ["a larger privacy.epsilon"] * any(0 < stage.epsilon < math.inf for stage in stages)
         names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
         pulled = self.finetuned is not None and self.finetuned.settings.kind in ("kl", "vanilla", "ewc")
         names += ["finetune=auto"] * (pulled and "nmse" in self.by_client)

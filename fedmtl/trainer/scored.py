@@ -1,5 +1,4 @@
-"""Models of clients with their scores, and how scores over clients are printed: one small block for a run, its
-baselines and new clients."""
+"""Models of clients with their scores, of a run, its baselines and new clients, and how they compare."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from .._check import id_of
-from .._rounding import number_text, rounded_up
 from ..algorithms.finetune import Personalization
 from ..data import RowBound
 from ..errors import ConfigError
@@ -202,13 +200,13 @@ class Stage:
     Args:
         label: what they are.
         by_client: their scores.
-        epsilon: that they cost; None where it is not stated.
+        epsilon: that they cost.
         diverged: ids of clients whose training did, and who have the model that it started from.
     """
 
     label: str
     by_client: ByClient
-    epsilon: float | None = None
+    epsilon: float = 0.0
     diverged: Collection[str] = ()
 
     @property
@@ -249,60 +247,10 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]
+    if not both:
+        return None
     pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
-    compared = shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
-    return compared if both else None
-
-
-def score_lines(
-    stages: Sequence[Stage],
-    metrics: Sequence[Metric],
-    clients: int,
-    dtype: torch.dtype,
-    reference: Stage | None = None,
-) -> list[str]:
-    """Return the printed tables, one a metric, and what their columns mean.
-
-    Args:
-        stages: rows of a table.
-        metrics: tables.
-        clients: n, of all clients.
-        dtype: of the models.
-        reference: the models to compare with, one a client; None leaves the column out.
-    """
-    lines: list[str] = []
-    priced = any(stage.epsilon is not None for stage in stages)
-    for metric in metrics:
-        rows = [[metric.name, "mean", "median", "tenth", "spread"]]
-        rows[0] += [] if reference is None else [f"than {reference.label}"]
-        rows[0] += ["epsilon"] * priced
-        for stage in stages:
-            spread = spread_of(stage.by_client.get(metric.name, {}), metric)
-            names = ("mean", "median", "worst_tenth", "spread")
-            row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
-            if reference is not None:
-                itself = stage.by_client is reference.by_client
-                compared = None if itself else beside(stage, reference, metric, dtype)
-                row.append("-" if compared is None else percent(compared))
-            if priced:
-                row.append("-" if stage.epsilon is None else rounded_up(stage.epsilon, 3))
-            rows.append(row)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for label, *cells in rows:
-            line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-            lines.append(f"  {label:<{widths[0]}}{line}")
-        defined = [len(stage.by_client.get(metric.name, {})) for stage in stages]
-        if min(defined) < clients:
-            most = f" to {max(defined):,}" if max(defined) > min(defined) else ""
-            lines.append(f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)")
-    lines.append("  tenth: mean over the tenth of the clients with the worst scores")
-    lines.append("  spread: standard deviation")
-    if reference is not None:
-        lines[-1] += f"; than {reference.label}: % of clients better/equal/worse"
-    counts = [(stage.label, len(stage.left_out)) for stage in stages]
-    lost = ", ".join(f"{count:,} of {label}" for label, count in counts if count)
-    lines += [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
-    return lines
+    return shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
 
 
 def percent(values: Sequence[float]) -> str:

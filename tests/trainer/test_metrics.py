@@ -202,7 +202,6 @@ def test_the_distribution_and_the_shares_of_clients():
     infinite = torch.full((3,), torch.inf)
     assert shares(infinite, infinite, higher_is_better=False) == (0, 1, 0)
     assert shares(torch.ones(3), infinite, higher_is_better=False) == (1, 0, 0)
-    assert shares(torch.ones(0), torch.ones(0), higher_is_better=False) == (0, 0, 0)
 
 
 def one_number(outputs, targets):
