@@ -728,7 +728,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
         "[1/4] schedule.cohort=6 algorithm=pmtl",
         "[2/4] schedule.cohort=6 algorithm=local",
     ]
-    assert "error: [3/4] schedule.cohort=31 algorithm=pmtl: PoissonSampling.cohort is 31" in done.stderr
+    assert "error: [3/4] schedule.cohort=31 algorithm=pmtl: schedule.cohort is 31" in done.stderr
 
     # the last job was interrupted before it began, the second while it trained
     (sweep,) = tmp_path.glob("multirun/*/*")
@@ -745,7 +745,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     told = capsys.readouterr().err.splitlines()
     assert told == [
         f"fedmtl: left out: {sweep}/1: unfinished: continue it with fedmtl resume {sweep}/1",
-        f"fedmtl: left out: {sweep}/2: failed: PoissonSampling.cohort is 31, but there are only 30 clients; it "
+        f"fedmtl: left out: {sweep}/2: failed: schedule.cohort is 31, but there are only 30 clients; it "
         "must be at most the population.",
         f"fedmtl: left out: {sweep}/3: unfinished: continue it with fedmtl resume {sweep}/3",
     ]
@@ -756,7 +756,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     assert again.err.count("fedmtl: error: ") == 2
     assert before == {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
     assert json.loads((sweep / "1/private/result.json").read_text())["algorithm"] == "local"
-    assert (sweep / "3/private/error.txt").read_text().startswith("PoissonSampling.cohort is 31")
+    assert (sweep / "3/private/error.txt").read_text().startswith("schedule.cohort is 31")
 
 
 @pytest.mark.parametrize(

@@ -369,14 +369,14 @@ def settings(config: Config) -> Config:
     automatic = objects["algorithm"] is None
     for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
-    with by_key(Trainer, ""):
+    with _by_key({"Trainer": ""}):
         check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
-    trial = SimpleNamespace(**objects, callbacks=(), folder=None)
-    check_kinds(trial)
-    if not automatic:
-        named_baselines(objects["baselines"], objects["algorithm"])
-    check_metrics(objects["metrics"])
-    check_replicates(trial)
+        trial = SimpleNamespace(**objects, callbacks=(), folder=None)
+        check_kinds(trial)
+        if not automatic:
+            named_baselines(objects["baselines"], objects["algorithm"])
+        check_metrics(objects["metrics"])
+        check_replicates(trial)
     if baselines == "auto" and config["replicates"] * len(config["epsilons"] or (0,)) == 1:
         objects["baselines"] = ("local",) if automatic else usual_baselines(objects["algorithm"])
     objects["baselines"] = tuple(objects["baselines"])
@@ -408,7 +408,7 @@ def made(node: Any, place: str) -> Any:
         return parts
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
-    with by_key(target, place):
+    with _by_key({target.__name__: place}, place):
         return target(**parts)
 
 
@@ -431,19 +431,25 @@ def _check_arguments(made: Any, values: Config, place: str) -> None:
 
 
 @contextmanager
-def by_key(made: Any, place: str) -> Iterator[None]:
-    """Let errors of a class or function that is called in this block name its setting by the key: ``privacy.epsilon``
-    for ``ClientPrivacy.epsilon``, of what is made at ``privacy``.
+def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
+    """Let errors in this block name settings by their keys: ``privacy.epsilon`` for ``ClientPrivacy.epsilon``.
+
+    Args:
+        places: the dotted key of what is made, by its class or function.
+        place: that of the only one, by which errors that name no setting are found.
 
     Raises:
-        FedmtlError: as it was raised; ConfigError for any other error.
+        FedmtlError: as it was raised; ConfigError for any other error of ``place``.
     """
     try:
         yield
     except FedmtlError as error:
-        text = str(error).removeprefix(f"{made.__name__}.")
-        raise type(error)(f"{place}: {error}" if text == str(error) else f"{place}.{text}".lstrip(".")) from error
+        name, _, rest = str(error).partition(".")
+        text = f"{places[name]}.{rest}" if name in places else f"{place}: {error}"
+        raise type(error)(text.lstrip(":. ")) from error
     except Exception as error:
+        if not place:
+            raise
         raise ConfigError(f"{place}: {first_line(error)}.") from error
 
 
@@ -463,7 +469,9 @@ def build(config: Config, folder: Path) -> Trainer:
         logger["parameters"] = flat(config) | (logger["parameters"] or {})
     callback = made(logger, "logger")
     data = made(config["data"], "data")
-    return Trainer(data=data, folder=folder, callbacks=() if callback is None else (callback,), **objects)
+    callbacks = () if callback is None else (callback,)
+    with _by_key({type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}):
+        return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
 
 def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
