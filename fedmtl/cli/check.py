@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .._rounding import rounded_down, rounded_up
 from ..errors import ConfigError
 from ..report.tables import write_text
-from .config import Config, compose, made, resolve, with_automatic
+from .config import Config, compose, made, resolve, settings, with_automatic
 from .run import command_parser
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides))
-    privacy, chosen = made(config["privacy"], "privacy"), {}
+    objects, chosen = settings(config), {}
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
         node["bounds"], lines = _draft(node)
@@ -47,11 +47,9 @@ def check(words: list[str]) -> int:
 
     from ..trainer.check import check as outlook
 
-    if config["algorithm"]["_target_"] is None:  # of automatic settings
-        model = {name: value for name, value in config["model"].items() if name not in ("fix", "lora")}
-        chosen = {"model": made(model, "model"), "schedule": made(config["schedule"], "schedule")}
-        chosen["rounds"] = config["rounds"]
-    print(outlook(made(node, "data"), privacy, **chosen, public=options.public))
+    if objects["algorithm"] == "auto":
+        chosen = {name: objects[name] for name in ("model", "rounds", "schedule") if objects[name] != "auto"}
+    print(outlook(made(node, "data"), objects["privacy"], **chosen, public=options.public))
     return 0
 
 

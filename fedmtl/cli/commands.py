@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..report import report as make_report
@@ -34,9 +33,6 @@ from .run import (
     train_one,
 )
 
-if TYPE_CHECKING:
-    from ..search import PrivateSearch
-
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
 
@@ -56,7 +52,7 @@ def resume(words: list[str], process: Process) -> int:
         if process.ranks is not None or overrides:
             alone = "is resumed in one process, not torchrun"
             raise ConfigError(f"A search {f'has no logger; leave out {overrides[0]}' if overrides else alone}.")
-        return _resume_search(config, folder)
+        return _run_search(config["search"], folder)
     commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
     common = set[str]().union(*commands).intersection(*commands)
     for number, run in enumerate(jobs or [folder]):
@@ -87,29 +83,37 @@ def search(words: list[str]) -> int:
       fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
       fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
     """
-    options = _options(words)
-    for text in options.overrides:
+    arguments = vars(_options(words))
+    overrides, folder = arguments.pop("overrides"), arguments.pop("folder")
+    for text in overrides:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
-    configs = candidate_configs(options.overrides)
-    arguments = {name: value for name, value in vars(options).items() if name not in ("overrides", "folder")}
-    folder = options.folder
+    configs = candidate_configs(overrides)
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(
             f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
         )
-    private_search = _build(configs, arguments, folder)
-    private_search.plan()  # what cannot be accounted is refused before anything is written
-    conf.write_config(folder, ["search", *words], {"search": arguments | {"candidates": configs}})
-    _fit(private_search, folder, resume=False)
-    return 0
+    return _run_search(arguments | {"candidates": configs}, folder, ["search", *words])
 
 
-def _resume_search(config: Config, folder: Path) -> int:
-    """Continue the search whose ``private/config.yaml`` holds ``config``."""
-    arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
-    candidates = {name: candidate | {"logger": {}} for name, candidate in config["search"]["candidates"].items()}
-    _fit(_build(candidates, arguments, folder), folder, resume=True)
+def _run_search(settings: Config, folder: Path, command: Sequence[str] | None = None) -> int:
+    """Make the search of these ``candidates`` and arguments of a :class:`~fedmtl.search.PrivateSearch`; without the
+    words of the ``command`` that begins it, continue the one in the folder."""
+    from ..search import PrivateSearch
+
+    arguments = dict(settings)
+    configs = {name: config | {"logger": {}} for name, config in arguments.pop("candidates").items()}
+    first = conf.build(next(iter(configs.values())), folder)  # the data are read once
+    trainers = {name: replace(first, **conf.settings(config)) for name, config in configs.items()}
+    progress = all(trainer.progress for trainer in trainers.values())
+    private_search = PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
+    if command is not None:
+        private_search.plan()  # what cannot be accounted is refused before anything is written
+        conf.write_config(folder, command, {"search": settings})
+    with printed_log(logging.WARNING), resumable(folder):
+        result = private_search.fit(resume=command is None)
+    print(result.summary())
+    print_saved(folder, result.privacy)
     return 0
 
 
@@ -149,24 +153,6 @@ def _options(words: list[str]) -> argparse.Namespace:
     kept = "where the search is kept; default outputs/DATE/TIME"
     parser.add_argument("--folder", type=Path, default=new_folder(), help=kept)
     return parser.parse_intermixed_args(words)
-
-
-def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) -> PrivateSearch:
-    """Return the search, for which the data are read once."""
-    from ..search import PrivateSearch
-
-    first = conf.build(next(iter(configs.values())), folder)
-    trainers = {name: replace(first, **conf.settings(config)) for name, config in configs.items()}
-    progress = all(trainer.progress for trainer in trainers.values())
-    return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
-
-
-def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
-    """Search and print the summary."""
-    with printed_log(logging.WARNING), resumable(folder):
-        result = search.fit(resume=resume)
-    print(result.summary())
-    print_saved(folder, result.privacy)
 
 
 def adapt(words: list[str]) -> int:

@@ -153,12 +153,7 @@ def _dispatch(words: list[str], process: Process) -> int:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "report": report,
-    "adapt": adapt,
-    "search": search,
-    "audit": audit,
-    "verify": verify,
-    "check": check,
+    command.__name__: command for command in (report, adapt, search, audit, verify, check)
 }
 
 
