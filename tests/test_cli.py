@@ -387,6 +387,14 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("report", "search", "resume", "adapt", "audit", "check", "verify"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([name, "--help"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: fedmtl {name} ")
+
+
 def test_help_lists_own_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine/algorithm").mkdir(parents=True)
     (tmp_path / "mine/algorithm/own.yaml").write_text("# A method of mine.\n_target_: own.Own\n")

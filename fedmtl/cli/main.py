@@ -43,6 +43,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,8 +135,8 @@ def _launched(words: list[str]) -> Ranks | None:
 
 
 def _dispatch(words: list[str], process: Process) -> int:
-    first = words[0] if words else ""
-    if first == "help" or ({"-h", "--help"} & set(words) and first not in _COMMANDS):
+    first, commands = words[0] if words else "", _COMMANDS | {"resume": partial(resume, process=process)}
+    if first == "help" or ({"-h", "--help"} & set(words) and first not in commands):
         print(help_text())
         return 0
     if first == "--version":
@@ -143,13 +144,10 @@ def _dispatch(words: list[str], process: Process) -> int:
         return 0
     if not first or "=" in first or first[0] in "-~+":
         return train(words, process)
-    if first == "resume":
-        return resume(words[1:], process)
-    if first in _COMMANDS:
-        return _COMMANDS[first](words[1:])
-    close, accepted = difflib.get_close_matches(first, _COMMANDS, n=1), [*_COMMANDS, "resume"]
-    text = f"unknown command {first!r}"
-    raise unknown(first, [*accepted, "or settings written KEY=VALUE"], close, text, "fedmtl --help")
+    if first in commands:
+        return commands[first](words[1:])
+    close, accepted = difflib.get_close_matches(first, commands, n=1), [*commands, "or settings written KEY=VALUE"]
+    raise unknown(first, accepted, close, f"unknown command {first!r}", "fedmtl --help")
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
