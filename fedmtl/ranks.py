@@ -36,6 +36,7 @@ from .errors import ConfigError, FedmtlError, TrainingError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
+_MEETING = timedelta(minutes=1)  # for copies of this process, which meet at once unless one has ended
 _NOTICE = 10.0  # seconds after which a process logs what it waits for
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _SHORT = 4096  # bytes that travel at once; of what is longer the rest follows
@@ -145,15 +146,21 @@ class Ranks:
             finally:
                 if os.getpid() != this:  # a copy ends here, whatever happened
                     os._exit(failed)
-                for child in children if failed else ():  # it may wait for this one
-                    with suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-                object.__setattr__(ranks, "group", None)  # else a result that refers to it keeps it
-                torch.set_num_threads(threads)
-                sys.excepthook = hook  # a process group has its own
-                codes = [_ended(child) for child in children]
+                try:
+                    for child in children if failed else ():  # it may wait for this one
+                        _kill(child)
+                    if dist.is_initialized():
+                        dist.destroy_process_group()
+                    codes = [_ended(child) for child in children]
+                except BaseException:  # an interruption, say
+                    for child in children:
+                        _kill(child)
+                        _ended(child)
+                    raise
+                finally:
+                    object.__setattr__(ranks, "group", None)  # else a result that refers to it keeps it
+                    torch.set_num_threads(threads)
+                    sys.excepthook = hook  # a process group has its own
         if any(codes):
             raise TrainingError("A process of the run has failed after its last work for the others; it says why.")
 
@@ -167,8 +174,9 @@ class Ranks:
         before = dict(os.environ)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nothing leaves the machine
         try:
-            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_ARRIVAL)
-            return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), rank, size)
+            with cls(rank, size)._reached():
+                dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_MEETING)
+                return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), rank, size)
         finally:
             os.environ.pop("GLOO_SOCKET_IFNAME")
             os.environ.update(before)
@@ -206,17 +214,25 @@ class Ranks:
         return values
 
     def share(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns at rank 0, and nowhere else is called, at every rank; or raise its error at
-        every rank. Tensors arrive on the CPU."""
+        """Return what ``make`` returns at rank 0, and nowhere else is called, at every rank; or raise its error, or
+        that of pickling what it returns, at every rank. Tensors arrive on the CPU."""
         if self.size == 1:
             return make()
-        outcome: list[Any] = [None, None]
+        outcome: tuple[Any, Exception | None] = None, None
+        message = torch.empty(_SHORT, dtype=torch.uint8)
         if self.first:
             try:
-                outcome[0] = make()
+                outcome = make(), None
+                message = _packed(outcome)
             except Exception as raised:
-                outcome[1] = _portable(raised)
-        value, error = self._broadcast(outcome)
+                outcome = None, _portable(raised)
+                message = _packed(outcome)
+        with self._reached():
+            dist.broadcast(message[:_SHORT], 0, group=self.group)
+            if (size := _size(message)) > _SHORT:
+                message = message if self.first else torch.cat([message, message.new_empty(size - _SHORT)])
+                dist.broadcast(message[_SHORT:], 0, group=self.group)
+        value, error = outcome if self.first else _unpacked(message)
         if error is not None:
             raise _agreed(error)
         return value  # type: ignore[no-any-return]
@@ -236,16 +252,6 @@ class Ranks:
                 dist.all_gather(rests, wide, group=self.group)
                 heads = [torch.cat(parts) for parts in zip(heads, rests, strict=True)]
         return [_unpacked(each) for each in heads]
-
-    def _broadcast(self, value: Any) -> Any:
-        """Return the object of rank 0 at every rank."""
-        message = _packed(value) if self.first else torch.empty(_SHORT, dtype=torch.uint8)
-        with self._reached():
-            dist.broadcast(message[:_SHORT], 0, group=self.group)
-            if (size := _size(message)) > _SHORT:
-                message = message if self.first else torch.cat([message, message.new_empty(size - _SHORT)])
-                dist.broadcast(message[_SHORT:], 0, group=self.group)
-        return value if self.first else _unpacked(message)
 
     def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
         """Return rows from all ranks in one tensor, at every rank.
@@ -272,7 +278,8 @@ class Ranks:
 
     @contextmanager
     def agree(self) -> Iterator[None]:
-        """At the end of the block, raise at every rank the error that the block had at the lowest rank that has one."""
+        """At the end of the block, which has no other operation of all ranks, raise at every rank the error that the
+        block had at the lowest rank that has one."""
         error: Exception | None = None
         try:
             yield
@@ -326,6 +333,12 @@ def _size(message: Tensor) -> int:
 
 def _unpacked(message: Tensor) -> Any:
     return pickle.loads(message[8 : _size(message)].numpy().data)
+
+
+def _kill(child: int) -> None:
+    """End a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
 
 
 def _ended(child: int) -> int:

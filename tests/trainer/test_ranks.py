@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -296,6 +297,72 @@ def test_a_copy_that_is_interrupted_as_it_begins_does_not_leave_the_block(monkey
     with pytest.raises(OSError, match="no more"), Ranks().forked(2):
         raise AssertionError("the block began")
     assert os.getpid() == this
+
+
+class Unreadable:
+    """An object without a pickle."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("it has no pickle")
+
+
+def test_what_cannot_be_pickled_is_an_error_of_all_ranks() -> None:
+    def run() -> None:
+        with Ranks().forked(3) as ranks:
+            with pytest.raises(ValueError, match="no pickle"):
+                ranks.share(Unreadable)
+            assert ranks.share(lambda: 5) == 5
+            ranks.gather(Unreadable() if ranks.rank == 1 else None)
+
+    with pytest.raises(TrainingError, match="can no longer reach"):
+        run()
+
+
+def test_a_copy_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, made = os.fork, list[int]()
+
+    def lost() -> int:
+        made.append(fork())
+        if made[-1] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made[-1]
+
+    monkeypatch.setattr(os, "fork", lost)
+    monkeypatch.setattr(module, "_MEETING", timedelta(seconds=2))
+    with pytest.raises(TrainingError, match="can no longer reach the others"), Ranks().forked(2):
+        raise AssertionError("the block began")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(made[0], os.WNOHANG)
+
+
+def test_an_error_as_the_processes_part_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interruption by the keyboard would be."""
+    fork, made, left = os.fork, list[int](), dist.destroy_process_group
+
+    def forked() -> int:
+        made.append(fork())
+        return made[-1]
+
+    def parting() -> None:
+        left()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fork", forked)
+    monkeypatch.setattr(dist, "destroy_process_group", parting)
+    threads, hook, seen = torch.get_num_threads(), sys.excepthook, list[Ranks]()
+
+    def run() -> None:
+        with Ranks().forked(3) as ranks:
+            seen.append(ranks)
+            ranks.gather(None)
+            time.sleep(600 if ranks.rank else 0)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert (torch.get_num_threads(), sys.excepthook, seen[0].group) == (threads, hook, None)
+    for child in made:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
 
 
 def test_a_process_that_fails_behind_the_others_fails_the_run(capfd: pytest.CaptureFixture[str]) -> None:
