@@ -91,6 +91,11 @@ def process(
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
         (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a finite number above 0"),
         (["algorithm.local.lr=0"], "algorithm.local.lr is 0"),
+        (["finetune=null"], "finetune is null, and is chosen by name; did you mean none? accepted: auto, average,"),
+        (["-m", "model=null", "seed=1,2"], "model is null, and is chosen by name; accepted: auto, "),
+        (["-m", "privacy.epsilon=interval(1,4)"], "privacy.epsilon=interval(1,4) has no list of values; write them "),
+        (["-m", "hydra/launcher=joblb"], "has no option 'joblb', which no installed plugin of Hydra has; accepted: "),
+        (["--config-name", "nonsense"], "--config-name is not the name of a file, without .yaml, of "),
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
         (["algorithm=clustered_pmtl"], "algorithm.clusters is required"),
         (["execution=stacked"], "execution is 'stacked'; give Execution(chunk=..., processes=...)."),
@@ -369,6 +374,7 @@ def test_sweeps_are_expanded() -> None:
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
     twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"]))
+    assert combinations(["finetune=glob(*,exclude=[a*,k*,m*,n*])"]) == [["finetune=ewc"], ["finetune=vanilla"]]
     assert twice == [["seed=4", "rounds=1"], ["seed=4", "rounds=2"], ["seed=5", "rounds=1"], ["seed=5", "rounds=2"]]
 
 
@@ -454,6 +460,14 @@ def test_a_primary_file_of_the_user(tmp_path: Path) -> None:
     assert (done.returncode, yaml.safe_load(done.stdout)["rounds"]) == (0, 3)
     refused = command("--config-dir=mine", "--config-name=job", "rouns=3", cwd=tmp_path)
     assert "rouns is no setting; did you mean rounds?" in refused.stderr
+
+
+def test_a_primary_file_has_values_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    values = "rounds: 1\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+    (tmp_path / "mine/job.yaml").write_text(f"defaults:\n  - config\n  - _self_\n{values}")
+    done = command("-m", "--config-dir=mine", "--config-name=job", *TINY[:2], "baselines=[]", cwd=tmp_path)
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[:2]] == ["[1] seed=0", "[2] seed=1"]
 
 
 SWEEPER = """

@@ -25,6 +25,7 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -179,8 +180,16 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: an override that cannot be read, or an interval, which has no list of values.
     """
-    with refusals(overrides):
-        (runs,) = BasicSweeper.split_arguments(parse(overrides), None)
+    for override in parse(overrides):
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(
+                f"{override.input_line} has no list of values; write them out, as in seed=1,2, or choose a sweeper that "
+                "takes values from an interval: hydra/sweeper=NAME, of a plugin of Hydra."
+            )
+    register()
+    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which finds the options of a glob(*)
+        (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
     return [list(run) for run in runs]
 
 
@@ -248,6 +257,8 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         text, file = f"{group} has no option {option!r}", Path(group, f"{option}.yaml")
         if file.is_file():
             return ConfigError(f"{text}; {file} is found with --config-dir .")
+        if group in ("hydra/launcher", "hydra/sweeper"):
+            text += ", which no installed plugin of Hydra has"
         close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
         return unknown(f"{group}={option}", error.options, close, text, "fedmtl --help")
     cause = error.__cause__
@@ -258,6 +269,13 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(_leaves(settings)))
         return _no_setting(key, [str(name) for name in node if name != "hydra"], near)
+    if "primary config" in str(error):
+        folders = " and ".join(map(str, config_folders()))
+        return ConfigError(f"--config-name is not the name of a file, without .yaml, of {folders}.")
+    for group in (override.key_or_group for override in parse(overrides) if override.value() is None):
+        if options := list(choices().get(group, {})):
+            near = ["none"] if "none" in options else []
+            return unknown(f"{group}=null", options, near, f"{group} is null, and is chosen by name", "fedmtl --help")
     return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
 
 

@@ -126,7 +126,7 @@ class Job:
 
     Args:
         number: its place, from 0.
-        of: how many there are; None if a sweeper of a plugin chooses them on the way.
+        of: how many there are; None if a configuration file or a sweeper of a plugin chooses some.
         words: the settings that differ between them.
         sweep: the folder of the sweep.
     """
@@ -179,7 +179,8 @@ def train(words: list[str], process: Process) -> int:
         own, job = HydraConfig.get(), None
         overrides, folder = list(own.overrides.task), Path(own.runtime.output_dir)
         if options.multirun:
-            job = Job(int(own.job.num), len(runs) or None, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
+            of = None if own.sweeper.get("params") else len(runs) or None  # a file can have values of its own
+            job = Job(int(own.job.num), of, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
         if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
             for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
                 if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
