@@ -8,22 +8,22 @@ written as such. In secure mode an answer that a crash has lost stays charged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from .._files import read_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
-from ..privacy import RecordPrivacy, Rounds, open_channel
+from ..privacy import RecordPrivacy, Rounds
 from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
 from ..privacy.report import SIMULATED
-from ..privacy.row_noise import row_key
+from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundAsked, BoundSampler
 from ..trainer import Trainer
-from ..trainer.engine import releases_of
+from ..trainer.engine import open_run
 from ..trainer.folder import RunFolder, plain, write_json
 from ..trainer.problem import fingerprint
 from .messages import logger
@@ -47,20 +47,12 @@ class NodeAccount:
 
     def __init__(self, trainer: Trainer, population: Problem, problem: Problem, folder: RunFolder) -> None:
         self.trainer, self.problem, self.folder = trainer, problem, folder
-        assert isinstance(trainer.bound, BoundSampler)
-        self.sampler = trainer.bound
-        privacy = trainer.privacy
-        self.records = privacy if isinstance(privacy, RecordPrivacy) and problem.protects_records else None
-        if self.records is not None:
-            if isinstance(self.records.epsilon, Mapping):
-                budgets = dict(zip(population.data.ids, self.records.budgets(population.data.ids), strict=True))
-                self.records = replace(self.records, epsilon=budgets[problem.data.ids[0]])
-            self.channel = self._of_records(replace(self.records, epsilon=float("inf"), noise_multiplier=None))
-            return
-        if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
-            privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
-        plans = trainer.algorithm.plan(population, self.sampler)
-        channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
+        self.name, self.fingerprint = problem.data.ids[0], fingerprint(problem, trainer)
+        privacy, ids = trainer.privacy, trainer.data.ids
+        self.records: RecordPrivacy | None = None
+        if isinstance(privacy, RecordPrivacy) and problem.protects_records:
+            self.records = replace(privacy, epsilon=privacy.budgets(ids)[ids.index(self.name)])
+        channel = open_run(trainer if self.records is None else replace(trainer, privacy=None), population)
         assert isinstance(channel, Rounds)
         self.channel = channel
 
@@ -79,27 +71,32 @@ class NodeAccount:
             ResumeError: the ledger was written with other settings, or was altered; or the noise is seeded, and another
                 question of this round was answered.
         """
-        self._ask_once(step, asked)
-        if self.records is not None:
-            with closing(self._of_records(self.records, self.folder)) as channel:
-                if channel.account.ledger is not None:  # else it only clips
-                    self._reach(channel.account.ledger, step, int(channel.caps[0]))
-                channel.start(step)
+        with self._opened() as (channel, ledger):
+            if ledger is not None:
+                if ledger.replays_free:
+                    self._ask_once(step, asked)
+                self._reach(channel, ledger, step)
+            if self.records is not None:
                 channel.begin(step, channel.draw(step))
-                yield channel
+            elif ledger is not None:
+                ledger.charge(step, step + 1, [[0]])
+            yield channel
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Rounds, Ledger | None]]:
+        """Open the ledger of the answers, None where they cost nothing, and yield it with the channel that they go
+        through."""
+        if self.records is not None:
+            with closing(self._of_records(self.records)) as channel:
+                yield channel, channel.account.ledger
         elif self.channel.rows:
             with self._of_rows() as ledger:
-                self._reach(ledger, step, self.problem.rounds)
-                ledger.charge(step, step + 1, [[0]])
-                yield self.channel
+                yield self.channel, ledger
         else:
-            yield self.channel
+            yield self.channel, None
 
     def _ask_once(self, step: int, asked: str) -> None:
-        """Write down the question of a round where noise is seeded, or refuse one that is another."""
-        noisy = self.channel.rows if self.records is None else not self.records.noiseless
-        if not noisy or self.channel.source.name != "seeded":
-            return
+        """Write down the question of a round, or refuse one that is another."""
         path = self.folder.root / "asked.json"
         before = read_json(path) if path.exists() else {}
         if before.setdefault(str(step), asked) != asked:
@@ -113,87 +110,78 @@ class NodeAccount:
     def certify(self) -> None:
         """Write what the account says so far: for records ``public/privacy.json``, which ``fedmtl verify`` compares
         with the ledger; nothing where the node has no account."""
-        if self.records is not None and not self.records.noiseless:
-            with closing(self._of_records(self.records, self.folder)) as channel:
-                assert channel.account.ledger is not None
-                reached = channel.account.ledger.reached
+        with self._opened() as (channel, ledger):
+            if ledger is None:
+                return
+            answers, reached = int(ledger.uses()[0]), ledger.reached
+            if self.records is not None:
                 channel.start(reached)
-                report = channel.report
-            facts = report.with_ledger(channel.account.ledger).to_dict()
-            write_json(self.folder.public / "privacy.json", facts)
-            about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
-            write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | facts))
-            self.folder.write_lists()
-            values = self.problem.data.ids[0], rounded_up(report.epsilon), report.publication, self.folder.root
-            logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
-        elif self.channel.rows:
-            with self._of_rows() as ledger:
-                answers = int(ledger.uses()[0])
-            simulated = f"{SIMULATED}; " if self.channel.source.name == "seeded" else ""
-            for noise in self.channel.rows.values():
-                cost = simulated + noise.text(answers)
-                logger.info("%s after %d answers: %s", self.problem.data.ids[0], answers, cost)
+            report = channel.report
+        if self.records is None:
+            simulated = f"{SIMULATED}; " if ledger.replays_free else ""
+            logger.info("%s after %d answers: %s%s", self.name, answers, simulated, _cost(channel, answers))
+            return
+        facts = report.with_ledger(ledger).to_dict()
+        write_json(self.folder.public / "privacy.json", facts)
+        about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
+        write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | facts))
+        self.folder.write_lists()
+        values = self.name, rounded_up(report.epsilon), report.publication, self.folder.root
+        logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
 
-    def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Rounds:
-        """Return the channel of the node's own local steps, by its ledger where a folder is given."""
-        trainer, problem = self.trainer, self.problem
-        most = None if privacy.noiseless else most_participations(self.sampler.capped(problem.rounds), problem.rounds)
-        asked = BoundAsked(1, self.sampler.describe(), most)
-        channel = open_channel(
-            privacy,
-            releases_of(trainer.algorithm, problem, asked),
-            asked,
-            seed=trainer.seed,
-            steps=problem.rounds,
-            fingerprint=fingerprint(problem, trainer),
-            ledger_path=None if folder is None else folder.ledger,
-            resume=folder is not None,
-            notes=problem.notes,
+    def _of_records(self, privacy: RecordPrivacy) -> Rounds:
+        """Return the channel of the node's own local steps, which goes on with its ledger."""
+        sampler, rounds = self.trainer.bound, self.problem.rounds
+        assert isinstance(sampler, BoundSampler)
+        most = None if privacy.noiseless else most_participations(sampler.capped(rounds), rounds)
+        channel = open_run(
+            replace(self.trainer, privacy=privacy),
+            self.problem,
+            self.fingerprint,
+            sampler=BoundAsked(1, sampler.describe(), most),
+            ledger=self.folder.ledger,
+            resume=True,
         )
         assert isinstance(channel, Rounds)
         return channel
 
     def _of_rows(self) -> Ledger:
         """Return the ledger of answers whose rows have noise."""
-        rows, privacy = self.channel.rows, self.trainer.privacy
-        plans = [plan for plan in self.channel.plans if plan.name in rows]
+        privacy = self.trainer.privacy
         about = {
             "account": "rows",
-            "client": self.problem.data.ids[0],
+            "client": self.name,
             "answers": self.problem.rounds,  # to which the noise on rows is calibrated
             "clip_norm": None if privacy is None else privacy.initial_norm,
         }
-        about |= {row_key(name): noise.multiplier for name, noise in rows.items()}
-        about |= {f"rows of {plan.name}": None if plan.rows is None else asdict(plan.rows) for plan in plans}
         return Ledger(
             self.folder.ledger,
-            about,
-            fingerprint=fingerprint(self.problem, self.trainer),
+            about | row_facts(self.channel.plans, self.channel.rows),
+            fingerprint=self.fingerprint,
             replays_free=self.channel.source.name == "seeded",
             clients=1,
             resume=True,
         )
 
-    def _paid(self, answers: int) -> str:
-        """Return what so many answers cost, in words."""
-        if self.records is None:
-            return "; ".join(noise.text(answers) for noise in self.channel.rows.values())
-        if not isinstance(self.records.epsilon, (int, float)):
-            return f"as many as one client has in {self.trainer.rounds:,} rounds"
-        return f"the noise is calibrated to them, for a budget of epsilon {rounded_up(self.records.epsilon, 6)}"
-
-    def _reach(self, ledger: Ledger, step: int, most: int) -> None:
+    def _reach(self, channel: Rounds, ledger: Ledger, step: int) -> None:
         """Note that rounds before ``step`` that are not charged were not this node's.
 
         Raises:
-            BudgetExhausted: ``most`` answers are charged.
+            BudgetExhausted: all answers that were planned are charged.
         """
+        most = self.problem.rounds if self.records is None else int(channel.caps[0])
         answers = int(ledger.uses(before=step if ledger.replays_free else None)[0])
         if answers >= most:
             raise BudgetExhausted(
-                f"{self.problem.data.ids[0]} has given the {most:,} answers that its privacy pays for, in all runs "
-                f"and those that a crash has lost: {self._paid(answers)}. {self.folder.ledger} has them, and no "
-                f"run gets more. A new folder begins a new account, whose epsilon adds to that of this one."
+                f"{self.name} has given the {most:,} answers that its privacy pays for, in all runs and those that a "
+                f"crash has lost: {_cost(channel, answers)}. {self.folder.ledger} has them, and no run gets more. A "
+                f"new folder begins a new account, whose epsilon adds to that of this one."
             )
         if ledger.reached < step:
             ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
+
+
+def _cost(channel: Rounds, answers: int) -> str:
+    """Return what so many answers cost, in words."""
+    rows = "; ".join(noise.text(answers) for noise in channel.rows.values())
+    return rows or f"epsilon {rounded_up(channel.epsilon_at(answers))} of its records"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,20 @@ from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..data import FederatedDataset
 from ..errors import ConfigError, FedmtlError, ResumeError
-from ..privacy import ClientPrivacy, Rounds
-from ..privacy.clip import clip_rows
-from ..privacy.quantile import QuantileClip
-from ..privacy.rounds import Message
+from ..privacy import Rounds
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
-from ..trainer.folder import RunFolder, model_state, read_parts, write_json, write_parts, write_tensors
+from ..trainer.folder import (
+    RunFolder,
+    bound_note,
+    clients_frame,
+    read_parts,
+    write_json,
+    write_model,
+    write_parts,
+)
 from ..trainer.metrics import main_metric
-from ..trainer.personalize import finetuned, held_out
+from ..trainer.personalize import finetuned, held_out, rows_at
 from ..trainer.problem import coded_for, fingerprint
 from ..trainer.scored import Scored
 from .account import NodeAccount
@@ -89,13 +93,10 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
         ConfigError: none, or one that is not in the population.
     """
     names = trainer.data.ids
-    if "client" in config:
-        name = str(config["client"])
-    elif "partition-id" in config:
-        number = int(config["partition-id"])
-        name = names[number] if 0 <= number < len(names) else f"number {number}"
-    else:
+    if not {"client", "partition-id"} & set(config):
         raise ConfigError("the node does not know whose it is: start it with --node-config 'client=\"...\"'.")
+    number = int(config.get("partition-id", -1))
+    name = str(config["client"]) if "client" in config else dict(enumerate(names)).get(number, f"number {number}")
     if name not in names:
         raise ConfigError(f"client {name!r} is not in the population, which has {len(names):,} names.")
     return name
@@ -108,7 +109,7 @@ class Answer:
     Attributes:
         before: rounds of the server that had ended when a row of the client last counted, before this answer.
         after: the same where this answer counts.
-        asked: a digest of the question.
+        asked: a digest of the question and of what the client keeps.
         parts: tensors by name: of the client before the round (``"before"``), after it (``"after"``), and after it has
             received the new public state (``"received"``, empty until then); the rows that were sent (``"rows"``).
     """
@@ -177,24 +178,19 @@ class Node:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
-        own, step = self._state(content), int(facts_of(content)["round"])
-        self._cohort(content, own, step)  # what is no clip norm is refused before anything is charged
-        answer = self._repeated(content, step)
+        own, facts = self._state(content), facts_of(content)
+        asked, step = _digest(content, own), int(facts["round"])
+        answer = self._repeated(content, step, asked)
         if answer is None:
-            with self.account.answer(step, _digest(content, own)) as channel:
-                answer = self._answered(content, step, own, channel)
+            with self.account.answer(step, asked) as channel:
+                sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
+                rows = {name: self.channel.sent(name, row, self.position, step) for name, row in sent.items()}
+                parts = {"before": own, "after": {**own, **changed}, "rows": rows}
+                answer = Answer(int(facts["counted"]), step + 1, asked, parts)
+                answer.write(self._path(content))
         return pack({}, rows=answer.parts["rows"])
 
-    def _answered(self, content: RecordDict, step: int, own: Own, channel: Rounds) -> Answer:
-        """Return a new answer, which is on the disk then."""
-        sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
-        rows = {name: self._sent(name, row, step) for name, row in sent.items()}
-        parts = {"before": own, "after": {**own, **changed}, "rows": rows}
-        answer = Answer(int(facts_of(content)["counted"]), step + 1, _digest(content), parts)
-        answer.write(self._path(content))
-        return answer
-
-    def _repeated(self, content: RecordDict, step: int) -> Answer | None:
+    def _repeated(self, content: RecordDict, step: int, asked: str) -> Answer | None:
         """Return the answer to a round that was answered before, which is received anew; None where it was not.
 
         Raises:
@@ -206,7 +202,7 @@ class Node:
             raise ConfigError(f"the server asks for round {step + 1}, and the settings have {self.problem.rounds}.")
         if answer is None or step >= answer.after:
             return None
-        if step + 1 < answer.after or answer.asked != _digest(content):
+        if step + 1 < answer.after or answer.asked != asked:
             raise ResumeError(
                 f"the server asks for round {step + 1} again, with other values or after round {answer.after}; a round "
                 f"of a run is answered once ({self._path(content)})."
@@ -226,13 +222,8 @@ class Node:
         public = self._public(content)
         row = self.algorithm.personal(Cohort(self.problem, ONE, public, own))
         scored = self._scored(row, self.algorithm.shared(State(public, self.first.private)))
-        state, names = model_state(self.problem, scored.personal[0])
-        bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
-        write_tensors(place / "model.safetensors", state, names | bound)
-        scores = scored.to_frame().reindex([self.name]).loc[self.name].dropna().to_dict()  # as in clients.csv
-        chosen = {} if scored.finetuned is None else scored.finetuned.chosen
-        scores |= {"chosen": chosen[self.name]} if chosen else {}
-        write_json(place / "scores.json", scores)
+        write_model(place / "model.safetensors", self.problem, scored.personal[0], bound_note(self.bound))
+        write_json(place / "scores.json", clients_frame(scored, (self.name,)).loc[self.name].dropna().to_dict())
         self.account.certify()
         logger.info("%s has its model: %s", self.name, place / "model.safetensors")
         return pack({})
@@ -240,42 +231,18 @@ class Node:
     def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
         """Return the client's model (1, D), finetuned where the settings say so, with its scores."""
         trainer, problem, metrics = self.trainer, self.problem, self.trainer.asked_metrics
-        models = ({} if shared is None else {"shared": shared[None]}) | {"personal": row}
-        scored = Scored(
-            ids=problem.data.ids,
-            personal=row,
-            scores={
-                name: evaluate_each(problem, lambda own, rows=rows: rows, ONE, metrics).by_client(problem)  # type: ignore[misc]
-                for name, rows in models.items()
-            },
-            metric=main_metric(problem.data.spec).name,
-            shared=shared,
-        )
+        models = ({} if shared is None else {"shared": shared.expand(1, -1)}) | {"personal": row}
+        measured = {name: evaluate_each(problem, partial(rows_at, rows), ONE, metrics) for name, rows in models.items()}
+        scores = {name: own.by_client(problem) for name, own in measured.items()}
+        metric = main_metric(problem.data.spec).name
+        scored = Scored(ids=problem.data.ids, personal=row, scores=scores, metric=metric, shared=shared)
         if trainer.finetune is None:
             return scored
         about: dict[str, Any] = {"name": self.algorithm.name, "validation": self.validation, "metrics": metrics}
         return finetuned(scored, problem, trainer.finetune, **about)[0]
 
-    def _sent(self, name: str, row: Message, step: int) -> Tensor:
-        """Return a row (1, d) as it leaves: clipped, and with noise of its own where the server is to see none
-        without."""
-        assert isinstance(row, Tensor)  # in rounds
-        noise, privacy = self.channel.rows.get(name), self.channel.privacy
-        if noise is not None:
-            return noise.added(row, torch.tensor([self.position]), step, self.channel.source)
-        if isinstance(privacy, ClientPrivacy) and isinstance(privacy.clip_norm, QuantileClip):
-            clip = self.channel.releases[name].clip  # the server counts who is above it, and clips to it
-            assert clip is not None
-            return clip_rows(row, replace(clip, bound=2 * clip.bound))
-        return self.channel.counted(name, row)
-
-    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Rounds | None = None) -> Cohort:
-        """Return the client in a round, with the clip norms that the server sends."""
-        channel = self.channel if channel is None else channel
-        try:
-            channel.set_norms(tensors_of(content, "channel"))
-        except ConfigError as error:
-            raise ConfigError(f"the server sends {error}") from error
+    def _cohort(self, content: RecordDict, own: Own, round: int, channel: Rounds) -> Cohort:
+        """Return the client in a round."""
         public = self._public(content)
         return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
 
@@ -298,16 +265,20 @@ class Node:
         return Answer.read(path, self.problem.initial.device) if path.exists() else None
 
     def _state(self, content: RecordDict) -> Own:
-        """Return what the client keeps, as of the last of its rounds that counted.
+        """Take the clip norms of a message; return what the client keeps, as of the last of its rounds that counted.
 
         Raises:
-            ConfigError: the server has other settings.
+            ConfigError: the server has other settings, or sends what is no clip norm.
             ResumeError: it speaks of a round of which there is nothing here.
         """
         facts, path, answer = facts_of(content), self._path(content), self._last(content)
         other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
         if other:
             raise ConfigError(f"the server has other settings than this node: {', '.join(sorted(other))}.")
+        try:
+            self.channel.set_norms(tensors_of(content, "channel"))
+        except ConfigError as error:
+            raise ConfigError(f"the server sends {error}") from error
         counted = int(facts["counted"])
         if answer is None:
             if counted:
@@ -323,16 +294,16 @@ class Node:
         own, received = answer.parts["after"], answer.parts["received"]
         if received or type(self.algorithm).receive is Algorithm.receive:
             return received or own
-        received = {**own, **self.algorithm.receive(self._cohort(content, own, counted - 1))}
+        received = {**own, **self.algorithm.receive(self._cohort(content, own, counted - 1, self.channel))}
         replace(answer, parts={**answer.parts, "received": received}).write(path)
         return received
 
 
-def _digest(content: RecordDict, own: Own | None = None) -> str:
-    """Return a digest of all values that an answer depends on beside the node's records, with those that the client
-    keeps where ``own`` has them."""
+def _digest(content: RecordDict, own: Own) -> str:
+    """Return a digest of all values that an answer depends on beside the node's records: those of the message, and
+    those that the client keeps."""
     digest = hashlib.blake2b(str(facts_of(content)["counted"]).encode(), digest_size=16)
-    parts = {"public": tensors_of(content, "public"), "channel": tensors_of(content, "channel"), "own": own or {}}
+    parts = {"public": tensors_of(content, "public"), "channel": tensors_of(content, "channel"), "own": own}
     for part, values in parts.items():
         for name, value in sorted(values.items()):
             array = value.detach().cpu().contiguous().numpy()

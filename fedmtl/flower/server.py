@@ -19,7 +19,7 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import FixedCohort, RecordPrivacy, Rounds
+from ..privacy import RecordPrivacy, Rounds
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.engine import Engine, open_run
@@ -27,7 +27,7 @@ from ..trainer.evaluation import Metrics
 from ..trainer.folder import write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
-from ..trainer.run import Run, fitted
+from ..trainer.run import Run, fitted, in_one_process
 from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
 from .population import OWN_ACCOUNTS, TRUST
 
@@ -61,8 +61,7 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_as_flower()
-        configured = context.run_config.get("folder")
-        folder = trainer.folder if configured is None else str(configured)
+        folder: Any = context.run_config.get("folder", trainer.folder)
         result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
         where = "" if folder is None else f"; fedmtl verify {folder}"
         logger.info("%s: %d rounds%s\n%s", result.algorithm, result.final["round"], where, result.privacy.text())
@@ -73,7 +72,6 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
 def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
     """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
     :func:`server_app`."""
-    check(trainer)
     records = isinstance(trainer.privacy, RecordPrivacy)
     trust = OWN_ACCOUNTS if records else TRUST
     logger.info("not covered by epsilon: %s", trust)
@@ -96,14 +94,11 @@ def check(trainer: Trainer) -> None:
     Raises:
         ConfigError: named.
     """
-    algorithm = trainer.algorithm
-    if algorithm.one_at_a_time:
-        raise ConfigError(
-            f"{algorithm.name} has clients that act one at a time; Flower apps need an algorithm in rounds."
-        )
+    algorithm, privacy = trainer.algorithm, trainer.privacy
+    if kind := "baselines" if trainer.baselines else in_one_process(trainer):
+        raise ConfigError(f"A run with {kind} needs all clients in one process; a Flower app has a process for each.")
     if type(algorithm).client is Algorithm.client:
         raise ConfigError(f"{algorithm.name} has no part that a client computes by itself; Flower apps need one.")
-    privacy = trainer.privacy
     if isinstance(privacy, RecordPrivacy):
         privacy.budgets(trainer.data.ids)
         if privacy.delta is None and not privacy.noiseless:
@@ -111,11 +106,6 @@ def check(trainer: Trainer) -> None:
                 "RecordPrivacy needs delta in a Flower app: its default is made of the number of all records, which "
                 "neither the server nor a node knows."
             )
-    for name in ("audit", "baselines"):
-        if getattr(trainer, name):
-            raise ConfigError(f"{name} needs all clients in one process; leave it out of the trainer of a Flower app.")
-    if trainer.runs > 1:
-        raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
 
 
 class Nodes:
@@ -137,14 +127,13 @@ class Nodes:
         """Wait until all clients are connected, for ``seconds`` at most; and until all nodes that are have said their
         names, for which they may have to read their records, for as long as a round waits."""
         began = time.monotonic()
-        while len(self.connected()) < len(self.names):
+        while (count := len(self.connected())) < len(self.names):
             rest = began + (max(seconds, self.patience) if self._asked else seconds) - time.monotonic()
             if rest <= 0:
-                break
+                sizes = count, len(self.names)
+                logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
+                return
             time.sleep(min(1.0, rest))
-        if len(self._nodes) < len(self.names):
-            sizes = len(self._nodes), len(self.names)
-            logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
 
     def connected(self) -> Mapping[str, int]:
         """Return the nodes by client. A node that is new is asked for its name, which counts when it has come; one that
@@ -215,14 +204,11 @@ class NodeEngine(Engine):
     nodes: Nodes
 
     def open(self, run: Run, resume: bool) -> Rounds:
-        settings, problem = run.settings, run.problem
+        settings = run.settings
         if isinstance(settings.privacy, RecordPrivacy) and not settings.privacy.noiseless:  # each node adds its noise
-            schedule, silent = settings.schedule, replace(settings.privacy, epsilon=math.inf, noise_multiplier=None)
-            if isinstance(schedule, FixedCohort):  # as under noise, which caps how often a client is drawn
-                schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(settings.rounds).cap)
-            settings = replace(settings, privacy=silent, schedule=schedule)
+            settings = replace(settings, privacy=replace(settings.privacy, epsilon=math.inf, noise_multiplier=None))
             self.facts = {"records": "drawn by each node of its own", "releases": 0, "elsewhere": _ELSEWHERE}
-        channel = open_run(settings, problem, run.fingerprint, ledger=run.ledger, resume=resume)
+        channel = open_run(settings, run.problem, run.fingerprint, ledger=run.ledger, resume=resume)
         assert isinstance(channel, Rounds)
         channel.rows_are_noised = True
         return channel
@@ -231,13 +217,11 @@ class NodeEngine(Engine):
         """Return the public part of the state, and how many rounds were done when a client's rows last counted; what
         clients keep is with them."""
         self.sizes = {plan.name: plan.dimension for plan in run.channel.plans}
-        path = None if run.folder is None else run.folder.private / "nodes.json"
-        if path is not None and path.exists():
-            self.run = str(read_json(path)["run"])
-        else:  # nodes know the run by it, also after a resume
-            self.run = secrets.token_hex(8)
-            if path is not None:
-                write_json(path, {"run": self.run})
+        self.run = secrets.token_hex(8)
+        if run.folder is not None:  # nodes know the run by it, also after a resume
+            path = run.folder.private / "nodes.json"
+            self.run = str(read_json(path)["run"]) if path.exists() else self.run
+            write_json(path, {"run": self.run})
         counted = ClientStore(run.problem.clients, {COUNTED: ((), torch.int64)})
         return State(run.algorithm.init(run.problem).public, counted)
 
@@ -256,10 +240,13 @@ class NodeEngine(Engine):
         algorithm, cohort, step = run.algorithm, block.cohort, block.first
         logger.info("round %d of %d", step + 1, run.stop)
         replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
-        answers = [self._rows(name, replies.get(name), step) for name in contents]
-        counted = cohort[torch.tensor([answer is not None for answer in answers], dtype=torch.bool)]
-        sent = [answer for answer in answers if answer is not None]
-        rows = {name: torch.cat([torch.zeros(0, d), *(a[name] for a in sent)]) for name, d in self.sizes.items()}
+        each = enumerate(self._rows(name, replies.get(name), step) for name in contents)
+        sent = {place: rows for place, rows in each if rows is not None}
+        counted = cohort[list(sent)]
+        rows = {
+            name: torch.cat([torch.zeros(0, d), *(own[name] for own in sent.values())])
+            for name, d in self.sizes.items()
+        }
         heard = replace(block, clients=counted[None, None])
         state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))

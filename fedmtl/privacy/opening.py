@@ -29,7 +29,7 @@ from .price import Prices, calibrated
 from .quantile import QuantileClip
 from .release import Release, ReleasePlan, bind_releases, step_price
 from .rounds import Rounds
-from .row_noise import bind_rows, refuse_rows, row_key
+from .row_noise import bind_rows, refuse_rows, row_facts
 from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -252,8 +252,7 @@ def _terms_of_rows(
     facts = _facts(sampler) | {"releases": [[plan.name, plan.form, plan.dimension] for plan in plans]}
     if bands is not None:
         facts["bands"] = list(bands.coefficients)
-    facts |= {row_key(name): noise.multiplier for name, noise in rows.items()}
-    facts |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
+    facts |= row_facts(plans, rows)
     options = {"sampler": sampler, "releases": releases, "rows": rows}
     return _Terms(settings=(privacy,), caps=_caps(sampler), prices=prices, facts=facts, options=options)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -279,16 +280,25 @@ class Rounds(Channel):
         self._checked_rows(name, rows)
         return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(rows.shape)
 
-    def counted(self, name: str, row: Tensor) -> Tensor:
-        """Return one client's row as its release adds it up, float64 on the CPU: what a client in a process of its own
-        sends. To clip it again changes nothing.
+    def sent(self, name: str, row: Message, client: int, step: int) -> Tensor:
+        """Return one client's row as it leaves a process of its own, float64 on the CPU: with its own noise where the
+        server is to see none without; else as its release adds it up, so that to clip it again changes nothing. Where
+        the clip norm adapts it is clipped at twice the norm: the server counts who is above it.
 
         Args:
             name: a declared release.
             row: (1, D), any float dtype and device.
+            client: its position.
+            step: number of the round.
         """
+        assert isinstance(row, Tensor)
         self._checked_rows(name, row)
-        if self.releases[name].clip is not None and self.releases[name].form == "vector":
+        release = self.releases[name]
+        if name in self.rows:
+            return self.rows[name].added(row, torch.tensor([client]), step, self.source)
+        if isinstance(self._adaptive, QuantileClip) and release.clip is not None:
+            return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
+        if release.clip is not None and release.form == "vector":
             return self._sum(name, row, torch.zeros(1, dtype=torch.int64))[None]
         return self.clip(name, row.detach().cpu().double())
 

@@ -9,7 +9,7 @@ all records, of one client: replace-one), and another observer (the server).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -131,6 +131,12 @@ def bind_rows(
         z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, price)
     return bound
+
+
+def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise]) -> dict[str, Any]:
+    """Return what the header of a ledger says of the noise on rows: each multiplier, and what was asked of it."""
+    facts: dict[str, Any] = {row_key(name): noise.multiplier for name, noise in rows.items()}
+    return facts | {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
 
 
 def row_key(name: str) -> str:

@@ -86,6 +86,7 @@ def open_run(
     problem: Problem,
     fingerprint: str = "",
     *,
+    sampler: BoundSampler | None = None,
     ledger: Path | None = None,
     resume: bool = False,
     replay: Recording | None = None,
@@ -97,13 +98,14 @@ def open_run(
         settings: of the run.
         problem: of the run.
         fingerprint, resume, replay: see :func:`~fedmtl.privacy.open_channel`.
+        sampler: who takes part, in place of the settings' schedule.
         ledger: its file; None keeps charges in memory, as those of replicates, which are simulations, are in any case.
         coins: source of the noise and of cohorts, in place of the seed's.
 
     Raises:
         ConfigError: clients without training examples where the algorithm has no use for them.
     """
-    algorithm, bound, privacies = settings.algorithm, settings.bound, settings.privacies
+    algorithm, bound, privacies = settings.algorithm, sampler or settings.bound, settings.privacies
     empty = (problem.data.train.counts == 0).nonzero()[:, 0]
     if len(empty) and not algorithm.accepts_empty_clients:
         name = problem.data.ids[int(empty[0])]

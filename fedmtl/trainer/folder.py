@@ -27,7 +27,7 @@ from .._files import read_json, write_bytes
 from .._fingerprint import differing
 from .._imports import uncollected
 from ..algorithms.base import Problem, Tally
-from ..data import FederatedDataset
+from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
@@ -43,6 +43,8 @@ from .scored import Finetuned, Scored
 from .targets import restored
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from .result import Result
 
 
@@ -240,10 +242,9 @@ class RunFolder:
     def write_run(self, result: Result, problem: Problem, model: nn.Module | ModelFactory) -> None:
         """Write models, metrics and the privacy report of one run, and how its ``model`` is built."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
-        bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
+        bound = bound_note(result.bound)
         if result.shared is not None:
-            state, names = model_state(problem, result.shared)
-            write_tensors(self.public / "model.safetensors", state, bound | names)
+            write_model(self.public / "model.safetensors", problem, result.shared, bound)
         if result.released:
             grids = {
                 name: json.dumps({"step": release.step, "width": release.width, "divisor": release.divisor})
@@ -435,6 +436,17 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ConfigError(f"{path} cannot be read as a model: {error}") from error
 
 
+def bound_note(bound: RowBound | None) -> dict[str, str]:
+    """Return the metadata of the models of an algorithm that bounds features; none where it does not."""
+    return {} if bound is None else {"bound": json.dumps(asdict(bound))}
+
+
+def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
+    """Write the complete state of the model ``row`` (D,), with ``metadata`` and those of :func:`model_state`."""
+    state, names = model_state(problem, row)
+    write_tensors(path, state, {**metadata, **names})
+
+
 def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
     tensors of it that are frozen and the further names of tied ones; none where none are."""
@@ -450,14 +462,20 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def clients_bytes(scored: Scored, data: FederatedDataset) -> bytes:
-    """Return a row for each client as CSV: its sizes, its scores as :meth:`Scored.to_frame` has them, empty where one
-    is not defined, and the model that it chose."""
-    frame = scored.to_frame().reindex(data.ids)
-    frame.insert(0, "train_examples", data.train.counts.numpy())
-    frame.insert(1, "test_examples", data.test.counts.numpy())
+def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
+    """Return a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model that it chose."""
+    frame = scored.to_frame().reindex(ids)
     if scored.finetuned is not None and scored.finetuned.chosen:
         frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
+    return frame
+
+
+def clients_bytes(scored: Scored, data: FederatedDataset) -> bytes:
+    """Return the rows of :func:`clients_frame` as CSV, after the clients' sizes; a cell is empty where a score is not
+    defined."""
+    frame = clients_frame(scored, data.ids)
+    frame.insert(0, "train_examples", data.train.counts.numpy())
+    frame.insert(1, "test_examples", data.test.counts.numpy())
     return frame.to_csv(index_label="client", lineterminator="\n").encode()
 
 

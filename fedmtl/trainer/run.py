@@ -94,6 +94,16 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
     return result
 
 
+def in_one_process(settings: Trainer) -> str:
+    """Return what of the settings needs all clients in one process; empty for nothing."""
+    kinds = {
+        "audit=Interval(...)": settings.audit is not None,
+        f"{settings.runs} replicates": settings.runs > 1,
+        f"{settings.algorithm.name}, whose clients act one at a time,": settings.algorithm.one_at_a_time,
+    }
+    return next((kind for kind, present in kinds.items() if present), "")
+
+
 def processes(settings: Trainer, problem: Problem) -> int:
     """Return how many processes compute a run: as many as are asked for or, where its clients train models of their own
     for long, one for each core; at most one for 8 clients of a round.
@@ -102,13 +112,8 @@ def processes(settings: Trainer, problem: Problem) -> int:
         ConfigError: several, of a run with several replicates, or with canaries, or whose clients act one at a time.
     """
     algorithm, schedule, asked = settings.algorithm, settings.bound, settings.execution.processes
-    ranks = problem.ranks
-    kinds = {
-        "audit=Interval(...)": settings.audit is not None,
-        f"{settings.runs} replicates": settings.runs > 1,
-        f"{algorithm.name}, whose clients act one at a time,": algorithm.one_at_a_time,
-    }
-    kind, size = next((kind for kind, present in kinds.items() if present), ""), ranks.size
+    ranks, kind = problem.ranks, in_one_process(settings)
+    size = ranks.size
     if kind and size > 1:
         raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
     if asked is not None and asked > 1 and (kind or size > 1 or not Ranks.can_fork()):

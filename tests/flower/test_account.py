@@ -364,10 +364,10 @@ def _another_ledger(self: RunFolder, root: Path) -> None:
 
 
 BROKEN = {
-    "the count is not looked at": ((NodeAccount, "_reach"), lambda self, ledger, step, most: None),
+    "the count is not looked at": ((NodeAccount, "_reach"), lambda self, channel, ledger, step: None),
     "a ledger for each process": ((RunFolder, "__init__"), _another_ledger),
     "answers are not repeated": ((Node, "_repeated"), lambda self, content, step: None),
-    "all questions are the same": ((node_module, "_digest"), lambda content: ""),
+    "all questions are the same": ((node_module, "_digest"), lambda content, own: ""),
 }
 
 

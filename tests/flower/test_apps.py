@@ -515,7 +515,7 @@ def test_clients_that_act_one_at_a_time_are_refused() -> None:
         privacy=None,
         rounds=8,
     )
-    with pytest.raises(ConfigError, match="p2p has clients that act one at a time; Flower apps need"):
+    with pytest.raises(ConfigError, match="p2p, whose clients act one at a time, needs all clients in one process"):
         server_app(asynchronous)
 
 
