@@ -52,24 +52,31 @@ def trainer_of(name: str) -> Trainer:
 
 
 class _Client:
-    """One client's process: a problem that has its data only, and a store with its tensors only."""
+    """One client's process: a problem that has its data only, a store with its tensors only, and the server's channel,
+    or one of its own, by which its gradients leave where single records are protected."""
 
-    def __init__(self, algorithm, problem, client: int) -> None:
+    def __init__(self, algorithm, problem, client: int, server, privacy=None) -> None:
         data = problem.data.subset([problem.data.ids[client]])
-        self.algorithm, self.problem = algorithm, replace(problem, data=data)
+        self.algorithm, self.problem, self.channel = algorithm, replace(problem, data=data), server
         self.store = algorithm.init(self.problem).private
+        if problem.protects_records:
+            one = FullParticipation().bind(1)
+            self.channel = open_channel(privacy, releases_of(algorithm, self.problem, one), one, seed=3, steps=ROUNDS)
+            self.channel.record = []
 
-    def cohort(self, public, round: int, channel):
+    def cohort(self, public, round: int):
         own = self.store.gather_all(ONE)
-        return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
+        return Cohort(self.problem, ONE, public, own, round, clip=self.channel.clip, local=self.channel.local)
 
-    def send(self, public, round: int, channel):
-        rows, own = self.algorithm.client(self.cohort(public, round, channel))
+    def send(self, public, round: int):
+        if self.problem.protects_records:
+            self.channel.begin(round, self.channel.draw(round))
+        rows, own = self.algorithm.client(self.cohort(public, round))
         self.store.scatter_all(ONE, own)
         return rows
 
-    def receive(self, public, round: int, channel) -> None:
-        self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round, channel)))
+    def receive(self, public, round: int) -> None:
+        self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round)))
 
     def model(self, public):
         return self.algorithm.personal(Cohort(self.problem, ONE, public, self.store.gather_all(ONE)))[0]
@@ -78,45 +85,50 @@ class _Client:
 ONE = torch.tensor([0])
 
 
-def compare(algorithm, problem, state, public, clients) -> None:
-    """Public states and personal models of the stack are those of the clients apart."""
+def both(algorithm, problem, privacy, bound):
+    """Run the stack, and a server with the clients apart; their public states and personal models agree.
+
+    Returns:
+        What the stack, the server and each client have recorded.
+    """
+    plans = releases_of(algorithm, problem, bound)
+    options = {"seed": 3, "steps": problem.rounds, "order": torch.argsort(problem.data.keys, stable=True)}
+    stacked, server = (open_channel(privacy, plans, bound, **options) for _ in range(2))
+    stacked.record, server.record = [], []
+    state = algorithm.init(problem)
+    public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
+    clients = [_Client(algorithm, problem, client, server, privacy) for client in range(problem.clients)]
+    for block in rounds(stacked.draw, start=0, stop=problem.rounds):
+        stacked.begin(block.step, block.cohort)
+        state = algorithm.step(problem, state, block, stacked)
+        server.begin(block.step, server.draw(block.step))
+        sent = [clients[client].send(public, block.step) for client in block.cohort.tolist()]
+        values = {
+            name: server.release(name, torch.cat([rows[name] for rows in sent]), block.cohort)
+            for name in server.releases
+        }
+        public = algorithm.server(problem, public, Released(values, server.denominator, server.noise_std))
+        for client in block.cohort.tolist():
+            clients[client].receive(public, block.step)
     for key, value in state.public.items():
         torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
     personal = torch.stack([client.model(public) for client in clients])
     stack = algorithm.personalize(problem, state, torch.arange(problem.clients))
     torch.testing.assert_close(personal, stack, rtol=1e-10, atol=1e-12)
+    return stacked.record, server.record, [client.channel.record for client in clients]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     settings = settings_of(name)
-    algorithm, steps = settings["algorithm"], settings["rounds"]
+    steps = settings["rounds"]
     problem = problem_of(settings["data"], rounds=steps, model=settings["model"], loss="auto")
     bound = settings["schedule"].bind(problem.clients)
-    plans = algorithm.plan(problem, bound)
-    options = {"seed": 3, "steps": steps, "order": torch.argsort(problem.data.keys, stable=True)}
-    stacked, alone = (open_channel(settings["privacy"], plans, bound, **options) for _ in range(2))
-    stacked.record, alone.record = [], []
-    state = algorithm.init(problem)
-    public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
-    clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]
-    for event in rounds(stacked.draw, start=0, stop=steps):
-        stacked.begin(event.step, event.cohort)
-        state = algorithm.step(problem, state, event, stacked)
-        alone.begin(event.step, alone.draw(event.step))
-        sent = [clients[client].send(public, event.step, alone) for client in event.cohort.tolist()]
-        values = {
-            plan.name: alone.release(plan.name, torch.cat([rows[plan.name] for rows in sent]), event.cohort)
-            for plan in plans
-        }
-        public = algorithm.server(problem, public, Released(values, alone.denominator, alone.noise_std))
-        for client in event.cohort.tolist():
-            clients[client].receive(public, event.step, alone)
-    assert [key[:2] for key in stacked.record] == [key[:2] for key in alone.record]
-    assert len(alone.record) == steps * len(plans)
-    for (*_, one), (*_, other) in zip(stacked.record, alone.record, strict=True):
+    stacked, alone, _ = both(settings["algorithm"], problem, settings["privacy"], bound)
+    assert [key[:2] for key in stacked] == [key[:2] for key in alone]
+    assert len(alone) == steps * len(settings["algorithm"].plan(problem, bound))
+    for (*_, one), (*_, other) in zip(stacked, alone, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
-    compare(algorithm, problem, state, public, clients)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,50 +150,15 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.
         test_one_client_at_a_time_sends_what_the_stack_sends("curious")
 
 
-RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
-
-
-class _RecordClient(_Client):
-    """One client's process where single records are protected: its gradients leave through a channel of its own."""
-
-    def __init__(self, algorithm, problem, client: int) -> None:
-        super().__init__(algorithm, replace(problem, protects_records=True), client)
-        one = FullParticipation().bind(1)
-        plans = releases_of(algorithm, self.problem, one)
-        self.channel = open_channel(RECORDS, plans, one, seed=3, steps=ROUNDS)
-
-    def train(self, public, step: int):
-        self.channel.begin(step, self.channel.draw(step))
-        return self.send(public, step, self.channel)
-
-
 @pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
-    algorithm = NETWORKS[name]
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
     problem = replace(problem, protects_records=True)
-    everyone = FullParticipation().bind(problem.clients)
-    plans = releases_of(algorithm, problem, everyone)
-    stacked, server = (open_channel(RECORDS, plans, everyone, seed=3, steps=ROUNDS) for _ in range(2))
-    stacked.record = []
-    state = algorithm.init(problem)
-    public = {key: value.clone() for key, value in state.public.items()}
-    clients = [_RecordClient(algorithm, problem, client) for client in range(problem.clients)]
-    for client in clients:
-        client.channel.record = []
-    for block in rounds(stacked.draw, start=0, stop=ROUNDS):
-        stacked.begin(block.first, block.cohort)
-        state = algorithm.step(problem, state, block, stacked)
-        server.begin(block.first, server.draw(block.first))
-        sent = [clients[client].train(public, block.first) for client in block.cohort.tolist()]
-        values = {key: server.release(key, torch.cat([rows[key] for rows in sent]), block.cohort) for key in sent[0]}
-        public = algorithm.server(problem, public, Released(values, server.denominator, server.noise_std))
-        for client in block.cohort.tolist():
-            clients[client].receive(public, block.first, clients[client].channel)
-    gradients = {(step, key): value for step, key, value in stacked.record if "gradient/" in key}
-    apart = {(step, key): value for one in clients for step, key, value in one.channel.record if "gradient/" in key}
+    stacked, _, clients = both(NETWORKS[name], problem, privacy, FullParticipation().bind(problem.clients))
+    gradients = {(step, key): value for step, key, value in stacked if "gradient/" in key}
+    apart = {(step, key): value for record in clients for step, key, value in record if "gradient/" in key}
     assert gradients.keys() == apart.keys()
     assert len(apart) > ROUNDS * problem.clients
     for key, value in gradients.items():
         torch.testing.assert_close(apart[key], value, rtol=1e-10, atol=1e-12)
-    compare(algorithm, problem, state, public, clients)

@@ -139,7 +139,8 @@ def expected_under_failures(name: str):
         problem = replace(problem, data=problem.data.bounded(bound))
     channel = open_run(trainer, problem)
     public, ids = algorithm.init(problem).public, problem.data.ids
-    clients, asked, failed = [_Client(algorithm, problem, place) for place in range(len(ids))], dict.fromkeys(ids, 0), 0
+    clients = [_Client(algorithm, problem, place, channel) for place in range(len(ids))]
+    asked, failed = dict.fromkeys(ids, 0), 0
     channel.start(0)
     for block in rounds(channel.draw, start=0, stop=problem.rounds):
         channel.begin(block.first, block.clients)
@@ -149,14 +150,14 @@ def expected_under_failures(name: str):
                 rows.append({plan.name: torch.zeros(1, plan.dimension) for plan in channel.plans})
                 failed += 1
             else:
-                rows.append(clients[client].send(public, block.first, channel))
+                rows.append(clients[client].send(public, block.first))
                 there.append(client)
             asked[ids[client]] += 1
         stacked = {plan.name: torch.cat([one[plan.name] for one in rows]) for plan in channel.plans}
         values = {key: channel.release(key, value, block.cohort) for key, value in stacked.items()}
         public = algorithm.server(problem, public, Released(values, channel.denominator, channel.noise_std))
         for client in there:
-            clients[client].receive(public, block.first, channel)
+            clients[client].receive(public, block.first)
     assert failed >= 2
     return public, {client: one.model(public) for client, one in zip(ids, clients, strict=True)}
 

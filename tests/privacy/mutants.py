@@ -6,6 +6,7 @@ configuration is run with; ``caught_by`` names the checks of which at least one 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,6 @@ from fedmtl.local.solver import rows_of
 from fedmtl.privacy import (
     Activations,
     ClientPrivacy,
-    Clip,
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
@@ -66,10 +66,10 @@ from fedmtl.privacy import (
     Rounds,
     SecureSource,
     SeededSource,
-    activations,
     clip,
     opening,
     price,
+    quantile,
     records,
     release,
     rounds,
@@ -81,12 +81,11 @@ from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
-from fedmtl.privacy.clip import add_clipped
 from fedmtl.privacy.ledger import Ledger
-from fedmtl.privacy.noise import laws, symmetric
+from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.price import Price, Prices
-from fedmtl.privacy.records import Records, usable_rows
+from fedmtl.privacy.records import Records
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
@@ -95,6 +94,7 @@ from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.run import Run
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
+from tests.mutation import edit
 
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5  # in rounds
 AGENTS, USES, FEATURES = 5, 8, 6  # one at a time
@@ -463,6 +463,7 @@ def _by_place(source, purpose, step, keys):
     return source, purpose, torch.arange(len(keys)) if isinstance(step, torch.Tensor) else 0, 0 * keys
 
 
+_one_source = _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed))
 _begun: dict[Any, dict[Any, int]] = {}
 
 
@@ -486,16 +487,11 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(audit_setup, "open_channel", opened)
 
 
-@_instead(Activations, "_draw_noise")
-def _by_event(original, self, window, start):
-    """Addressed by the number of the activation in the run, in place of the client and its own count."""
-    clients, uses = window.clients, window.uses
-    window.clients = np.minimum(clients, 0)
-    window.uses = np.broadcast_to(window.first + np.arange(len(clients))[:, None], clients.shape)
-    try:
-        original(self, window, start)
-    finally:
-        window.clients, window.uses = clients, uses
+_by_event = edit(  # by the number of the activation in the run, in place of the client and its own count
+    Activations._draw_noise,
+    "(window.clients, window.uses, window.scales)",
+    "(np.minimum(window.clients, 0), window.first + np.arange(len(clients))[:, None] + 0 * window.uses, window.scales)",
+)
 
 
 def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -518,62 +514,25 @@ def _count_of_the_update(original, self, purpose, step, size):
     return original(self, purpose, step, size)
 
 
-@_instead(SeededSource, "normal")
-def _silent_count(original, self, purpose, step, size):
-    return original(self, purpose, step, size) * (0.0 if purpose.endswith("/count") else 1.0)
+_silent_count = edit(Rounds._noised_count, "noised(total, *noise)", "total")
 
 
 # The channel: scales, silence, and what is released without noise
 
-_release, _prepared = Rounds.release, Activations._prepared
+_release = Rounds.release
 
 
-def _scales(change: Callable[[Any, Activations], np.ndarray]) -> _Patch:
-    """Scales of the noise on sums of gradients."""
-
-    def prepared(self, *of):
-        window = _prepared(self, *of)
-        window.scales = change(window, self)
-        return window
-
-    return _set(Activations, "_prepared", prepared)
-
-
-def _largest(window, channel):
-    return window.scales * window.divisors / channel.records.plan.counts.max()
-
-
-@_instead(Rounds, "release")
-def _silent_when_empty(original, self, name, rows, clients):
-    value = original(self, name, rows, clients)
-    return value if not isinstance(rows, torch.Tensor) or len(rows) else torch.zeros_like(value)
-
-
-@_instead(Activations, "_noised")
-def _silent_without_gradients(original, self, total, start, window):
-    return original(self, total, start, window) if bool(total.any()) else total
-
-
-def _in_the_loop(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
-    """Noise (s, 1, D) of the loop over the activations of a single run is changed."""
-    draw = Activations._draw_noise
-
-    def changed(self, window, start):
-        draw(self, window, start)
-        window.noise = change(window.noise.copy())
-
-    return _set(Activations, "_draw_noise", changed)
-
-
-def _repeated_in_pairs(noise):
-    noise[1::2] = noise[: len(noise) // 2 * 2 : 2]
-    return noise
-
-
-@_instead(Records, "of_factors")
-def _twice_in_the_loop(original, self, *of):
-    """What a client of a single run sends is counted twice."""
-    return 2 * original(self, *of)
+_half_as_large = edit(Activations._prepared, "(acting, uses)", "(acting, uses) / 2")
+_largest = edit(Activations._prepared, "(acting, uses)", "(acting, uses) * divisors / self.records.plan.counts.max()")
+_silent_when_empty = edit(
+    Rounds.release, "return value", "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)"
+)
+_silent_without_gradients = edit(
+    Activations._noised, "if self.prices is None", "if self.prices is None or not total.any()"
+)
+_in_the_loop = partial(edit, Activations._draw_noise, "drawn.numpy()")
+_in_pairs = _in_the_loop("drawn.numpy(); window.noise[1::2] = window.noise[: len(window.noise) // 2 * 2 : 2]")
+_twice_in_the_loop = edit(Records.of_factors, "total = ", "total = 2 * ")
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -590,70 +549,36 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Rounds, "release", weighted)
 
 
-@_instead(Rounds, "release")
-def _in_two_rows(original, self, name, rows, clients):
-    """A client's update is part of its own row and of the next one."""
-    return original(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
-
-
-@_instead(Rounds, "_noised_count")
-def _count_noise_of_the_cohort(original, self, key, total, step, settings, release):
-    """Noise on the count in proportion to the clients that were drawn, and not to those that are expected."""
-    drawn = settings.count_std(self.denominator) * max(1, len(self._cohort)) / self.denominator
-    return original(self, key, total, step, replace(settings, count_noise=drawn), release)
-
-
-@_instead(Rounds, "_noise")
-def _noise_of_the_cohort(original, self, name, release, source, step):
-    noise, width = original(self, name, release, source, step)
-    return noise * (max(1, len(self._cohort)) / self.denominator), width
-
-
-@_instead(LocalSteps, "_noised")
-def _noise_of_the_local_cohort(original, self, total, clients, steps):
-    value, channel = original(self, total, clients, steps), self._channel
-    share = len(channel._cohort) / channel.sampler.n
-    return value + (share - 1) * original(self, 0 * total, clients, steps)
-
-
-@_instead(Rounds, "_noised_sum")
-def _addressed_by_the_sum(original, self, name, total, step):
-    """The noise is that of another step for every other sum."""
-    return original(self, name, total, step + int(1e6 * float(total.double().abs().sum())) % 2**30)
-
-
-@_instead(rounds, "count_rows")
-def _all_that_is_clipped(_, norms, norm):
-    """Rows far beyond the clip count for more than one."""
-    beyond = torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0)
-    return torch.where(norms <= norm, 0.5, -beyond).to(norms.dtype)[:, None]
-
-
-@_instead(Rounds, "_adapt")
-def _clip_from_the_raw_count(original, self, name, rows, step, settings):
-    """The noised count is released, and the clip norm of the next step follows the count without noise."""
-    bound = self.releases[name].clip.bound
-    original(self, name, rows, step, settings)
-    share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
-    self._norms[name] = settings.updated_norm(bound, share)
+# a client's update is part of its own row and of the next one
+_in_two_rows = edit(Rounds.release, "step = self", "rows = rows + 1e-3 * rows.roll(1, -2); step = self")
+_count_noise_of_the_cohort = edit(
+    Rounds._noised_count, "std / bound", "std / bound * max(1, len(self._cohort)) / self.denominator"
+)
+_noise_of_the_cohort = edit(
+    Rounds._noised_sum, "noise, width)", "noise * max(1, len(self._cohort)) / self.denominator, width)"
+)
+_noise_of_the_local_cohort = edit(
+    LocalSteps._noised, "noise[:, 0]", "(noise * len(channel._cohort) / channel.sampler.n)[:, 0]"
+)
+_addressed_by_the_sum = edit(
+    Rounds._noised_sum, "source, step)", "source, step + int(1e6 * float(total.abs().sum())) % 2**30)"
+)
+_all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
+    quantile.count_rows, "-COUNT_BOUND)", "-torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0))"
+)
+_clip_from_the_raw_count = edit(  # the noised count is released, and the next clip norm follows the one without noise
+    Rounds._adapt,
+    "float(value) + COUNT_BOUND",
+    "float((rows.norm(dim=1) <= release.bound).sum()) / self.denominator",
+)
 
 
 # Clipping, weights and the denominator of sums of rows
 
-_clipped_sum, _clip_rows = clip.clipped_sum, clip.clip_rows
-
-
-def _sum(make: Callable) -> _Patch:
-    return _set(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
-
-
-def _sum_on(cells: Callable, finer: float = 1.0) -> _Patch:
-    """Rows that are taken to the grid of the sum in another way, or to a finer grid."""
-
-    def make(rows, bound, width):
-        return cells(_clip_rows(rows.double(), bound) / (width * finer)).sum(0) * (width * finer)
-
-    return _set(clip, "clipped_sum", make)
+_sum = partial(edit, clip.clipped_sum, "program(rows, limit, order, width)")
+_of_clip = partial(edit, clip.clipped_sum, "bounds_of(clip)")
+_of_outer = partial(edit, clip.contributions, "wide.shape[-1]), clip)")  # of which the clip is
+_on_grid = partial(edit, clip.whole_cells, ".trunc_()")
 
 
 def _in_place(change: _Patch) -> _Patch:
@@ -666,69 +591,27 @@ def _in_place(change: _Patch) -> _Patch:
     return apply
 
 
-@_instead(RowTotal, "add")
-def _added_twice(original, total, clients, rows):
-    """The first client of those that finish at once."""
-    original(total, clients, rows)
-    add_clipped(total._cells, rows[0], *total._bounds, total._width)
-
-
-@_instead(RowTotal, "add")
-def _added_twice_unseen(original, total, clients, rows):
-    """Nobody watches what is handed to the release."""
-    original(total, clients, rows)
-    if total._tap is None:
-        add_clipped(total._cells, rows[0], *total._bounds, total._width)
-
-
-@_instead(RowTotal, "add")
-def _part_lost(original, total, clients, rows):
-    """The last client of those that finish at once."""
-    original(total, clients, rows)
-    add_clipped(total._cells, -rows[-1], *total._bounds, total._width)
-
-
-def _away_from_zero(cells):
-    return torch.sign(cells) * torch.ceil(cells.abs())
-
-
-def _per_layer(rows, bound):
-    half = rows.shape[1] // 2
-    return torch.cat([_clipped_sum(rows[:, :half], bound), _clipped_sum(rows[:, half:], bound)])
-
-
-def _nan_row(rows, bound):
-    wide = rows.double()
-    norms = wide.norm(dim=1, keepdim=True)
-    return (wide * torch.where(norms > bound.bound, bound.bound / norms, torch.ones_like(norms))).sum(0)
-
-
-def _float32_norm(rows, bound):
-    norms = rows.norm(dim=1, keepdim=True)  # overflows for 3e38, and the row is kept
-    factor = torch.where(torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0))
-    return (rows * factor).double().nansum(0)
-
-
-def _finite_denominator(rows, bound):
-    return _clipped_sum(rows, bound) * COHORT / max(1, int(torch.isfinite(rows).all(1).sum()))
-
-
-def _realized_mean(rows, bound):
-    return _clipped_sum(rows, bound) * COHORT / max(1, len(rows))
-
-
+_added_twice = edit(RowTotal.add, "in rows", "in [rows[0], *rows]")
+_added_unseen = edit(RowTotal.add, "in rows", "in [*rows[: self._tap is None], *rows]")
+_part_lost = edit(RowTotal.add, "in rows", "in rows[:-1]")
+_per_layer = _sum("torch.cat([program(part, limit, order, width) for part in rows.chunk(2, 1)])")
+_nan_row = edit(clip.whole_cells, "if not bool(finite.all())", "if False")
+_float32_norm = edit(  # overflows for 3e38, and the row is kept
+    clip.whole_cells,
+    "vector_norm(wide, order, [1])",
+    "vector_norm(chunk, order, [1]).double().nan_to_num(nan=torch.nan, posinf=0.0)",
+)
+_finite_denominator = _sum("(program(rows, limit, order, width) * 8 / max(1, int(rows.isfinite().all(1).sum())))")
+_realized_mean = _sum("(program(rows, limit, order, width) * 8 / max(1, len(rows)))")
+_rows_as_they_are = _set(row_noise, "clip_rows", lambda rows, bound: rows)
 _REALIZED = property(lambda self: float(max(1, len(self._cohort))))
-
-
-@_instead(clip, "clip_rows")
-def _clip_of_the_square_root(original, rows, bound):
-    """Rows are clipped to the root of C in place of C: with C below 1 that is more than promised."""
-    return original(rows, replace(bound, bound=bound.bound**0.5))
+# with C below 1 that is more than promised
+_clip_of_the_square_root = _of_outer("wide.shape[-1]), Clip(clip.bound**0.5, clip.norm))")
 
 
 # Clipping of gradients
 
-_segment_sums, _factors = clip.clipped_segment_sums, Records.of_factors
+_segment_sums = clip.clipped_segment_sums
 
 
 @_instead(records, "clipped_segment_sums")
@@ -753,11 +636,11 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """A row is scaled by its norm in the factors A alone."""
     kept = _moving_but_for_b(trainer)
 
-    def make(rows, bound):
+    def make(rows, bound, width=None):
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
 
-    patch.setattr(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
+    patch.setattr(clip, "clipped_sum", make)
 
 
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -779,61 +662,41 @@ def _frozen_but_moved(original, self, run):
         yield place, trained
 
 
-def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
-    """Sums of the records of a client are made so."""
-    return _set(Records, "of_factors", make)
+_no_clip = edit(Records._bounded_sum, "if self.clip is not None", "if False")
+_limits_of_the_first = edit(
+    Records.of_factors,
+    "self._rows(client)",
+    "(each[:, :1] if k else each for k, each in enumerate(self._rows(client)))",
+)
+_nan_factor = edit(Records.of_factors, "np.where(wrong, 0.0, factors)", "factors")
+_finite_count = edit(
+    Records.of_factors,
+    "np.where(wrong, 0.0, factors), x, low, high, drawn)",
+    "np.where(wrong, 0.0, factors), x, low, high, drawn) * len(x) / np.maximum((~wrong).sum(1, keepdims=True), 1)",
+)
 
 
-def _finite(factors):
-    return np.where(np.isfinite(factors), factors, 0.0)
-
-
-def _no_clip(self, client, factors, drawn=None):
-    return _finite(factors) @ self._rows(client)[0]
-
-
-def _limits_of_the_first(self, client, factors, drawn=None):
-    """Factors of all records are clipped at the limit of the first one's."""
-    x, _, limits = self._rows(client)
-    return np.clip(_finite(factors), -limits[0, 0], limits[0, 0]) @ x
-
-
-def _nan_factor(self, client, factors, drawn=None):
-    x, low, high = self._rows(client)
-    return np.clip(factors, low, high) @ x  # which keeps NaN
-
-
-def _finite_count(self, client, factors, drawn=None):
-    found = np.isfinite(factors).sum(1, keepdims=True)
-    return _factors(self, client, factors, drawn) * factors.shape[1] / np.maximum(found, 1)
-
-
-def _mean_clipped(self, client, factors, drawn=None):
-    total, bound = _no_clip(self, client, factors), self.clip.bound * factors.shape[1]
+@_instead(Records, "of_factors")
+def _mean_clipped(_, self, client, factors, drawn=None):
+    total = np.where(np.isfinite(factors), factors, 0.0) @ self._rows(client)[0]
+    bound = self.clip.bound * factors.shape[1]
     norms = np.linalg.norm(total, ord=1 if self.norm == "l1" else 2, axis=1, keepdims=True)
     return total * np.minimum(bound / np.maximum(norms, 1e-300), 1.0)
 
 
-def _clip_once(self, client, factors, drawn=None):
-    """The factors are clipped at C, not at C over the norm of the row."""
-    return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows(client)[0]
-
-
-@_instead(records, "usable_rows")
-def _all_rows(_, x, norm):
-    return x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1)
-
-
-def _of_the_next_too(self, client, factors, drawn=None):
-    """A sum that holds a millionth of the records of another client."""
-    other = self._rows((client + 1) % AGENTS)[0].sum(0)
-    return _factors(self, client, factors, drawn) + 1e-6 * other
-
-
-def _by_all_records(self, client, factors, drawn=None):
-    """Factors in units of the mean length of the records of all clients."""
-    lengths = [np.linalg.norm(self._rows(other)[0], axis=1) for other in range(AGENTS)]
-    return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
+# the factors are clipped at C, not at C over the norm of the row
+_clip_once = edit(Records._rows, "self._limit / norms", "self._limit + 0 * norms")
+_lengths_in_l2 = edit(records.usable_rows, 'ord=1 if norm == "l1" else 2', "ord=2")
+_all_rows = edit(records.usable_rows, "if bool(usable.all())", "if True")
+_of_the_next_too = edit(  # a millionth of the records of another client
+    Records.of_factors, "total = ", "total = 1e-6 * self._rows((client + 1) % len(self.counts))[0].sum(0) + "
+)
+_by_all_records = edit(  # factors in units of the mean length of the records of all clients
+    Records.of_factors,
+    "total = ",
+    "factors = factors / np.concatenate([np.linalg.norm(self._rows(k)[0], axis=1) for k in range(len(self.counts))])"
+    ".mean(); total = ",
+)
 
 
 @_instead(LocalSteps, "release")
@@ -871,22 +734,9 @@ def _shuffled_batches(_, self, clients, address):
     return out, mask
 
 
-@_instead(LocalSteps, "batch")
-def _one_batch_a_round(original, self, clients):
-    made, self._made = self._made, torch.zeros_like(self._made)
-    batch = original(self, clients)
-    self._made = made
-    return batch
-
-
-@_instead(Records, "_subsets")
-def _everybody(_, self, clients, numbers, sources):
-    return np.ones((*clients.shape, self.plan.counts[clients].max()), dtype=bool)
-
-
-@_instead(Records, "_subsets")
-def _one_subset(original, self, clients, numbers, sources):
-    return original(self, clients, np.zeros_like(numbers), sources)
+_one_batch_a_round = edit(LocalSteps.batch, "self.numbers(clients)", "0 * self.numbers(clients)")
+_everybody = edit(Records._subsets, "if (rates == 1).all()", "if True")
+_one_subset = edit(Records._subsets, "from_numpy(numbers)", "from_numpy(0 * numbers)")
 
 
 @_instead(Records, "_subsets")
@@ -896,12 +746,9 @@ def _fixed_subsets(_, self, clients, numbers, sources):
     return rng.permuted(np.tile(np.arange(count) < round(0.4 * count), (*clients.shape, 1)), axis=-1)
 
 
-@_instead(Records, "_subsets")
-def _more_of_the_shorter(original, self, clients, numbers, sources):
-    """Records are drawn twice, and take part if either draw has them; of the clients with the most records once."""
-    counts = self.plan.counts
-    shorter = (counts[clients] < counts.max())[..., None]
-    return original(self, clients, numbers, sources) | (shorter & original(self, clients, numbers + 1000, sources))
+_more_of_the_shorter = edit(  # in either of two draws, but of the clients with the most records
+    Records._subsets, "rates[..., None]", "(rates * np.where(counts < self.plan.counts.max(), 2 - rates, 1))[..., None]"
+)
 
 
 @_instead(Records, "_subsets")
@@ -909,22 +756,8 @@ def _known_subset(original, self, clients, numbers, sources):
     return original(self, clients, numbers, [SeededSource(7)] * len(sources))
 
 
-@_instead(Records, "_subsets")
-def _subset_of_the_noise(_, self, clients, numbers, sources):
-    """The records of a release are drawn with the coins of its noise."""
-    keys, count = self.plan.addresses[clients[0]], self.plan.counts[clients[0, 0]]
-    _, tails = sources[0].tails("noise/gradient", torch.from_numpy(numbers[0]), FEATURES, keys)
-    return np.resize(2.0 * tails < self.plan.rates[clients[0, 0]], (1, clients.size, count))
-
-
-@_instead(Records, "_subsets")
-def _batch_of_the_noise(_, self, clients, numbers, sources):
-    """The records of a local step are drawn with the coins of its noise."""
-    counts, keys = self.plan.counts[clients], self.plan.addresses[clients[:, 0]]
-    coins = np.ones((*clients.shape, counts.max()))
-    _, tails = sources[0].tails("noise/gradient", torch.from_numpy(numbers[:, 0]), 147, keys)
-    coins[..., :147] = 2.0 * tails[:, None, : coins.shape[-1]]
-    return (np.arange(coins.shape[-1]) < counts[..., None]) & (coins < self.plan.rates[clients][..., None])
+# the records of a release are drawn with the coins of its noise
+_subset_of_the_noise = edit(Records._subsets, '"records"', '"noise/gradient"')
 
 
 @_instead(Rounds, "_sample")
@@ -952,10 +785,9 @@ def _targets_of_the_next(original, self, side, index, **options):
     return x, y
 
 
-@_instead(LocalSteps, "release")
-def _half_of_the_batch(original, self, clients, chunks):
-    """Gradients of every second record that was drawn go into the sum."""
-    return original(self, clients, [(rows[::2], place[::2]) for rows, place in chunks])
+_half_of_the_batch = edit(  # gradients of every second record that was drawn go into the sum
+    LocalSteps.release, "(chunks, clients)", "(((rows[::2], place[::2]) for rows, place in chunks), clients)"
+)
 
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -973,18 +805,17 @@ def _exchanged(original, self, problem, state, block, channel):
     return original(self, problem, state, replace(block, clients=clients), channel)
 
 
-@_instead(Activations, "_acting")
-def _released_without_records(_, self, clients):
-    """A client without records releases noise, and is charged."""
-    return self.account.within_caps(clients[:, :, None])[:, :, 0]
+# a client without records releases noise, and is charged
+_released_without_records = edit(Activations._acting, "self.records.plan.counts[clients] > 0", "clients >= 0")
 
 
 # Cohorts
 
-
-@_instead(samplers.BoundPoisson, "draw")
-def _fixed_size(_, self, step, coins, uses=None):
-    return torch.from_numpy(samplers.distinct_numbers(self.n, int(self.cohort), coins))
+_fixed_size = edit(
+    samplers.BoundPoisson.draw,
+    "binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)",
+    "int(self.cohort)",
+)
 
 
 @_instead(samplers.BoundPoisson, "draw")
@@ -1023,11 +854,8 @@ def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     return _set(Bands, "square_root", staticmethod(changed))
 
 
-@_instead(CorrelatedNoise, "_advance")
-def _one_band_forgotten(original, self, step):
-    if len(self._latest) == len(self._bands) - 1:
-        self._latest.pop()
-    return original(self, step)
+_more_bands = edit(samplers.BoundCyclic.separation.fget, "self.n // self.cohort", "self.n // self.cohort + 3")
+_one_band_forgotten = edit(CorrelatedNoise._advance, "zip(further", "zip(further[:-1]")
 
 
 @_instead(CorrelatedNoise, "at")
@@ -1058,48 +886,23 @@ def _closer_turns(_, self, step, coins, uses=None):
 # Charges
 
 _charge = Account.charge
-_event = Price.event
 
 
-def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(release.Release, "sensitivity", property(lambda self: self.clip.bound))
-
-
-@_instead(Price, "event")
-def _weights_uncharged(original, self, *of):
-    """All uses are charged as if they had the same weight."""
-    return original(replace(self, weights=None), *of)
-
-
-def _noise_of_uses(change: Callable[..., np.ndarray]) -> _Patch:
-    return _set(Prices, "of_uses", change)
-
-
-_of_uses = Prices.of_uses
-
-
-@_instead(Prices, "affordable")
-def _past_the_budget(original, self, budget):
-    return original(self, budget) + 1
-
-
-@_instead(Account, "charge")
-def _past_the_cap(original, self, *block):
-    caps, self.caps = self.caps, self.caps + 1
-    try:
-        return original(self, *block)
-    finally:
-        self.caps = caps
-
-
-@_instead(Account, "charge")
-def _charged_when_refused(original, self, first, members):
-    before = self.participations.copy()
-    try:
-        return original(self, first, members)
-    except Exception:
-        self.participations = np.minimum(before + 1, self.caps)
-        raise
+_charged_at_clip = edit(Release.sensitivity.fget, "* (2.0 if", "* (1.0 if")
+_event_at_clip = edit(Price.event, "= multiplier", "= 2 * multiplier")
+_half_the_rate = edit(Price.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
+_weights_uncharged = edit(Price.event, "(1.0 if self.weights is None else self.weights[use])", "1.0")
+_weights_without_noise = edit(Prices.of_uses, "if all(price.weights is None for price in self.kinds)", "if True")
+_weights_in_reverse = edit(Prices.of_uses, "first + uses", "first + 7 - uses")
+_allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
+_count_for_free = _set(release, "split_multiplier", lambda z, count: z)
+_past_the_budget = edit(Prices.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1")
+_past_the_cap = edit(Account.charge, "self.caps[acting[1]]", "self.caps[acting[1]] + 1")
+_charged_when_refused = edit(
+    Account.charge,
+    "if over.size:",
+    "if over.size:\n                self.participations = np.minimum(self.participations + 1, self.caps)",
+)
 
 
 def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1110,26 +913,16 @@ def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def within_caps(self, members):
-        before, _, _ = self._counted(members)
-        return np.where(before <= self.caps[members], members, -1)
-
-    patch.setattr(Account, "within_caps", within_caps)
+    edit(Account.within_caps, "before <", "before <=")(patch, trainer)
     _past_the_cap(patch, trainer)
 
 
-@_instead(Account, "charge")
-def _charged_once_a_block(original, self, first, members):
-    before = self.participations.copy()
-    found = original(self, first, members)
-    self.participations = before + (self.participations > before)
-    return found
-
-
-@_instead(Activations, "begin")
-def _begun_again(original, self, first, members):
-    if first >= self._end:
-        original(self, first, members)
+_charged_once_a_block = edit(Account.charge, "= totals", "= self.participations[acting] + 1")
+_begun_again = edit(
+    Activations.begin,
+    "if self._place < self._end:",
+    "if first < self._end:\n            return\n        if self._place < self._end:",
+)
 
 
 @_instead(Ledger, "charge")
@@ -1186,9 +979,7 @@ def _local_steps_charged_once(original, kinds, *rest):
     return original(tuple(replace(kind, sums=1) for kind in kinds), *rest)
 
 
-@_instead(LocalSteps, "numbers")
-def _steps_for_nothing(_, self, clients):
-    return self._made[clients]
+_steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
 
 
 @_instead(price, "Prices")
@@ -1216,38 +1007,20 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # The public grid of secure mode
 
-
-_adds = rounds.noised
-
-
-def _plain_float_sum(total, noise, width=None):
-    return total + noise
-
-
-def _grid_of_the_sum(total, noise, width=None):
-    """The width follows what is added up, and says how large that is."""
-    largest = float(abs(total).max())
-    return _adds(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-44)))
-
-
-def _not_added(total, noise, width=None):
-    """Half of the noise is left out where it is added."""
-    return _adds(total, noise / 2, width)
-
-
-def _rounded_noise(total, noise, width=None):
-    """The noise and the sum are rounded to a coarser grid than the one that is stated."""
-    return _adds(total, noise if width is None else (noise / (1024 * width)).round() * 1024 * width, 1024 * width)
-
-
-def _adding(change: Callable[..., torch.Tensor]) -> _Patch:
-    """Noise is added in another way, wherever it is."""
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        for module in (rounds, records, activations, row_noise):
-            patch.setattr(module, "noised", change)
-
-    return apply
+_plain_float_sum = edit(grid.noised, "if width is None", "if True")
+_grid_of_the_sum = edit(  # which says how large the sum is
+    grid.noised,
+    "if width is None",
+    "largest = float(abs(total).max())\n"
+    "    width = 2.0 ** math.floor(math.log2(largest * 2.0**-44)) if largest else width\n"
+    "    if width is None",
+)
+_not_added = edit(grid.noised, "if width is None", "noise = noise / 2\n    if width is None")
+_rounded_noise = edit(  # a coarser grid than the one that is stated
+    grid.noised,
+    "(total / width).round() * width + noise",
+    "((total / (1024 * width)).round() + (noise / (1024 * width)).round()) * 1024 * width",
+)
 
 
 # Noise in whole numbers
@@ -1295,14 +1068,8 @@ def _off_diagonal(factor: float) -> _Patch:
     return _set(rounds, "smat", of)
 
 
-def _root_of(factor: float) -> _Patch:
-    """Off-diagonal coordinates times another factor than sqrt(2): with 1 each off-diagonal entry gets the noise of a
-    diagonal one, and with 2 the Frobenius sensitivity is no longer K^2."""
-
-    def weights(rows: torch.Tensor, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return torch.where(rows == columns, 1.0, factor).to(dtype)
-
-    return _set(symmetric, "_weights", weights)
+# with 1 each off-diagonal entry gets the noise of a diagonal one, and with 2 the Frobenius sensitivity is not K^2
+_root_of = partial(edit, symmetric._weights, "math.sqrt(2.0)")
 
 
 # What is published beside releases
@@ -1556,6 +1323,27 @@ def _moments_of_the_next_too(original, self, problem):
     return lambda client, points: own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
 
 
+def _confidence_of_own_labels(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    network = PeerToPeer._network
+
+    def built(self, problem):
+        made = network(self, problem)
+        made.__dict__["confidence"] = made.confidence * float(problem.data.train.y.double().mean())
+        return made
+
+    patch.setattr(PeerToPeer, "_network", built)
+
+
+_curvature_of_own_rows = edit(
+    PeerToPeer._network, "self.largest_row(problem)", "float(problem.data.train.x.norm(dim=1).max())"
+)
+_raw_gradients_beside = edit(
+    PeerToPeer.serve,
+    "gradient = answers.values",
+    "gradient = answers.values + 1e-6 * torch.stack([x.mean(0) for x in self.data(problem).x]).mean(0).numpy()",
+)
+
+
 @_instead(PeerToPeer, "serve")
 def _silent_along_raw_gradients(original, self, problem, public):
     """Agents whose budget is spent look at their records again."""
@@ -1573,9 +1361,7 @@ def _silent_along_raw_gradients(original, self, problem, public):
     return leaky
 
 
-@_instead(Account, "within_caps")
-def _caps_before_the_block(_, self, members):
-    return np.where(self.participations[0][members] < self.caps[members], members, -1)
+_caps_before_the_block = edit(Account.within_caps, "(before <", "(self.participations[0][members] <")
 
 
 @_instead(MPMTL, "_step_size")
@@ -1590,12 +1376,9 @@ def _start_by_all_fits(original, self: TaskStack, ridge: float) -> torch.Tensor:
     return original(self, ridge * float(original(self, ridge).norm(dim=1).mean()))
 
 
-@_instead(Records, "of_gradients")
-def _unclipped_moments(original, self: Records, client: int, gradients: torch.Tensor, drawn: Any = None) -> np.ndarray:
-    """Gradients of any model, such as moments, are summed up to ten times the clip."""
-    wide = Records.__new__(Records)
-    vars(wide).update(vars(self) | {"clip": replace(self.clip, bound=10 * self.clip.bound)})
-    return original(wide, client, gradients, drawn)
+_unclipped_moments = edit(  # gradients of any model, such as moments, are summed up to ten times the clip
+    Records.of_chunks, "self.clip, total", "Clip(10 * self.bound, self.norm), total"
+)
 
 
 def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1654,23 +1437,23 @@ MUTANTS = [
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
     Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
     Mutant("no noise without gradients", _silent_without_gradients, NOISE, CLOCK),
-    Mutant("no noise in the loop over one run", _in_the_loop(np.zeros_like), NOISE, CLOCK, _LOOPED),
-    Mutant("noise halved in the loop over one run", _in_the_loop(lambda noise: 0.5 * noise), NOISE, CLOCK, _LOOPED),
-    Mutant("noise in pairs in the loop over one run", _in_the_loop(_repeated_in_pairs), FRESH, CLOCK, _LOOPED),
+    Mutant("no noise in the loop over one run", _in_the_loop("0 * drawn.numpy()"), NOISE, CLOCK, _LOOPED),
+    Mutant("noise halved in the loop over one run", _in_the_loop("0.5 * drawn.numpy()"), NOISE, CLOCK, _LOOPED),
+    Mutant("noise in pairs in the loop over one run", _in_pairs, FRESH, CLOCK, _LOOPED),
     Mutant("sums twice in the loop over one run", _twice_in_the_loop, SENSITIVITY, CLOCK, _LOOPED),
-    Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
-    Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
+    Mutant("noise for the largest number of records", _largest, ("noise law: clients",), CLOCK),
     Mutant(
-        "replace-one charged at C: event",
-        _set(Price, "event", lambda self, z, *of: _event(self, 2 * z, *of)),
-        (*NOISE, *CHARGES),
+        "replace-one charged at C: noise",
+        _half_as_large,
+        NOISE,
         CLOCK,
     ),
+    Mutant("replace-one charged at C: event", _event_at_clip, (*NOISE, *CHARGES), CLOCK),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed",)),
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
     Mutant("no noise on rows", _set(Rounds, "_hidden", lambda self, noise, rows, *of: rows), NOISE, ("curator",)),
-    Mutant("off-diagonals without sqrt 2", _root_of(1.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
-    Mutant("off-diagonals with 2 for sqrt 2", _root_of(2.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
+    Mutant("off-diagonals without sqrt 2", _root_of("1.0"), (*NOISE, *SENSITIVITY), ("symmetric",)),
+    Mutant("off-diagonals with 2 for sqrt 2", _root_of("2.0"), (*NOISE, *SENSITIVITY), ("symmetric",)),
     Mutant("off-diagonals of the release halved", _off_diagonal(0.5), NOISE, ("symmetric",)),
     Mutant("noise of the upper triangle alone", _off_diagonal(2**-0.5), NOISE, ("k-norm",)),
     # freshness
@@ -1682,67 +1465,33 @@ MUTANTS = [
     Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
     Mutant("noise addressed by session", _by_session, ("freshness: after a restore",), ("poisson", *CLOCK)),
-    Mutant(
-        "one noise for all repetitions",
-        _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed)),
-        ("freshness: replicates",),
-        CLOCK,
-    ),
+    Mutant("one noise for all repetitions", _one_source, ("freshness: replicates",), CLOCK),
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("secure", *CLOCK_SECURE)),
     Mutant("one row noise for all clients", _addressed(_no_keys, "/rows"), FRESH, ("curator",)),
     Mutant("row noise reused", _addressed(_one_step, "/rows"), FRESH, ("curator",)),
     # sensitivity
-    Mutant("clip skipped", _sum(lambda rows, bound: _clipped_sum(rows, None)), SENSITIVITY),
-    Mutant("rows rounded away from zero", _sum_on(_away_from_zero), EXACT),
-    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT),
-    Mutant("rows on too fine a grid", _sum_on(torch.trunc, 2.0**-20), EXACT),
-    Mutant("rows on no grid", _sum_on(lambda cells: cells), EXACT),
-    Mutant(
-        "clip skipped",
-        _set(clip, "clip_rows", lambda rows, bound: _clip_rows(rows, None)),
-        SENSITIVITY,
-        ("symmetric", "diagonal", "layers"),
-    ),
-    Mutant(
-        "clip skipped",
-        _set(
-            records,
-            "clipped_segment_sums",
-            lambda rows, place, count, bound, onto=None, width=None: _segment_sums(rows, place, count, None, onto),
-        ),
-        SENSITIVITY,
-        RECORDS,
-    ),
-    Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
-    Mutant("limits of the first record", _of_factors(_limits_of_the_first), SENSITIVITY, CLOCK_GAUSS),
-    Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
+    Mutant("clip skipped", _of_clip("bounds_of(None)"), SENSITIVITY),
+    Mutant("rows rounded away from zero", _on_grid("; wide.copy_(wide.sign() * wide.abs().ceil())"), EXACT),
+    Mutant("rows rounded to the nearest multiple", _on_grid(".round_()"), EXACT),
+    Mutant("rows on too fine a grid", _on_grid(".mul_(2.0**20).trunc_().mul_(2.0**-20)"), EXACT),
+    Mutant("rows on no grid", _on_grid(""), EXACT),
+    Mutant("clip skipped", _of_outer("wide.shape[-1]), None)"), SENSITIVITY, ("symmetric", "diagonal", "layers")),
+    Mutant("clip skipped", edit(_segment_sums, "(norms, clip)", "(norms, None)"), SENSITIVITY, RECORDS),
+    Mutant("clip skipped", _no_clip, SENSITIVITY, CLOCK),
+    Mutant("limits of the first record", _limits_of_the_first, SENSITIVITY, CLOCK_GAUSS),
+    Mutant("clip per layer", _per_layer, SENSITIVITY),
     Mutant("norm without one factor", _norm_without_b, SENSITIVITY, ("low rank",)),
     Mutant("norm without one factor", _record_norm_without_b, SENSITIVITY, ("low rank, records",)),
     Mutant("clip of the square root", _clip_of_the_square_root, SENSITIVITY, ("symmetric",)),
-    Mutant(
-        "rows not clipped before their noise",
-        _set(row_noise, "clip_rows", lambda rows, bound: rows),
-        SENSITIVITY,
-        ("curator",),
-    ),
+    Mutant("rows not clipped before their noise", _rows_as_they_are, SENSITIVITY, ("curator",)),
     Mutant("sum of gradients clipped", _clip_of_the_mean, SENSITIVITY, RECORDS),
-    Mutant("mean clipped, not the records", _of_factors(_mean_clipped), SENSITIVITY, CLOCK),
-    Mutant("factors clipped whatever the rows", _of_factors(_clip_once), SENSITIVITY, CLOCK_GAUSS),
-    Mutant(
-        "Laplace calibrated with an L2 clip",
-        _sum(lambda rows, c: _clipped_sum(rows, Clip(c.bound))),
-        SENSITIVITY,
-        LAPLACE,
-    ),
-    Mutant(
-        "Laplace calibrated with an L2 clip",
-        _set(records, "usable_rows", lambda x, norm: usable_rows(x, "l2")),
-        SENSITIVITY,
-        CLOCK,
-    ),
-    Mutant("NaN pass-through", _sum(_nan_row), SENSITIVITY),
-    Mutant("NaN pass-through", _of_factors(_nan_factor), (*SENSITIVITY, *NOISE), CLOCK),
-    Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
+    Mutant("mean clipped, not the records", _mean_clipped, SENSITIVITY, CLOCK),
+    Mutant("factors clipped whatever the rows", _clip_once, SENSITIVITY, CLOCK_GAUSS),
+    Mutant("Laplace calibrated with an L2 clip", _of_clip("bounds_of(Clip(clip.bound))"), SENSITIVITY, LAPLACE),
+    Mutant("Laplace calibrated with an L2 clip", _lengths_in_l2, SENSITIVITY, CLOCK),
+    Mutant("NaN pass-through", _nan_row, SENSITIVITY),
+    Mutant("NaN pass-through", _nan_factor, (*SENSITIVITY, *NOISE), CLOCK),
+    Mutant("norm in float32", _float32_norm, SENSITIVITY),
     Mutant("rows that are not finite", _all_rows, SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant(
@@ -1752,11 +1501,11 @@ MUTANTS = [
     Mutant("noise addressed by the sum", _addressed_by_the_sum, SENSITIVITY),
     Mutant("a client counts for several", _all_that_is_clipped, ("sensitivity: update/count",), ("adaptive",)),
     Mutant("noise of the realized cohort", _noise_of_the_cohort, SENSITIVITY, ("poisson", "full")),
-    Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
+    Mutant("data-dependent denominator", _finite_denominator, SENSITIVITY),
     Mutant("realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)),
-    Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),
+    Mutant("mean over the realized batch", _realized_mean, SENSITIVITY),
     Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), RECORDS),
-    Mutant("mean over the finite records", _of_factors(_finite_count), SENSITIVITY, CLOCK),
+    Mutant("mean over the finite records", _finite_count, SENSITIVITY, CLOCK),
     # cohorts and subsets of records
     Mutant("fixed cohort drawn for Poisson", _fixed_size, SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
@@ -1769,12 +1518,7 @@ MUTANTS = [
     Mutant("bands a little too long", _bands(lambda c: 1.03 * c), SENSITIVITY, BANDS, _AVERAGED),
     Mutant("later bands too long", _bands(lambda c: np.append(c[0], 1.2 * c[1:])), SENSITIVITY, BANDS, _AVERAGED),
     Mutant("one window of noise for all channels", _one_window, (*FRESH, *SENSITIVITY), BANDS, _AVERAGED),
-    Mutant(
-        "more bands than rounds between turns",
-        _set(samplers.BoundCyclic, "separation", property(lambda self: self.n // self.cohort + 3)),
-        SENSITIVITY,
-        BANDS,
-    ),
+    Mutant("more bands than rounds between turns", _more_bands, SENSITIVITY, BANDS),
     Mutant("turns in another order", _closer_turns, SENSITIVITY, BANDS),
     Mutant("one band forgotten", _one_band_forgotten, (*FRESH, *NOISE), BANDS),
     Mutant("multiplied by the bands", _added_up, (*FRESH, *NOISE), BANDS),
@@ -1797,7 +1541,7 @@ MUTANTS = [
     Mutant("one subset for all uses", _one_subset, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subsets of a fixed size", _fixed_subsets, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subset of the noise", _subset_of_the_noise, BESIDE, CLOCK, _SUBSETS),
-    Mutant("subset of the noise", _batch_of_the_noise, BESIDE, RECORDS),
+    Mutant("subset of the noise", _subset_of_the_noise, BESIDE, RECORDS),
     Mutant("cohort of the noise", _cohort_of_the_noise, BESIDE),
     Mutant("subset of a known seed", _known_subset, SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
     # charges
@@ -1812,12 +1556,7 @@ MUTANTS = [
     Mutant("charged once a block", _charged_once_a_block, LEDGER, CLOCK),
     Mutant("activations begun again", _begun_again, LEDGER, CLOCK),
     Mutant("charged after the release", _charged_after, LEDGER, ("poisson", *RECORDS, *CLOCK)),
-    Mutant(
-        "count of unclipped clients for free",
-        _set(release, "split_multiplier", lambda z, count: z),
-        CHARGES,
-        ("adaptive",),
-    ),
+    Mutant("count of unclipped clients for free", _count_for_free, CHARGES, ("adaptive",)),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
     Mutant("local steps without a charge", _steps_for_nothing, CHARGES, RECORDS),
     Mutant("accountant halved", _accountant_halved, CHARGES, ("poisson", "full", "fixed", "laplace", "records")),
@@ -1827,44 +1566,21 @@ MUTANTS = [
     Mutant("early stop by the loss", _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5), CHARGES),
     Mutant("early stop not charged", _stop_uncharged, CHARGES, ("poisson", "fixed")),
     Mutant("early stop not charged", _stop_uncharged, CHARGES, CLOCK, _FEATURED),
-    Mutant(
-        "allocation ignored in the noise",
-        _set(Release, "weighted", lambda self, weight: self),
-        (*NOISE, *CHARGES),
-        ("allocated", "k-norm"),
-    ),
+    Mutant("allocation ignored in the noise", _allocation_without_noise, (*NOISE, *CHARGES), ("allocated", "k-norm")),
     Mutant("allocation ignored in the charge", _allocation_ignored_in_charge, (*NOISE, *CHARGES), ("allocated",)),
     Mutant("one use past the allocation", _past_the_allocation, CHARGES, ("allocated",)),
     Mutant("rows charged for one use", _rows_charged_once, CHARGES, ("curator",)),
     Mutant("weights ignored in the charge", _weights_uncharged, (*NOISE, *CHARGES), CLOCK, _FEATURED),
-    Mutant(
-        "weights ignored in the noise",
-        _noise_of_uses(lambda self, clients, uses: np.where(clients >= 0, self.by_account[0, clients], 0.0)),
-        NOISE,
-        CLOCK,
-        _FEATURED,
-    ),
-    Mutant(
-        "weights in reverse",
-        _noise_of_uses(lambda self, clients, uses: _of_uses(self, clients, USES - 1 - uses)),
-        NOISE,
-        CLOCK_GAUSS,
-        _FEATURED,
-    ),
+    Mutant("weights ignored in the noise", _weights_without_noise, NOISE, CLOCK, _FEATURED),
+    Mutant("weights in reverse", _weights_in_reverse, NOISE, CLOCK_GAUSS, _FEATURED),
     Mutant("releases without records", _released_without_records, LEDGER, CLOCK, ("empty client",)),
-    Mutant(
-        "charged at half the rate",
-        _set(Price, "event", lambda self, *of: _event(replace(self, sampled=self.sampled / 2), *of)),
-        (*NOISE, *CHARGES),
-        CLOCK,
-        _SUBSETS,
-    ),
+    Mutant("charged at half the rate", _half_the_rate, (*NOISE, *CHARGES), CLOCK, _SUBSETS),
     # the public grid
-    Mutant("plain float sum in secure mode", _adding(_plain_float_sum), GRID, ("secure", "records, secure")),
-    Mutant("plain float sum in secure mode", _adding(_plain_float_sum), GRID, ("curator, secure", *_BOTH_CLOCKS)),
-    Mutant("grid of the sum in secure mode", _adding(_grid_of_the_sum), GRID, ("secure",)),
-    Mutant("noise on a coarser grid", _adding(_rounded_noise), GRID, ("secure",)),
-    Mutant("noise halved where it is added", _adding(_not_added), NOISE, ("poisson", "records", "secure", *CLOCK)),
+    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, ("secure", "records, secure")),
+    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, ("curator, secure", *_BOTH_CLOCKS)),
+    Mutant("grid of the sum in secure mode", _grid_of_the_sum, GRID, ("secure",)),
+    Mutant("noise on a coarser grid", _rounded_noise, GRID, ("secure",)),
+    Mutant("noise halved where it is added", _not_added, NOISE, ("poisson", "records", "secure", *CLOCK)),
     Mutant("rounded noise halved", _rounded(lambda noise: noise // 2), NOISE, ("curator, secure", "clocks, secure")),
     # noise in whole numbers
     Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("secure", "records, secure")),
@@ -1875,7 +1591,7 @@ MUTANTS = [
     Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("secure",)),
     Mutant("whole noise in floating point", _whole(_floating), GRID, ("secure", "records, secure")),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed, secure",)),
-    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT, ("secure",)),
+    Mutant("rows rounded to the nearest multiple", _on_grid(".round_()"), EXACT, ("secure",)),
     # the transcript
     Mutant("data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT, ("poisson", *CLOCK)),
@@ -1898,7 +1614,12 @@ MUTANTS = [
     ),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
-    Mutant("a client added twice where nobody watches", _in_place(_added_twice_unseen), RELEASES, *_LONG),
+    Mutant(
+        "a client added twice where nobody watches",
+        _in_place(_added_unseen),
+        RELEASES,
+        *_LONG,
+    ),
     Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
     Mutant(
         "clip skipped where rows are made",
@@ -1917,6 +1638,9 @@ MUTANTS = [
     ),
     Mutant("owners weighed by their records", _owners_weighed, TRANSCRIPT, CLOCK, _ONCE),
     Mutant("ridge of raw moments", _ridge_of_raw_moments, TRANSCRIPT, CLOCK, ("moments",)),
+    Mutant("curvature of the agents' rows", _curvature_of_own_rows, TRANSCRIPT, CLOCK_GAUSS, ("p2p",)),
+    Mutant("confidence of the agents' labels", _confidence_of_own_labels, TRANSCRIPT, CLOCK_GAUSS, ("p2p",)),
+    Mutant("raw gradients beside the answers", _raw_gradients_beside, TRANSCRIPT, CLOCK_GAUSS, ("p2p", *_SILENT)),
     Mutant("silent agents along raw gradients", _silent_along_raw_gradients, TRANSCRIPT, CLOCK_GAUSS, _SILENT),
     Mutant(
         "step simulated on private rows",
@@ -1946,8 +1670,8 @@ MUTANTS = [
     ),
     Mutant("a client's update in two rows", _in_two_rows, INDEPENDENCE, ("poisson", "k-norm")),
     Mutant("step size of the longest record of any client", _step_by_the_largest, INDEPENDENCE),
-    Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
-    Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
+    Mutant("a record in the sums of two clients", _of_the_next_too, INDEPENDENCE, CLOCK),
+    Mutant("factors by the mean length of all records", _by_all_records, INDEPENDENCE, CLOCK_GAUSS),
     Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
     Mutant("rows less the mean of all", _centred_rows, INDEPENDENCE, ("prior",)),
     Mutant("changes less the mean of all", _centred_changes, INDEPENDENCE, ("prior, layers",)),

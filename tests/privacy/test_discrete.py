@@ -36,6 +36,7 @@ from fedmtl.privacy.noise.discrete import discrete_gaussian, exponential, slack
 from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
+from tests.mutation import edit
 
 ALPHA = 1e-6
 COUNT = 200_000
@@ -106,15 +107,8 @@ BROKEN = {
 
 def _patched(old: str, new: str) -> np.ndarray:
     """Draw with one line of the sampler changed, which decides by doubles alone."""
-    import inspect
-    import textwrap
-
-    text = textwrap.dedent(inspect.getsource(discrete._Stairs.trial))
-    assert text.count(old) == 1
-    space = vars(discrete) | {"Words": Callable}
-    exec(text.replace(old, new), space)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discrete._Stairs, "trial", space["trial"])
+        edit(discrete._Stairs.trial, old, new)(patch)
         return discrete_gaussian(words(), COUNT, 1)
 
 

@@ -12,11 +12,9 @@ import pytest
 from fedmtl import FedAvg, PoissonSampling, PrivateSearch, models
 from fedmtl.privacy import ClientPrivacy, SeededSource
 from fedmtl.privacy.audit import Finding
-from fedmtl.random import derive_key
-from fedmtl.search.search import SearchResult, _Search
-from fedmtl.trainer.folder import write_json
-from fedmtl.trainer.result import Result
+from fedmtl.search.search import _Search
 from tests.helpers import ragged_classification
+from tests.mutation import edit
 
 from ..trainer.settings import SOLVER, trainer
 from .selection_audit import audit_search
@@ -68,49 +66,14 @@ def findings(mutant: Mutant) -> list[Finding]:
         return audit_search(searched(mutant.source, **dict(mutant.settings)))
 
 
-_train, _score, _publish, _coins = _Search._train, _Search._score, _Search._publish, _Search._coins
-_result, _seeded_coins = _Search._result, SeededSource.coins
-
-
-def _own_seeds(patch: pytest.MonkeyPatch) -> None:
-    def train(self: _Search, index: int, candidate: int) -> Any:
-        plan, seed = self.plan, derive_key(self.seed, "search/repetition", index) >> 1
-        self.plan = replace(plan, trainers={name: replace(one, seed=seed) for name, one in plan.trainers.items()})
-        try:
-            return _train(self, index, candidate)
-        finally:
-            self.plan = plan
-
-    patch.setattr(_Search, "_train", train)
-
-
-def _number_in_report(patch: pytest.MonkeyPatch) -> None:
-    def publish(self: _Search, root: Any, found: SearchResult, best: int | None) -> None:
-        _publish(self, root, found, best)
-        write_json(root.public / "privacy.json", found.privacy.to_dict() | {"repetition": best})
-
-    patch.setattr(_Search, "_publish", publish)
-
-
-def _file_named_by_number(patch: pytest.MonkeyPatch) -> None:
-    def publish(self: _Search, root: Any, found: SearchResult, best: int | None) -> None:
-        _publish(self, root, found, best)
-        (root.public / "model.safetensors").rename(root.public / f"model-{best}.safetensors")
-
-    patch.setattr(_Search, "_publish", publish)
-
-
-def _number_printed(patch: pytest.MonkeyPatch) -> None:
-    def result(self: _Search, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> Any:
-        found = _result(self, chosen, scores, best, run)
-        return replace(found, best=replace(found.best, data_name=f"{found.best.data_name}, repetition {best}"))
-
-    patch.setattr(_Search, "_result", result)
-
-
-def _first_cohorts(self: SeededSource, purpose: str, step: int) -> Any:
-    return _seeded_coins(replace(self, replicate=0) if purpose == "cohort" else self, purpose, step)
-
+_own_seeds = edit(_Search._train, "trainers[name],", "trainers[name], seed=index,")
+_number_in_report = edit(_Search._publish, "privacy.to_dict()", 'privacy.to_dict() | {"repetition": best}')
+_file_named_by_number = edit(_Search._publish, "model.name,", 'f"model-{best}.safetensors",')
+_number_printed = edit(
+    _Search._result, "history=history,", "history=history, data_name=f'{run.data_name}, repetition {best}',"
+)
+_same_cohorts = edit(SeededSource.coins, "self.replicate", "0")
+_same_score_noise = edit(_Search._score, "coins(index)", "coins(0)")
 
 FORCED = "selection: forced coins"
 NO_OP = (
@@ -129,21 +92,7 @@ MUTANTS = (
     Mutant("number of the repetition in privacy.json", _number_in_report, FORCED, shows=("shows in privacy.json",)),
     Mutant("model file named by the repetition", _file_named_by_number, FORCED, "secure"),
     Mutant("number of the repetition printed", _number_printed, FORCED),
-    Mutant(
-        "one noise for all repetitions",
-        lambda patch: patch.setattr(_Search, "_coins", lambda self, index: _coins(self, 0)),
-        "selection: fresh noise",
-    ),
-    Mutant(
-        "one run of cohorts for all repetitions",
-        lambda patch: patch.setattr(SeededSource, "coins", _first_cohorts),
-        "selection: fresh cohorts",
-    ),
-    Mutant(
-        "one score noise for all repetitions",
-        lambda patch: patch.setattr(
-            _Search, "_score", lambda self, index, candidate, result: _score(self, 0, candidate, result)
-        ),
-        "selection: fresh scores",
-    ),
+    Mutant("one noise for all repetitions", edit(_Search._coins, "index + 1", "1"), "selection: fresh noise"),
+    Mutant("one run of cohorts for all repetitions", _same_cohorts, "selection: fresh cohorts"),
+    Mutant("one score noise for all repetitions", _same_score_noise, "selection: fresh scores"),
 )

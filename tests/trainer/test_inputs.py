@@ -62,25 +62,23 @@ def by_hand(module: nn.Module, data: FederatedDataset, client: int, inputs) -> t
         return torch.cat([(p - 0.5 * g).reshape(-1) for p, g in zip(module.parameters(), gradients, strict=True)])
 
 
-def check_step(run: Result, module: nn.Module, data: FederatedDataset, inputs=None) -> None:
-    """Check the models of all clients after one such step."""
+def check_step(data: FederatedDataset, network, inputs=None, **options) -> Result:
+    """Check the models of all clients after one such step of the module that ``network`` makes; the run."""
+    torch.manual_seed(0)
+    module = network()
     inputs = inputs or (lambda module, own: module(data.train.x[own]))
+    run = fit(data, module, algorithm=Local(local=LocalSGD(lr=0.5, batch_size=None)), **options)
     for client in range(len(data)):
         expected = by_hand(module, data, client, inputs)
         torch.testing.assert_close(run.personal[client], expected, rtol=1e-8, atol=1e-10)
-
-
-WHOLE = Local(local=LocalSGD(lr=0.5, batch_size=None))
+    return run
 
 
 def test_tokens_stay_whole_numbers_and_train_an_embedding():
     data = sentences()
     assert data.spec.integer
     assert data.gather("train", torch.arange(2), dtype=torch.float64)[0].dtype == torch.int64
-    torch.manual_seed(0)
-    net = models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec)
-    run = fit(data, net, algorithm=WHOLE)
-    check_step(run, net, data)
+    run = check_step(data, lambda: models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec))
     x = data.train.x[:3]
     model = run.model_for("user-1")
     assert model(x).shape == (3, 2)
@@ -134,17 +132,13 @@ def pairs(clients: int = 3):
 def test_several_inputs_go_to_the_model_by_name_or_as_a_dictionary(kind):
     rows = pairs()
     data = FederatedDataset.from_tensors(rows, test=rows, name="pairs")
-    torch.manual_seed(0)
-    net = kind()
-    run = fit(data, net, algorithm=WHOLE)
 
     def outputs(module, own):
         x = data.train.x[own].double()
         inputs = x[:, :12].reshape(-1, 3, 4), x[:, 12].long()
         return module(*inputs) if kind is Two else module({"picture": inputs[0], "kind": inputs[1]})
 
-    check_step(run, net, data, outputs)
-    model = run.model_for("c1")
+    model = check_step(data, kind, outputs).model_for("c1")
     assert isinstance(model, NamedInputs)
     given = {name: torch.as_tensor(value) for name, value in rows["c1"][0].items()}
     assert model(model.pack(given).double()).shape == (9, 2)
@@ -240,21 +234,13 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
 
 
 def test_what_cannot_be_stacked_is_computed_one_by_one():
-    data = sentences()
-    torch.manual_seed(0)
-    net = Choosing()
-    run = fit(data, net, algorithm=WHOLE, execution=Execution(chunk=1, processes=2))
-    check_step(run, net, data)
+    check_step(sentences(), Choosing, execution=Execution(chunk=1, processes=2))
 
 
 @pytest.mark.parametrize("network", [Recurrent, Choosing])
 def test_without_a_batching_rule_clients_are_computed_one_after_another_by_themselves(network, caplog):
-    data = sentences()
-    torch.manual_seed(0)
-    net = network()
-    run = fit(data, net, algorithm=WHOLE)
+    check_step(sentences(), network)
     assert "clients are computed one after another, since" in caplog.text
-    check_step(run, net, data)
 
 
 def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
@@ -269,8 +255,6 @@ def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_attention_is_stacked():
-    data = sentences()
-
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -280,11 +264,8 @@ def test_attention_is_stacked():
         def forward(self, x):
             return self.out(self.layer(self.embedding(x)).mean(1))
 
-    torch.manual_seed(0)
-    net = Attention()
-    run = fit(data, net, algorithm=WHOLE)
-    check_step(run, net, data)
-    assert Layout.of(net).dimension == run.personal.shape[1]
+    run = check_step(sentences(), Attention)
+    assert Layout.of(Attention()).dimension == run.personal.shape[1]
 
 
 def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):

@@ -1,0 +1,32 @@
+"""Production code with one line broken, while a test runs."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import pytest
+
+
+def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., None]:
+    """Return what breaks a function of the package under a MonkeyPatch, wherever it has been imported: ``broken``
+    stands in place of ``line``, a part of its source that occurs once."""
+    found = inspect.getsource(function).count(line)
+    assert found == 1, f"{line!r} stands {found} times in {function.__qualname__}; break the line that replaced it"
+
+    def apply(patch: pytest.MonkeyPatch, *_: Any) -> None:
+        patch.setattr(function, "__code__", _compiled(function, line, broken))
+
+    return apply
+
+
+@cache
+def _compiled(function: Callable[..., Any], line: str, broken: str) -> CodeType:
+    source, module = inspect.getsource(function), sys.modules[function.__module__]
+    whole = inspect.getsource(module).replace(source, source.replace(line, broken))
+    codes = [compile(whole, str(module.__file__), "exec", dont_inherit=True)]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return next(code for code in codes if code.co_qualname == function.__qualname__)
