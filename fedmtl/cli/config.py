@@ -183,8 +183,8 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     for override in parse(overrides):
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
-                f"{override.input_line} has no list of values; write them out, as in seed=1,2, or choose a sweeper that "
-                "takes values from an interval: hydra/sweeper=NAME, of a plugin of Hydra."
+                f"{override.input_line} has no list of values; write them out, as in seed=1,2, or choose a sweeper "
+                "that takes values from an interval: hydra/sweeper=NAME, of a plugin of Hydra."
             )
     register()
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
