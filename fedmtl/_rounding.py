@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Context, Decimal
 
 
@@ -33,6 +34,11 @@ def rounded_down(value: float, digits: int = 3) -> str:
 def grouped(text: str) -> str:
     """Return a text with the whole numbers of at least 1,000 in it written so, in groups of three digits."""
     return re.sub(r"(?<![\w.+-])\d{4,}(?!\w|\.\d)", lambda found: f"{int(found[0]):,}", text)
+
+
+def percent(values: Iterable[float]) -> str:
+    """Return shares as whole percents: ``71/12/17``."""
+    return "/".join(f"{value:.0%}"[:-1] for value in values)
 
 
 def number_text(value: float, mean: float | None = None) -> str:

@@ -326,9 +326,10 @@ class FederatedDataset:
             return self
         return replace(self, classes=2)
 
-    def bounded(self, bound: RowBound) -> FederatedDataset:
-        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
-        return replace(self, transform=Bounded(self.transform, bound), verify=False)
+    def bounded(self, bound: RowBound | None) -> FederatedDataset:
+        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform; None
+        leaves them as they are."""
+        return self if bound is None else replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """Return the features and targets on another device; offsets and keys stay on the host."""

@@ -51,16 +51,18 @@ def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:
         raise ValueError(f"{name}: {error}") from error
 
 
-def checked_rows(content: RecordDict, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+def checked_rows(content: RecordDict | None, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the rows of a reply, (1, d) float32 or float64 by release.
 
     Args:
-        content: of the reply.
+        content: of the reply; None without one.
         sizes: d of every release.
 
     Raises:
-        ValueError: other releases, another shape or dtype, or values that are not finite; it says which.
+        ValueError: no reply, other releases, another shape or dtype, or values that are not finite; it says which.
     """
+    if content is None:
+        raise ValueError("no answer in time")
     if "rows" not in content.array_records:
         raise ValueError("it has no rows" if sizes else "it is empty")
     rows = tensors_of(content, "rows")

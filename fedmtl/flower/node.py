@@ -152,8 +152,7 @@ class Node:
         self.trainer = trainer = trainer.resolved(problem)
         self.algorithm, self.position = trainer.algorithm, trainer.data.ids.index(name)
         self.bound = self.algorithm.row_bound(problem)
-        if self.bound is not None:
-            problem = replace(problem, data=problem.data.bounded(self.bound))
+        problem = replace(problem, data=problem.data.bounded(self.bound))
         self.settings = fingerprint(problem, trainer)
         data, self.validation = held_out(self._records(records(), problem), trainer.finetune)
         self.problem = replace(problem, data=data)
@@ -167,8 +166,7 @@ class Node:
             records = FederatedDataset.from_tensors({self.name: records}, classes=classes, seed=seed)
         data = coded_for(records, self.trainer.loss, self.algorithm.loss)
         check_records(data, self.name, self.trainer.data.spec)
-        data = replace(data, ids=(self.name,), verify=False)
-        return (data if self.bound is None else data.bounded(self.bound)).to(problem.initial.device)
+        return replace(data, ids=(self.name,), verify=False).bounded(self.bound).to(problem.initial.device)
 
     # Messages
 

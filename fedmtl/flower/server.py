@@ -256,14 +256,11 @@ class NodeEngine(Engine):
 
     def _rows(self, client: str, reply: RecordDict | None, step: int) -> dict[str, Tensor] | None:
         """Return the rows of a reply, or None where it does not count."""
-        why = "no answer in time"
-        if reply is not None:
-            try:
-                return checked_rows(reply, self.sizes)
-            except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
-                why = str(error)
-        logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, why)
-        return None
+        try:
+            return checked_rows(reply, self.sizes)
+        except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
+            logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, error)
+            return None
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Nothing is measured where there are no records."""

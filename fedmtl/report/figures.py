@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from .._rounding import number_text, rounded_down, rounded_up
+from .._rounding import number_text, percent, rounded_down, rounded_up
 from ..errors import ConfigError, DataError
 from ._names import UNITS, title_of
 from .canvas import INK, MUTED, drawing, legend_above, panels, styles_of
@@ -66,14 +66,14 @@ def plot_rounds(
     if not _column(history, metric)[1]:
         raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
     several = "budget" in history[0]
-    numbers = [metric, *["objective"] * ("objective" in history[0])]
-    names = [*numbers, *["epsilon"] * (not several)]
-    heights = [{"objective": 2.6, "epsilon": 1.6}.get(number, 4.0) for number in names]
+    heights = {metric: 4.0} | ({"objective": 2.6} if "objective" in history[0] else {})
+    numbers, heights = list(heights), heights | ({} if several else {"epsilon": 1.6})
     styles = styles_of([*lines, *(finetuned or {})])
     last_round = max(float(row["round"]) for rows in lines.values() for row in rows)
-    with drawing(path, 8.2, sum(heights), f"{BANDS} {NOT_PRIVATE}" if several else NOT_PRIVATE, paper=paper) as figure:
-        column = figure.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        axes = dict(zip(names, column, strict=True))
+    note, inches = f"{BANDS} {NOT_PRIVATE}" if several else NOT_PRIVATE, list(heights.values())
+    with drawing(path, 8.2, sum(inches), note, paper=paper) as figure:
+        column = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=inches)[:, 0]
+        axes = dict(zip(heights, column, strict=True))
         for number in numbers:
             axes[number].set_ylabel(f"{'mean ' if number == metric else ''}{number.replace('_', ' ')}")
             for label, rows in lines.items():
@@ -214,10 +214,9 @@ def _epsilon_line(axes: Axes, history: History, measured: float | None) -> None:
     rounds, epsilons = [0.0, *rounds], [0.0, *epsilons]  # nothing is spent before the first round
     axes.plot(rounds, epsilons, color=INK, drawstyle="steps-pre")  # between evaluations no more than at the next one
     axes.fill_between(rounds, epsilons, color=INK, alpha=0.08, linewidth=0, step="pre")
-    axes.set(xlim=(0, max(rounds)), ylim=(0, 1.18 * max(epsilons) or 1))
+    axes.set(xlim=(0, max(rounds)), ylim=(0, 1.18 * max(measured or 0.0, *epsilons) or 1))
     axes.text(1.02 * rounds[-1], epsilons[-1], rounded_up(epsilons[-1], 3), color=INK, va="center")
     if measured is not None:
-        axes.set_ylim(0, 1.18 * max(measured, *epsilons) or 1)
         axes.vlines(rounds[-1], measured, epsilons[-1], color=MUTED, linewidth=4, zorder=4).set_clip_on(False)
         axes.text(1.02 * rounds[-1], measured, f"at least\n{rounded_down(measured)}", color=MUTED, va="top")
 
@@ -230,8 +229,7 @@ def _share_bars(axes: Axes, shares: Mapping[str, tuple[float, float, float]], na
         widths = np.array([three[part] for three in shares.values()])
         bars = axes.barh(rows, widths, left=start, height=0.45, color=colour, label=word)
         start = start + widths
-    words = ["/".join(f"{100 * share:.0f}" for share in three) for three in shares.values()]
-    axes.bar_label(bars, words, padding=4, color=INK)
+    axes.bar_label(bars, [percent(three) for three in shares.values()], padding=4, color=INK)
     for row, baseline in enumerate(shares):
         axes.text(0, row - 0.3, f"than {title_of(baseline)}", color=INK)
     axes.set(xlim=(0, 1), ylim=(len(shares) - 0.6, -0.7), yticks=[])

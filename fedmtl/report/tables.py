@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._files import write_bytes
-from .._rounding import number_text, rounded_up
+from .._rounding import number_text, percent, rounded_up
 from ._names import CHOICE_NOT_COVERED
 from .runs import KIND, MAIN, METRICS, PRINTED, THAN_LOCAL, metrics_of, settings_of
 
@@ -84,9 +84,9 @@ def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     for name in (*PRINTED, *[name for name in metrics_of(groups) if name not in METRICS]):
         if f"{name}{DEVIATION}" in groups and groups[name].map(math.isfinite).any():
             columns[name.replace("_", " ")] = _texts(groups, name)
-    shares = 100 * groups[list(THAN_LOCAL)]
+    shares = groups[list(THAN_LOCAL)]
     if shares.notna().any(axis=None):
-        columns[SHARES] = ["/".join(f"{s:.0f}" for s in three if s == s) or "-" for three in shares.to_numpy()]
+        columns[SHARES] = [percent(three.dropna()) or "-" for _, three in shares.iterrows()]
     table = pd.DataFrame({name: texts for name, texts in columns.items() if name not in same}, dtype=object)
     return table, [line for line in caption if line]
 

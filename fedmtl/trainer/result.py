@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .._rounding import number_text, rounded_up
+from .._rounding import number_text, percent, rounded_up
 from ..algorithms.finetune import Finetune, Personalization
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
@@ -21,7 +21,7 @@ from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .scored import Scored, Stage, beside, percent, spread_of
+from .scored import Scored, Stage, beside, spread_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame

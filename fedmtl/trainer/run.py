@@ -207,9 +207,7 @@ class Run:
             )
         self.about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit}
         self.about["shortened"] = {} if bound is None else share_beyond(problem.data, bound)
-        if bound is not None:  # records are scored as they are trained on
-            problem = replace(problem, data=problem.data.bounded(bound))
-        data, validation = held_out(problem.data, finetune)
+        data, validation = held_out(problem.data.bounded(bound), finetune)  # records are scored as they are trained on
         problem = replace(problem, data=data)
         self.clients, self.evaluated = evaluated_clients(problem, asked.evaluate_clients)
         if validation is not None and len(self.clients) < problem.clients:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .._check import id_of
+from .._rounding import percent
 from ..algorithms.finetune import Personalization
 from ..data import RowBound
 from ..errors import ConfigError
@@ -251,8 +252,3 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
         return None
     pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
     return shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
-
-
-def percent(values: Sequence[float]) -> str:
-    """Return shares as whole percents: ``71/12/17``."""
-    return "/".join(f"{value:.0%}"[:-1] for value in values)

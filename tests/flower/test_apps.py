@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl import MPMTL, PMTL, FullParticipation, PeerToPeer, PoissonClocks, Trainer, models
+from fedmtl import MPMTL, PMTL, FullParticipation, Interval, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.algorithms import Algorithm, Cohort, Released
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset, load_synthetic_tasks
@@ -385,6 +385,11 @@ def test_rows_that_are_none(rows, text: str) -> None:
         checked_rows(content, {"update": 3})
 
 
+def test_no_reply_is_no_row() -> None:
+    with pytest.raises(ValueError, match="no answer in time"):
+        checked_rows(None, {"update": 3})
+
+
 # What a node says, and to whom
 
 
@@ -494,6 +499,10 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0)}, "RecordPrivacy needs delta in a Flower app"),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon={"x": 1.0}, delta=1e-5)}, "names 'x'"),
         ({"baselines": ("local",)}, "baselines needs all clients in one process"),
+        (
+            {"audit": Interval()},
+            "audit=Interval.* needs all clients in one process; a Flower app has a process for each",
+        ),
     ],
 )
 def test_settings_that_nodes_cannot_follow(settings, text: str) -> None:
