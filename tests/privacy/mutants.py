@@ -1,6 +1,7 @@
 """Broken versions of the production release path, each of which the audit must catch.
 
-Every patch point is in this file. A mutant is applied in each of its configurations to every algorithm that the
+Every patch point is in this file. A mutant has another text in place of a part of one line, which it quotes, or another
+function in place of one. It is applied in each of its configurations to every algorithm that the
 configuration is run with; ``caught_by`` names the checks of which at least one must refute it.
 """
 
@@ -41,7 +42,6 @@ from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
-from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.data import Examples, FederatedDataset
@@ -923,16 +923,8 @@ _begun_again = edit(
     "if self._place < self._end:",
     "if first < self._end:\n            return\n        if self._place < self._end:",
 )
-
-
-@_instead(Ledger, "charge")
-def _another_client(original, self, first, end, cohorts=None):
-    original(self, first, end, cohorts and [[(k + 1) % AGENTS for k in cohort] for cohort in cohorts])
-
-
-@_instead(Price, "multiplier")
-def _calibrated_for_less(original, self, budget, uses):
-    return original(self, budget, uses - 1)
+_another_client = edit(Ledger.charge, "cohorts[new", "[[(k + 1) % 5 for k in one] for one in cohorts][new")
+_calibrated_for_less = edit(Price.multiplier, "uses)", "uses - 1)")
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -974,17 +966,10 @@ def _stated_at_another_delta(original, self, **options):
         self.prices = prices
 
 
-@_instead(price, "Prices")
-def _local_steps_charged_once(original, kinds, *rest):
-    return original(tuple(replace(kind, sums=1) for kind in kinds), *rest)
-
-
+_priced = partial(edit, price.calibrated, "tuple(price for")
+_local_steps_charged_once = _priced("tuple(replace(price, sums=1) for")
 _steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
-
-
-@_instead(price, "Prices")
-def _allocation_ignored_in_charge(original, kinds, *rest):
-    return original(tuple(replace(kind, weights=(1.0,) * len(kind.weights)) for kind in kinds), *rest)
+_allocation_ignored_in_charge = _priced("tuple(replace(price, weights=(1.0,) * len(price.weights)) for")
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1117,14 +1102,8 @@ def _ends_by_the_rows(_, self, step):
     return "early" if small else ""
 
 
-@_instead(Rounds, "_noised_sum")
-def _sum_on_the_grid(original, self, name, total, step):
-    """What is kept of a release for the public file is the sum without its noise."""
-    bare = total / self.denominator
-    value = original(self, name, total, step)
-    if name in self.on_grid:
-        self.on_grid[name] = replace(self.on_grid[name], value=bare)
-    return value
+# what is kept of a release for the public file is the sum without its noise
+_sum_on_the_grid = edit(Rounds._noised_sum, "GridValue(step, each", "GridValue(step, (each - noise)")
 
 
 # The algorithm
@@ -1223,11 +1202,9 @@ def _personal_mixed(original, self, problem, state, clients):
     return torch.lerp(made, made.roll(1, 0), 1e-3)
 
 
-@_instead(evidence, "own_ridges")
-def _ridges_of_all(_, *of: Any) -> torch.Tensor:
-    """Every task's choice of a ridge follows that of the others."""
-    found = own_ridges(*of)
-    return (found * found.log().mean().exp()).sqrt()
+_ridges_of_all = edit(  # every task's choice of a ridge follows that of the others
+    evidence.own_ridges, "from_numpy(chosen)", "from_numpy(np.sqrt(chosen * np.exp(np.log(chosen).mean())))"
+)
 
 
 def _excess_of_the_models(problem, state, before, block, channel):
@@ -1236,10 +1213,8 @@ def _excess_of_the_models(problem, state, before, block, channel):
     state.public["excess"] = state.public["excess"] * (1 + 1e-3 * size) + 1e-6 * size
 
 
-@_instead(SharedModel, "client")
-def _weights_of_all(original, self, c):
-    """A client's weight is its share of the longest client's examples."""
-    return original(replace(self, cap=int(c.problem.data.train.counts.max())), c)
+# a client's weight is its share of the longest client's examples
+_weights_of_all = edit(SharedModel.client, "(counts / self.cap)", "(counts / c.problem.data.train.counts.max())")
 
 
 def _over_the_examples(problem, state, before, block, channel):
@@ -1249,11 +1224,7 @@ def _over_the_examples(problem, state, before, block, channel):
         state.public[name] = value + (state.public[name] - value) * channel.denominator / max(1.0, float(weights))
 
 
-@_instead(PrivatePrior, "client")
-def _centred_rows(original, self, c):
-    """Every task's row is that less the mean of all."""
-    rows, own = original(self, c)
-    return {name: row - row.mean(-2, keepdim=True) for name, row in rows.items()}, own
+_centred_rows = edit(PrivatePrior.client, "replicates = ", "rows = rows - rows.mean(0); replicates = ")
 
 
 def _layer_by_the_models(problem, state, before, block, channel):
@@ -1270,17 +1241,9 @@ def _layer_by_the_rows(original, self, problem, replicates=1):
     return state
 
 
-@_instead(PriorLayers, "client")
-def _centred_changes(original, self, c):
-    """Every client's row is that less the mean of all."""
-    rows, own = original(self, c)
-    return {name: row - row.mean(0) for name, row in rows.items()}, own
-
-
-@_instead(PriorLayers, "_responses")
-def _mean_response(original, self, problem, matrices, clients):
-    """What the records of a client determine is what those of all do."""
-    return [found.mean(0).expand_as(found) for found in original(self, problem, matrices, clients)]
+_centred_changes = edit(PriorLayers.client, "* rows}", "* (rows - rows.mean(0))}")
+# what the records of a client determine is what those of all do
+_mean_response = edit(PriorLayers._responses, "return responses", "return [b.mean(0).expand_as(b) for b in responses]")
 
 
 @_instead(PrivatePrior, "init")
@@ -1362,12 +1325,9 @@ def _silent_along_raw_gradients(original, self, problem, public):
 
 
 _caps_before_the_block = edit(Account.within_caps, "(before <", "(self.participations[0][members] <")
-
-
-@_instead(MPMTL, "_step_size")
-def _step_size_from_data(_, self: MPMTL, problem: Any) -> float:
-    """The threshold on eigenvalues is eta lam with eta from the private rows."""
-    return 1.0 / float(problem.data.train.x.double().square().sum(1).mean())
+_step_size_from_data = edit(  # the threshold on eigenvalues is eta lam with eta from the private rows
+    MPMTL._step_size, "self.largest_row(problem)", "problem.data.train.x.double().square().sum(1).mean().sqrt().item()"
+)
 
 
 @_instead(TaskStack, "fit")
