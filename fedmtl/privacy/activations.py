@@ -38,10 +38,11 @@ class _Window:
         first: number of the first activation.
         clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
             it is silent.
+        answering: (S, R) bool, where it is a client.
         groups: of each activation, the clients that release something in ascending order, with the replicates of each,
             int64 (k,).
         uses: (S, R) int64 how often it acted before.
-        divisors: (S, R) what sums are divided by.
+        divisors: (S, R, 1) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         widths: of the grids of that noise in secure mode, (s,).
@@ -50,6 +51,7 @@ class _Window:
 
     first: int
     clients: np.ndarray
+    answering: np.ndarray
     groups: list[list[tuple[int, np.ndarray]]]
     uses: np.ndarray
     divisors: np.ndarray
@@ -137,13 +139,15 @@ class Activations(Channel):
         scales = self.records.scales(acting, uses)
         nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
         acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
-        return _Window(first, acting, _grouped(acting), uses, divisors, scales, nothing, np.zeros(0))
+        return _Window(
+            first, acting, acting >= 0, _grouped(acting), uses, divisors[:, :, None], scales, nothing, np.zeros(0)
+        )
 
     @property
     def answering(self) -> np.ndarray:
         """Return in which replicates the next activation releases something, bool (R,); public."""
         window, start = self._next()
-        return window.clients[start] >= 0
+        return window.answering[start]
 
     @property
     def acting(self) -> list[tuple[int, np.ndarray]]:
@@ -214,18 +218,22 @@ class Activations(Channel):
             return torch.zeros(self.replicates, dtype=torch.float64)
         at = self._place - 1 - window.first
         unit = self.records.law.std(1.0, self.records.plan.dimension)
-        return torch.from_numpy(unit * window.scales[at] / window.divisors[at])
+        return torch.from_numpy(unit * window.scales[at] / window.divisors[at, :, 0])
 
     # Sums and noise
 
     def _sums(self, gradients: Sequence[Gradients], window: _Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts."""
-        groups, sampled, parts = window.groups[start], self.records.sampled, []
+        groups, records, parts = window.groups[start], self.records, []
         if len(gradients) != len(groups):
             raise PrivacyError(f"{len(groups)} clients act; gradients of {len(gradients)} were handed over.")
         for (client, runs), rows in zip(groups, gradients, strict=True):
-            parts.append(self.records.of(client, rows, self.members(client, runs) if sampled else None))
+            drawn = self.members(client, runs) if records.sampled else None
+            if isinstance(rows, Tensor):
+                parts.append(records.of_gradients(client, rows, drawn))
+            else:
+                parts.append(records.of_factors(client, rows, drawn))
         if len(parts) == 1 and len(parts[0]) == self.replicates:
             return parts[0]
         sums = np.zeros((self.replicates, self.records.plan.dimension))
@@ -242,13 +250,13 @@ class Activations(Channel):
         canaries.draw(client, None if drawn is None else drawn[0])
         added = self.records.of_chunks([canaries.gradients(clients)], clients)
         value = self._noised(total + added.numpy(), start, window)
-        rest = value * window.divisors[start, :, None] - total
+        rest = value * window.divisors[start] - total
         canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
         return value
 
     def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
-        divisors = window.divisors[start, :, None]
+        divisors = window.divisors[start]
         if self.prices is None:
             return total / divisors
         if not window.drawn <= start < window.drawn + len(window.noise):

@@ -100,13 +100,6 @@ class Records:
 
     # Sums
 
-    def of(self, client: int, gradients: Gradients, drawn: Array | None) -> Array:
-        """Return the sums (k, D) over the records of a client in k replicates: over all of them, or those that are
-        ``drawn``, bool (k, n_i)."""
-        if isinstance(gradients, Tensor):
-            return self.of_gradients(client, gradients, drawn)
-        return self.of_factors(client, gradients, drawn)
-
     def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
 

@@ -247,7 +247,7 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     return place
 
 
-ARITHMETIC = 10
+ARITHMETIC = 11
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases

@@ -111,15 +111,16 @@ class AsyncLearner(CentralLearner):
         owners = len(counts)
         a = self.effective_step(owners, problem.rounds)
         # arrays of the shape of a model or of none: NumPy broadcasts more slowly than it computes
-        share = np.repeat((counts / counts.sum())[:, None], p, 1)
-        own_step, central_step = np.array(a * owners), np.array(a * self.central_share(owners))
-        of_g, two_n, low, high = map(np.array, (2 * self.reg, 2.0 * owners, -self.theta_max, self.theta_max))
+        share = np.repeat((a * owners * counts / counts.sum())[:, None], p, 1)  # a N n_i / n
+        # with grad g(tbar) = 2 reg tbar, tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar, and likewise in (7')
+        own, central = np.array(1 - a * self.reg), np.array(1 - 2 * a * self.reg * self.central_share(owners))
+        low, high = np.array(-self.theta_max), np.array(self.theta_max)
 
         def serve(answers: Answers) -> None:
-            tbar, slope = answers.points, of_g * answers.points  # of g
-            owned = tbar - own_step * (slope / two_n + share.take(answers.clients, 0) * answers.values)
-            theta[answers.at] = np.minimum(np.maximum(owned, low), high)  # (5)
-            theta_l[answers.runs] = np.minimum(np.maximum(tbar - central_step * slope, low), high)  # (7')
+            tbar = answers.points
+            moved = own * tbar - share.take(answers.clients, 0) * answers.values
+            theta[answers.at] = np.minimum(np.maximum(moved, low), high)  # (5)
+            theta_l[answers.runs] = np.minimum(np.maximum(central * tbar, low), high)  # (7')
 
         return serve
 

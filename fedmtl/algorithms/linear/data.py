@@ -63,7 +63,8 @@ class LinearLoss(Checked):
         torch's."""
         margins = theta.dot(x.T)
         if self.name in SQUARES:
-            return SQUARES[self.name] * (margins - y)
+            margins -= y
+            return margins + margins if self.name == "squared" else margins
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)
         return -y * torch.sigmoid(torch.from_numpy(margins * -y)).numpy()
