@@ -28,7 +28,7 @@ class ResumeError(FedmtlError, RuntimeError):
 
 
 class TrainingError(FedmtlError, RuntimeError):
-    """Nothing was learned, since all that was computed is not finite."""
+    """Nothing can be learned: what was computed is not finite, no client is connected, or a file cannot be written."""
 
 
 class BudgetExhausted(FedmtlError, RuntimeError):

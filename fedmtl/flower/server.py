@@ -18,7 +18,7 @@ from .._check import Positive, check_arguments
 from .._files import read_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
-from ..errors import ConfigError
+from ..errors import ConfigError, TrainingError
 from ..privacy import RecordPrivacy, Rounds
 from ..schedules import Block
 from ..trainer import Trainer
@@ -54,6 +54,7 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
 
     Raises:
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
+        TrainingError: of the run, where no client is there at its start; nothing has been charged then.
     """
     check(trainer)
     app = ServerApp()
@@ -125,12 +126,21 @@ class Nodes:
 
     def gather(self, seconds: float) -> None:
         """Wait until all clients are connected, for ``seconds`` at most; and until all nodes that are have said their
-        names, for which they may have to read their records, for as long as a round waits."""
+        names, for which they may have to read their records, for as long as a round waits.
+
+        Raises:
+            TrainingError: there is no client, so that every round would be charged for noise alone.
+        """
         began = time.monotonic()
         while (count := len(self.connected())) < len(self.names):
             rest = began + (max(seconds, self.patience) if self._asked else seconds) - time.monotonic()
             if rest <= 0:
                 sizes = count, len(self.names)
+                if not count:
+                    raise TrainingError(
+                        f"None of {sizes[1]:,} clients has said its name in time, so that nothing is charged. Start "
+                        "the nodes, or have the server wait longer for them (gather=, patience=), and run again."
+                    )
                 logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
                 return
             time.sleep(min(1.0, rest))

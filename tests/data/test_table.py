@@ -313,6 +313,7 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
             ConfigError,
             r"read_table\.bounds contains 'age', which is not a feature column; accepted: 'kind'\.",
         ),
+        ({"kind": 18}, ConfigError, r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \["),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
         ({"kind": ["a", "a", "b"]}, ConfigError, r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct"),
         ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),

@@ -15,7 +15,7 @@ from fedmtl import MPMTL, PMTL, FullParticipation, Interval, PeerToPeer, Poisson
 from fedmtl.algorithms import Algorithm, Cohort, Released
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset, load_synthetic_tasks
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import ConfigError, DataError, TrainingError
 from fedmtl.graphs import Ring
 from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
 from fedmtl.schedules import rounds
@@ -289,6 +289,14 @@ def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp
         }  # 4: the expected cohort
     found = public_state(tmp_path / "server")
     same({f"public.{name}": value for name, value in public.items()}, found, 1e-5)
+
+
+def test_a_run_without_nodes_is_not_begun(tmp_path: Path) -> None:
+    server, grid = apart(trainer_of("fedavg"), tmp_path)
+    grid.nodes = {}
+    with pytest.raises(TrainingError, match=f"None of {CLIENTS} clients has said its name in time, so that nothing is"):
+        run(server, grid)
+    assert not (tmp_path / "server").exists()
 
 
 def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) -> None:

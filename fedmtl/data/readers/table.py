@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +171,8 @@ def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[st
 
 def _is_range(column: str, values: Sequence[Any]) -> bool:
     """Return whether bounds are a range of numbers, not the texts of categories."""
+    if not isinstance(values, Sized):
+        raise ConfigError(f"data.bounds[{column!r}] is {values!r}; give a range, [LOW, HIGH], or categories, [A, B].")
     if len(values) != 2 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
         check_texts(f"bounds[{column!r}]", values)
         return False
