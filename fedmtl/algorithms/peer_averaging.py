@@ -55,7 +55,7 @@ class PeerAveraging(PeerToPeer):
             noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
         refine: the strength of the pull in the last step, above 0.
         refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``' mean, in which there is
-            less of the agent's own noise, or the agent's ``"own"`` model. Without neighbours, its own.
+            less of the agent's own noise, or the agent's ``"own"`` model.
         smoothness: h, a public constant: the curvature of a mean loss in a usual direction, which is less than the
             largest of the domain. ``None``: that one.
         allocation: of the budget over the releases, where there are several, see :class:`PeerToPeer`.
@@ -138,8 +138,7 @@ class PeerAveraging(PeerToPeer):
         if self.refine_from == "neighbours":
             runs = np.repeat(np.arange(len(theta)), len(agents))
             means = torch.from_numpy(network.means(theta.numpy(), runs, np.tile(agents, len(theta))))
-            isolated = torch.from_numpy(network.graph.degrees[agents] == 0)
-            starts = torch.where(isolated[:, None], starts, means.reshape(starts.shape))
+            starts = means.reshape(starts.shape)
         refined = starts.clone()
         for place, agent in enumerate(agents.tolist()):
             x, y = data.x[agent], data.y[agent]

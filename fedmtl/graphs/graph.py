@@ -26,7 +26,6 @@ class Graph:
         weights: (n, n) sparse or dense, such as ``networkx.to_scipy_sparse_array(graph)`` of a graph of networkx, whose
             nodes are then ``ids``; stored as a float64 ``csr_array`` with sorted columns and no stored zeros.
         ids: the agents' ids, in the order of the rows.
-        isolated: agents without neighbours are accepted; no objective sees them.
 
     Raises:
         ConfigError: ids that are not distinct or not n; weights that are not square, not finite, negative, on the
@@ -35,12 +34,9 @@ class Graph:
 
     weights: csr_array
     ids: tuple[str, ...]
-    isolated: bool = False
 
     @classmethod
-    def from_pairs(
-        cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str], *, isolated: bool = False
-    ) -> Graph:
+    def from_pairs(cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str]) -> Graph:
         """Return the graph of pairs of agents, by their places in ``ids``.
 
         One that is given in both orders is one pair, with the larger weight.
@@ -48,11 +44,11 @@ class Graph:
         Args:
             first, second: places, (m,) each, without repeats.
             weight: one for each pair, or one for all.
-            ids, isolated: of the graph.
+            ids: of the graph.
         """
         places, n = np.stack([np.asarray(first), np.asarray(second)]), len(ids)
         pairs = csr_array((np.broadcast_to(weight, places.shape[1:]).astype(np.float64), tuple(places)), shape=(n, n))
-        return cls(pairs.maximum(pairs.T.tocsr()), tuple(ids), isolated)
+        return cls(pairs.maximum(pairs.T.tocsr()), tuple(ids))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))
@@ -89,12 +85,11 @@ class Graph:
                 f"other; weights must be symmetric."
             )
         lonely = np.flatnonzero(np.diff(matrix.indptr) == 0)
-        if lonely.size and not self.isolated:
+        if lonely.size:
             names = ", ".join(repr(self.ids[i]) for i in lonely[:_NAMED])
             more = f" and {lonely.size - _NAMED} more" if lonely.size > _NAMED else ""
             raise ConfigError(
-                f"Graph: {names}{more} {'has' if lonely.size == 1 else 'have'} no neighbours; connect every agent, or "
-                f"give isolated=True."
+                f"Graph: {names}{more} {'has' if lonely.size == 1 else 'have'} no neighbours; connect every agent."
             )
         return cast(csr_array, matrix)
 
@@ -136,7 +131,7 @@ class Graph:
         for name in sorted(rows.keys() - set(wanted)):
             raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
         order = np.array([rows[name] for name in wanted])
-        return Graph(self.weights[order][:, order], wanted, self.isolated)
+        return Graph(self.weights[order][:, order], wanted)
 
     def describe(self) -> str:
         """Return one phrase for the report."""

@@ -73,14 +73,12 @@ class EdgesFile:
 
     Args:
         path: a text file, or one compressed with gzip (``.gz``).
-        isolated: accept clients that the file does not have.
 
     Raises:
         DataError: there is no such file.
     """
 
     path: str
-    isolated: bool = False
     digest: str = field(init=False)
     from_data = False
 
@@ -109,7 +107,7 @@ class EdgesFile:
                 )
         first, second = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
         try:
-            return Graph.from_pairs(first, second, list(weights.values()), data.ids, isolated=self.isolated)
+            return Graph.from_pairs(first, second, list(weights.values()), data.ids)
         except ConfigError as error:
             raise ConfigError(str(error).replace("Graph: ", f"{self.path}: ")) from error
 

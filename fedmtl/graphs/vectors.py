@@ -26,14 +26,14 @@ def knn_cosine(vectors: Any, k: int, ids: Sequence[str]) -> Graph:
     Raises:
         ConfigError: k is not in [1, n - 1], or a vector has no direction.
     """
-    from sklearn.neighbors import NearestNeighbors  # takes a second to import
+    from sklearn.neighbors import kneighbors_graph  # takes a second to import
 
     rows, n = _unit_rows(vectors, ids), len(ids)  # of unit rows the nearest have the largest cosine
     positive_int("knn_cosine", k=k)
     if k >= n:
         raise ConfigError(f"knn_cosine.k is {k:,} for {n:,} agents; it must be below their number.")
-    nearest = NearestNeighbors(n_neighbors=k).fit(rows).kneighbors(return_distance=False)
-    return Graph.from_pairs(np.repeat(np.arange(n), k), nearest.ravel(), 1.0, ids)
+    nearest = kneighbors_graph(rows, k)
+    return Graph(nearest.maximum(nearest.T), tuple(ids))
 
 
 def exp_angle(models: ArrayLike, gamma: float, cut: float, ids: Sequence[str]) -> Graph:

@@ -13,7 +13,7 @@ from scipy import optimize
 from fedmtl import PeerAveraging, PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
-from fedmtl.graphs import Graph, Ring
+from fedmtl.graphs import Ring
 from tests import small
 from tests.small import check_resumed
 
@@ -198,18 +198,3 @@ def test_the_last_step_around_the_neighbours_minimizes_the_agents_block_of_the_o
             np.testing.assert_allclose(found[r, i], best, atol=2e-6)
     some = torch.tensor([4, 1])
     torch.testing.assert_close(algorithm.personalize(problem, state, some).double(), torch.from_numpy(found[0])[some])
-
-
-def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() -> None:
-    weights = random_graph(N).weights.toarray()
-    weights[2], weights[:, 2] = 0.0, 0.0
-    weights[0, 1] = weights[1, 0] = 1.0
-    graph, problem = Graph(weights, tuple(f"a{k}" for k in range(N)), isolated=True), agents()
-    own, around = (
-        PeerAveraging(row_norm=1.0, graph=graph, refine=0.7, refine_from=where) for where in ("own", "neighbours")
-    )
-    state = own.init(problem)
-    state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
-    one, two = (algorithm.models(problem, state, torch.arange(N))[0] for algorithm in (own, around))
-    assert torch.equal(one[2], two[2])
-    assert not torch.isclose(one[[0, 1, 3, 4, 5]], two[[0, 1, 3, 4, 5]]).all(1).any()

@@ -61,7 +61,7 @@ class Network:
     def convexity(self) -> float:
         """Return sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
         least = self.graph.normalization * self.confidence * 2 * self.ridge
-        return float(self.mu * least[self.graph.normalization > 0].min(initial=np.inf))
+        return float(self.mu * least.min())
 
     @property
     def largest_curvature(self) -> float:
