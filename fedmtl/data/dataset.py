@@ -21,7 +21,6 @@ from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut,
 from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
-FIELDS = ("x", "y", "offsets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,16 +345,13 @@ class FederatedDataset:
         if self.domain is not None:
             header["domain"] = asdict(self.domain)
         digest.update(json.dumps(header, sort_keys=True).encode())
-        for name, value in self._tensors().items():
-            for part, tensor in rows.components(value).items():
-                digest.update(f"{name}{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                for start, stop in checks.chunks(tensor):
-                    digest.update(rows.to_array(tensor[start:stop].cpu()).data)
+        for side in (*SIDES, "public") if self.public is not None else SIDES:
+            for field in ("x", "y", "offsets"):
+                for name, tensor in rows.components(getattr(getattr(self, side), field)).items():
+                    digest.update(f"{side}_{field}{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                    for start, stop in checks.chunks(tensor):
+                        digest.update(tensor[start:stop].cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        sides = {"train": self.train, "test": self.test} | ({} if self.public is None else {"public": self.public})
-        return {f"{side}_{field}": getattr(part, field) for side, part in sides.items() for field in FIELDS}
 
     def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
         return replace(self, train=train, test=test, ids=ids, verify=False)

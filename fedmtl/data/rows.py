@@ -52,12 +52,6 @@ def components(value: Tensor) -> dict[str, Tensor]:
     return {"_crow": value.crow_indices(), "_columns": value.col_indices(), "_values": value.values()}
 
 
-def to_array(value: Tensor) -> np.ndarray:
-    """Return a contiguous NumPy array with the same bytes; bfloat16, which NumPy lacks, as int16."""
-    value = value.contiguous()
-    return (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
-
-
 def offsets_of(counts: Tensor) -> Tensor:
     """Turn counts (n,) into offsets (n + 1,): row i of the result begins client i."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

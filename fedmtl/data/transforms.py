@@ -65,7 +65,7 @@ class Integers:
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(Cast):
     """Several inputs of a model in one row of numbers, in the asked dtype; the model's side divides the row.
 
     Args:
@@ -78,9 +78,6 @@ class Packed:
     def __post_init__(self) -> None:
         inputs = tuple((str(name), tuple(int(n) for n in shape), str(kind)) for name, shape, kind in self.inputs)
         object.__setattr__(self, "inputs", inputs)
-
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return x.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def test_files_that_cannot_be_read(tmp_path):
 def by_user(given, side):
     """{(user, item): (x, y)} of a side."""
     part = given.data.side(side)
-    item = given.items[given.train_item if side == "train" else given.test_item].tolist()
+    item = given.items[given.ratings.side(side).x].tolist()
     owner = np.repeat(given.data.ids, part.counts.numpy())
     return {(int(u[5:]), i): (x, y) for u, i, x, y in zip(owner, item, part.x, part.y.tolist(), strict=True)}
 

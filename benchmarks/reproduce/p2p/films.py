@@ -155,7 +155,7 @@ def centring(root: Path) -> list[Row]:
     given = movielens_users(root, features=FEATURES, seed=0)
     exact = optimum(objective_of(peers(given, graph_of(given)), given.data)).theta
     x, _, _, counts = owners(given.data, "train")
-    rating, start = given.train_rating.numpy(), given.data.train.offsets.numpy()
+    rating, start = given.ratings.train.y.numpy(), given.data.train.offsets.numpy()
     phi = given.features.double().numpy()
     for clip in (1.0, 3.0, 5.0, 10.0):
         for centre in ("user", "public"):

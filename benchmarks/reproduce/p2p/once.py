@@ -294,9 +294,9 @@ def read_films(root: Path, seed: int) -> Films:
     """Read a split; the features that the reader learns are thrown away."""
     given = movielens_users(root, seed=seed, features=1, sweeps=1, centre=CENTRE)
     sides = []
-    for part, item in ((given.data.train, given.train_item), (given.data.test, given.test_item)):
+    for part, rated in ((given.data.train, given.ratings.train), (given.data.test, given.ratings.test)):
         user = np.repeat(np.arange(len(given.data)), part.counts.numpy())
-        sides.append((user, item.numpy(), part.y.double().numpy()))
+        sides.append((user, rated.x.numpy(), part.y.double().numpy()))
     return Films(given.data.train.counts.numpy(), sides[0], sides[1], len(given.items))
 
 

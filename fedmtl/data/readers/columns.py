@@ -228,8 +228,9 @@ def _printed(value: object) -> str:
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
-    match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
-    return np.where(match.any(axis=1), match.argmax(axis=1), -1)
+    import pandas as pd
+
+    return pd.Index(list(categories)).get_indexer(pd.Index(values))
 
 
 def looks_like_id(values: pd.Series) -> bool:

@@ -7,9 +7,8 @@ from either pool, and its own style: one rotation and one gamma for all its imag
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
+from importlib.metadata import distribution
 
 import numpy as np
 import torch
@@ -80,23 +79,11 @@ def load_digits_clients(
 
 def raw_digits() -> tuple[Tensor, Tensor]:
     """Return scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
-    rows = _file_of_digits()
+    # the file itself, since the package takes longer to import than a small run
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = np.loadtxt(str(file), delimiter=",")
     images = torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8).astype(np.float32) / 16)
     return images, torch.from_numpy(rows[:, -1].astype(np.int64))
-
-
-def _file_of_digits() -> np.ndarray:
-    """Return the pixels and the label of every image, float64 (1797, 65), from the file that scikit-learn installs: the
-    package itself, with pandas, takes longer to import than a small run."""
-    spec = importlib.util.find_spec("sklearn")
-    for folder in () if spec is None else spec.submodule_search_locations or ():
-        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if path.is_file():
-            return np.loadtxt(path, delimiter=",")
-    from sklearn.datasets import load_digits  # of a version that keeps the file elsewhere
-
-    digits = load_digits()
-    return np.column_stack([digits.data, digits.target])
 
 
 def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 _FORMAT = "1"  # of the cache: another one is decoded anew
-_SYNC_EVERY = 1024  # images
 _LEFT_SECONDS = 86400.0
 _THREADS = 8
 Item = TypeVar("Item")
@@ -236,8 +235,6 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
                 decoded = pool.map(lambda item: decode(root / item, str(root / item), size=size), images, chunksize=16)
                 for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
                     array[number] = pixels
-                    if number % _SYNC_EVERY == 0:
-                        array.flush()
             array.flush()
             del array
             os.replace(file, target)

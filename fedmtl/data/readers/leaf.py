@@ -22,7 +22,7 @@ from ..assemble import as_tensor
 from ..checks import check_ids
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
-from ..transforms import Integers, Transform
+from ..transforms import Integers
 
 Pair = tuple[np.ndarray, np.ndarray]
 Stored = TypeVar("Stored")
@@ -42,7 +42,6 @@ def read_leaf(
     seed: int = 0,
     min_examples: int = 2,
     integers: bool = False,
-    transform: Transform | None = None,
     name: str | None = None,
 ) -> FederatedDataset:
     """Read LEAF JSON with numeric features.
@@ -57,8 +56,6 @@ def read_leaf(
         seed: of the split.
         min_examples: clients with fewer examples (train and test in all) are left out.
         integers: keep the features as whole numbers, for models of tokens.
-        transform: from storage (float32, or int64 for ``integers``) to what the model takes; None for
-            :class:`~fedmtl.data.Cast`, or :class:`~fedmtl.data.Integers` for ``integers``.
         name: for messages and reports; None for the file's name.
 
     Raises:
@@ -97,7 +94,7 @@ def read_leaf(
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
-        transform=Integers() if integers and transform is None else transform,
+        transform=Integers() if integers else None,
     )
 
 

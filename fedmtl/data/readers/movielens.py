@@ -63,23 +63,19 @@ class MovieLens:
         features: of all items, float32 (items, p), with a last column ``constant`` where the centre is public; the
             first p entries of an item that no user rated in training are 0.
         items: int64 (items,), the items' numbers in the file.
-        train_item: int64, the item (a row of ``features``) of every training row.
-        test_item: likewise of every test row.
-        train_rating: float64, the rating of every training row as it is in the file.
+        ratings: the same rows as they are in the file: x, int64, the item (a row of ``features``), and y, float64, the
+            rating.
     """
 
     data: FederatedDataset
     features: Tensor
     items: Tensor
-    train_item: Tensor
-    test_item: Tensor
-    train_rating: Tensor
+    ratings: FederatedDataset
 
     def training_ratings(self) -> csr_array:
         """Return (users, items) float64: the ratings of the training side, as in the file; for the similarity of
         users."""
-        side = Examples(self.train_item, self.train_rating, self.data.train.offsets)
-        return _matrix(side, self.train_rating.numpy(), len(self.items))
+        return _matrix(self.ratings.train, self.ratings.train.y.numpy(), len(self.items))
 
 
 @check_arguments
@@ -163,7 +159,7 @@ def movielens_users(
     data = FederatedDataset(
         sides[0], sides[1], ratings.ids, classes=None, name="movielens", notes=tuple(notes), domain=domain
     )
-    return MovieLens(data, table, torch.from_numpy(items), train.x, test.x, train.y)
+    return MovieLens(data, table, torch.from_numpy(items), ratings)
 
 
 read_movielens = reader("movielens")(data_of(movielens_users))
