@@ -17,12 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from .._check import Checked, NonNegative
+from .._check import Checked, NonNegative, Range
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.batches import batch_widths
@@ -150,14 +150,12 @@ class Finetune(Personalization):
     lam: NonNegative = 0.1
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
     start: Start = "auto"
-    validation: float = 0.0
+    validation: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.0
 
     def __post_init__(self) -> None:
         if self.kind == "average":
             raise ConfigError("Finetune.kind is 'average'; averaging is fedmtl.Average() (command: finetune=average).")
         super().__post_init__()
-        if not (isinstance(self.validation, (int, float)) and 0.0 <= self.validation < 1.0):
-            raise ConfigError(f"Finetune.validation is {self.validation!r}; it must be in [0, 1).")
         LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)
 
     def text(self) -> str:

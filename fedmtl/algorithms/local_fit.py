@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from .._check import Positive, positive
+from .._check import Positive, Range
 from ..privacy import Rounds
 from ..schedules import Block
 from .base import Problem, State
@@ -41,15 +41,10 @@ class LocalFit(LinearAlgorithm):
     row_norm: Positive | Literal["auto"] | None = None
     target: Positive | Literal["auto"] | None = None
     norm: Literal["l1", "l2"] = "l2"  # type: ignore[misc]
-    theta_max: float = math.inf
+    theta_max: Annotated[float, Range(lambda v: v > 0, "a number above 0")] = math.inf
 
     name, title, colour = "local", "Local", "#6b6f76"
     needs_row_bound = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.theta_max != math.inf:
-            positive(self, theta_max=self.theta_max)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Return the fits, in private."""

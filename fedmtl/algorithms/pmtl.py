@@ -88,8 +88,14 @@ class PMTL(SharedModel):
             raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        if self.delta == "local":
-            self._check_running_mean(schedule.denominator, problem.clients)
+        right = schedule.denominator / problem.clients
+        if self.delta == "local" and self.server_lr is not None and abs(self.server_lr - right) > 1e-12 * right:
+            raise ConfigError(
+                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then the running mean of "
+                f"what all {problem.clients:,} clients have sent, so server_lr must be m / K = "
+                f"{schedule.denominator:g} / {problem.clients} = {right:g}. Any other value has a wrong fixed point, "
+                "and 1 under partial participation diverges. Leave server_lr unset, or use delta='global'."
+            )
         return super().plan(problem, schedule)
 
     def fields(self, problem: Problem) -> Fields:
@@ -112,13 +118,3 @@ class PMTL(SharedModel):
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = (self.server_lr or 1.0) if self.delta == "global" else released.denominator / problem.clients
         return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
-
-    def _check_running_mean(self, denominator: float, clients: int) -> None:
-        right = denominator / clients
-        if self.server_lr is not None and abs(self.server_lr - right) > 1e-12 * right:
-            raise ConfigError(
-                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then the running mean of "
-                f"what all {clients:,} clients have sent, so server_lr must be m / K = {denominator:g} / {clients} = "
-                f"{right:g}. Any other value has a wrong fixed point, and 1 under partial participation diverges. "
-                "Leave server_lr unset, or use delta='global'."
-            )

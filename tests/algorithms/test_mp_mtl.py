@@ -124,7 +124,7 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
     w = algorithm.tasks(problem).fit(algorithm.start_ridge or mu or 0.01).numpy().copy()
     q = np.zeros((TASKS, D))
     hat_before, own_before = w.copy(), q.copy()
-    rho = 1.5 if algorithm.rho is None else algorithm.rho
+    rho = algorithm.rho
     for t, (sigma_matrix, sigma) in enumerate(zip(released, sigmas, strict=True), start=1):
         shift = rho * sigma * math.sqrt(2 * D)
         if algorithm.penalty == "nuclear":

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +80,7 @@ class MPMTL(TaskAlgorithm):
         rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
             deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
             to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
-            promise where it is large. ``None``: 1.5.
+            promise where it is large.
         alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
         start_ridge: of W^(0), each task's own ridge fit. ``None``: ``ridge``, or 0.01 where that is 0.
         row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
@@ -120,7 +119,7 @@ class MPMTL(TaskAlgorithm):
     own_lam: NonNegative | None = None
     momentum: Momentum = "none"
     ridge: NonNegative = 0.01
-    rho: NonNegative | None = None
+    rho: NonNegative = 1.5
     alpha: Finite | None = None
     q: Positive | None = None
     start_ridge: Positive | None = None
@@ -128,7 +127,6 @@ class MPMTL(TaskAlgorithm):
     curator_delta: float | None = None
 
     name, title, colour = "mp_mtl", "MP-MTL", "#c1272d"
-    usual_rho: ClassVar[float] = 1.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,8 +196,8 @@ class MPMTL(TaskAlgorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public shift
-        form, rho = FORMS[self.penalty], self.usual_rho if self.rho is None else self.rho
-        covariance = shifted_covariance(released, RELEASE, form, rho)
+        form = FORMS[self.penalty]
+        covariance = shifted_covariance(released, RELEASE, form, self.rho)
         # Step 6: M of it; what is below 0 counts as 0
         return {"covariance": covariance, "map": map_of(covariance, form, self._step_size(problem) * self.lam)}
 

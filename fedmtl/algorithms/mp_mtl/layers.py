@@ -46,7 +46,7 @@ class MPMTLayers(Algorithm):
             (``"l21"``) of W, per round: eta lambda of the linear models. At least 0.
         penalty: ``"nuclear"``, few common directions, for at most 2,048 parameters; or ``"l21"``, few common
             parameters, for any number.
-        rho: the public shift, as for :class:`MPMTL`. None: 1.5.
+        rho: the public shift, as for :class:`MPMTL`.
         alpha: the budget of round t is prop. to t^alpha; another value than 0 needs everybody to take part.
         local: the clients' local solver.
 
@@ -71,7 +71,7 @@ class MPMTLayers(Algorithm):
     layers: Sequence[str]
     threshold: NonNegative = 0.1
     penalty: SharedPenalty = "nuclear"
-    rho: NonNegative | None = None
+    rho: NonNegative = 1.5
     alpha: Finite = 0.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
 
@@ -122,8 +122,8 @@ class MPMTLayers(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
-        form, rho = FORMS[self.penalty], 1.5 if self.rho is None else self.rho
-        covariance = shifted_covariance(released, RELEASE, form, rho)[0]
+        form = FORMS[self.penalty]
+        covariance = shifted_covariance(released, RELEASE, form, self.rho)[0]
         return {"covariance": covariance, "map": map_of(covariance, form, self.threshold)}
 
     def receive(self, c: Cohort) -> Own:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._check import NonNegative
 from ...errors import PrivacyError
 from ...privacy import PureDpEvent
 from ...privacy.noise.laws import NoiseLaw
@@ -39,11 +40,11 @@ REASON = "a neighbour makes an output of Wishart noise impossible with probabili
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedMPMTL(MPMTL):
-    """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`, and
-    ``rho=None`` is 0."""
+    """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`."""
+
+    rho: NonNegative = 0.0
 
     name, title = "mp_mtl_published", "MP-MTL, published"
-    usual_rho = 0.0
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> PublishedMPMTL:
         """Resolve as :class:`MPMTL`.
