@@ -17,12 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from .._check import Checked, NonNegative, Range
+from .._check import Below1, Checked, NonNegative
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.batches import batch_widths
@@ -150,7 +150,7 @@ class Finetune(Personalization):
     lam: NonNegative = 0.1
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
     start: Start = "auto"
-    validation: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.0
+    validation: Below1 = 0.0
 
     def __post_init__(self) -> None:
         if self.kind == "average":

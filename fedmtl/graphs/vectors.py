@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array, issparse
 
-from .._check import positive, positive_int
+from .._check import Below1, Count, Positive, check_arguments
 from ..errors import ConfigError
 from .graph import Graph
 
 
-def knn_cosine(vectors: Any, k: int, ids: Sequence[str]) -> Graph:
+@check_arguments
+def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
     """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
     recommendation task); agents with the same similarity come in the order of the search.
 
@@ -29,14 +30,14 @@ def knn_cosine(vectors: Any, k: int, ids: Sequence[str]) -> Graph:
     from sklearn.neighbors import kneighbors_graph  # takes a second to import
 
     rows, n = _unit_rows(vectors, ids), len(ids)  # of unit rows the nearest have the largest cosine
-    positive_int("knn_cosine", k=k)
     if k >= n:
         raise ConfigError(f"knn_cosine.k is {k:,} for {n:,} agents; it must be below their number.")
     nearest = kneighbors_graph(rows, k)
     return Graph(nearest.maximum(nearest.T), tuple(ids))
 
 
-def exp_angle(models: ArrayLike, gamma: float, cut: float, ids: Sequence[str]) -> Graph:
+@check_arguments
+def exp_angle(models: ArrayLike, gamma: Positive, cut: Below1, ids: Sequence[str]) -> Graph:
     """Weigh by W_ij = exp((cos phi_ij - 1) / gamma), phi_ij the angle between two agents' models (section 5.1).
 
     Args:
@@ -48,9 +49,6 @@ def exp_angle(models: ArrayLike, gamma: float, cut: float, ids: Sequence[str]) -
     Raises:
         ConfigError: a model without a direction, an impossible number, an agent without a weight above the cut.
     """
-    positive("exp_angle", gamma=gamma)
-    if not 0 <= cut < 1:
-        raise ConfigError(f"exp_angle.cut is {cut!r}; it must be at least 0 and below 1.")
     rows = _unit_rows(models, ids)
     weights = np.exp((np.clip(rows @ rows.T, -1.0, 1.0) - 1.0) / gamma)
     first, second = np.nonzero(np.triu(weights >= max(cut, 1e-300), 1))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data import Examples, FederatedDataset
+from ...data.transforms import SHRINK
 from ...privacy import RecordPrivacy
 from ...random import derive_key
 from ...schedules import BoundSchedule
@@ -83,7 +84,7 @@ def synthetic_tasks(algorithm: PPDMTL, problem: Problem, smooth: float, seed: in
     data, loss = problem.data, algorithm.linear_loss
     shape = data.spec.shape
     bias, d, counts = int(probe_linear(problem.module, shape)), math.prod(shape), data.train.counts
-    size = math.sqrt(max(algorithm.largest_row(problem) ** 2 - bias, 1e-12)) * (1 - 2.0**-20)
+    size = math.sqrt(max(algorithm.largest_row(problem) ** 2 - bias, 1e-12)) * SHRINK
     draw = torch.Generator().manual_seed(seed)
     direction, *free = (torch.randn(n, d, generator=draw, dtype=torch.float64) for n in (1, *counts.tolist()))
     direction /= direction.norm()
@@ -112,7 +113,6 @@ def synthetic_tasks(algorithm: PPDMTL, problem: Problem, smooth: float, seed: in
         score = score / score.square().mean().sqrt().clamp(min=1e-12) if len(x) else score
         targets.append(score + 0.1 * torch.randn(len(x), generator=draw, dtype=torch.float64))
     y = torch.cat(targets)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     features = torch.cat(rows(low)).reshape(-1, *shape).float()
-    own = Examples(features, y.float() if data.classes is None else (y >= 0).long(), offsets)
+    own = Examples(features, y.float() if data.classes is None else (y >= 0).long(), data.train.offsets)
     return FederatedDataset(own, own, tuple(data.ids), classes=data.classes, name="synthetic tasks", domain=data.domain)

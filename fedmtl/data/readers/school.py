@@ -139,8 +139,7 @@ def standardized(data: FederatedDataset) -> FederatedDataset:
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
     """Average the rows (N, d), float64, of each client: (n, d)."""
-    client = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    return values.new_zeros(len(counts), values.shape[1]).index_add_(0, client, values) / counts[:, None]
+    return torch.segment_reduce(values, "mean", lengths=counts)
 
 
 def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

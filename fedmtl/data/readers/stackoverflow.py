@@ -129,13 +129,12 @@ def _common(file: Path, size: int, needed: bool, lists: Iterable[list[str]]) -> 
     Returns:
         The place of each word, and whether the words themselves were counted.
     """
-    if file.is_file() or needed:
-        return {word: place for place, word in enumerate(_counted(file, size))}, False
-    counts: Counter[str] = Counter()
-    for words in lists:
-        counts.update(set(words))
-    order = sorted(counts, key=lambda word: (-counts[word], word))[:size]
-    return {word: place for place, word in enumerate(order)}, True
+    if public := file.is_file() or needed:
+        common = _counted(file, size)
+    else:
+        counts = Counter(word for words in lists for word in set(words))
+        common = sorted(counts, key=lambda word: (-counts[word], word))[:size]
+    return {word: place for place, word in enumerate(common)}, not public
 
 
 def _counted(file: Path, size: int) -> list[str]:
