@@ -1369,7 +1369,7 @@ EXACT, BESIDE = ("exact sum",), ("sampler: noise",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
 PUBLISHED = ("transcript: published files",)
 RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
-INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
+INDEPENDENCE, BUDGET, LEDGER = ("independence",), ("charges: budget",), ("charges: steps",)
 BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 _BOTH_CLOCKS = ("clocks, secure", "clocks, gaussian, secure")
@@ -1506,11 +1506,11 @@ MUTANTS = [
     Mutant("subset of a known seed", _known_subset, SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
     # charges
     Mutant("one use past the budget", _past_the_budget, CHARGES),
-    Mutant("one use past the cap", _past_the_cap, CAP, CLOCK),
-    Mutant("one use past the cap", _silent_one_later, CAP, CLOCK_GAUSS, _SILENT),
-    Mutant("free releases past the cap", _free_past_the_cap, CAP, CLOCK_GAUSS, _SILENT),
-    Mutant("caps of before the block", _caps_before_the_block, CAP, CLOCK_GAUSS, _SILENT),
-    Mutant("charged when refused", _charged_when_refused, CAP, CLOCK),
+    Mutant("one use past the cap", _past_the_cap, LEDGER, CLOCK),
+    Mutant("one use past the cap", _silent_one_later, LEDGER, CLOCK_GAUSS, _SILENT),
+    Mutant("free releases past the cap", _free_past_the_cap, LEDGER, CLOCK_GAUSS, _SILENT),
+    Mutant("caps of before the block", _caps_before_the_block, LEDGER, CLOCK_GAUSS, _SILENT),
+    Mutant("charged when refused", _charged_when_refused, LEDGER, CLOCK),
     Mutant("calibrated for one use less", _calibrated_for_less, BUDGET, ("fixed", *CLOCK_GAUSS)),
     Mutant("charged to another client", _another_client, LEDGER, CLOCK),
     Mutant("charged once a block", _charged_once_a_block, LEDGER, CLOCK),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,17 +39,10 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
     """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
     if setup.rows:
         return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
-    wrong, ledger = _steps(setup, seed, _planned)
+    wrong, ledger = _steps(setup, seed)
     detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
-    findings = [exact("charges: steps in the ledger", wrong, detail)]
-    uses = ledger.uses
-    if setup.one_at_a_time:
-        wrong, past = _steps(setup, seed, _past_caps)
-        uses, detail = past.caps, f"activations past the cap are refused, or silent and free, after {len(past.steps):,}"
-        findings.append(exact("charges: cap on uses", wrong, detail))
-        if not past.steps and not wrong:
-            findings[-1] = skipped("charges: cap on uses", "the caps are 0, too many to make, or no records")
-    findings += [_prices(setup, seed), _budgets(setup, setup.claims.charged(uses))]
+    uses = setup.claims.charged(ledger.caps if setup.one_at_a_time else ledger.uses)
+    findings = [exact("charges: steps in the ledger", wrong, detail), _prices(setup, seed), _budgets(setup, uses)]
     return [*findings, _by_library(setup, ledger)]
 
 
@@ -101,26 +93,26 @@ def _paid(setup: Setup, seed: int) -> int:
         return sum(1 for _ in rounds(setup, channel))
 
 
-def _steps(setup: Setup, seed: int, blocks: Callable[..., Iterator[_Block]]) -> tuple[list[str], Reading]:
-    """Make the steps of ``blocks`` until they are refused, and read them back from the file: each is charged once,
-    before it releases something, to those that take part, and happens once; a block that must be refused is not
+def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
+    """Make the steps of a run, and more, until they are refused, and read them back from the file: each is charged
+    once, before it releases something, to those that take part, and happens once; a block that must be refused is not
     charged. Return what is wrong, and what was written."""
     wrong, charged = list[str](), dict[int, list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
             channel.start(0)
-            for block in blocks(setup, channel, seed):
+            for block in _blocks(setup, channel, seed):
                 first, members, clients = block
                 try:
                     channel.begin(first, members)
                 except BudgetExhausted:
                     if clients is None:
                         continue
-                    wrong += [f"step {first} is within the caps, and is refused"] * (blocks is _past_caps)
+                    wrong += [f"step {first} is within the caps, and is refused"] * setup.one_at_a_time
                     break
                 if clients is None:
-                    wrong.append(f"step {first} is past the cap of client {setup.name(int(members[0, 0]))}")
+                    wrong.append(f"step {first} begins a block past the cap of a client")
                     break
                 charged |= dict(enumerate(clients, first))
                 if (setup.one_at_a_time or len(charged) <= _STEPS) and _read(path).by_step != charged:
@@ -162,55 +154,51 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
     return wrong
 
 
-def _planned(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
-    """Yield the blocks of a run, and beyond its last step."""
-    if isinstance(channel, Activations):
-        left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
-        left = left.copy()
-        assert isinstance(setup.schedule, Clocks)
-        blocks = setup.schedule.blocks(channel, seed)
-        for first, clients in itertools.takewhile(lambda block: block[0] < ACTIVATIONS, blocks):
-            charged: list[list[int]] = []
-            for k in clients[0].tolist():
-                acts = k >= 0 and setup.sizes[k] > 0 and left[k] > 0
-                left[k] -= acts
-                charged.append([k] if acts else [])
-            yield first, clients, charged
-        return
-    for step in range(4 * setup.steps + 64):
-        try:
-            cohort = channel.draw(step)
-        except BudgetExhausted:
-            return
-        yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
-
-
-def _past_caps(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block]:
-    """Yield blocks in which one client after the other acts up to its cap, and once more, in the same block and after
+def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
+    """Yield the blocks of a run, and beyond its last step. Where clients act one at a time, it makes half of all uses;
+    in the blocks that follow one client after the other acts up to its cap, and once more, in the same block and after
     it: silent and free, or refused."""
-    first = 0
-    for k, cap in enumerate(channel.caps[:CLIENTS].tolist()):
-        if not setup.sizes[k] or not 0 < cap * setup.records.dimension <= MOST_ELEMENTS:
-            continue
-        members, silent = torch.full((1, cap + 1), k), setup.records.at_cap == "silent"
-        yield first, members, [[k]] * cap + [[]] if silent else None
-        if not silent:
-            yield first, members[:, :cap], [[k]] * cap
-        first += cap + silent
-        yield first, members[:, :1], [[]] if silent else None
-        first += silent
+    if isinstance(channel, Rounds):
+        for step in range(4 * setup.steps + 64):
+            try:
+                cohort = channel.draw(step)
+            except BudgetExhausted:
+                return
+            yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
+        return
+    assert isinstance(setup.schedule, Clocks)
+    end, left = 0, np.where(setup.sizes > 0, channel.caps, 0)
+    most = min(ACTIVATIONS, int(left.sum()) // 2)
+    for first, clients in setup.schedule.blocks(channel, seed):
+        charged = _charged(setup, left, clients) if first < most else None
+        if charged is None:
+            break
+        yield first, clients, charged
+        end = first + len(charged)
+    for k in np.flatnonzero(left[:CLIENTS] * setup.records.dimension <= MOST_ELEMENTS):
+        for count in (left[k] + 1, left[k], 1) if setup.sizes[k] and channel.caps[k] else ():
+            clients = torch.full((1, int(count)), int(k))
+            charged = _charged(setup, left, clients)
+            if count:
+                yield end, clients, charged
+            end += 0 if charged is None else len(charged)
+
+
+def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
+    """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them off the uses that
+    are ``left``, (n,); None, and no use is taken, where the block must be refused."""
+    after, charged = left.copy(), list[list[int]]()
+    for k in clients[0].tolist():
+        acts = k >= 0 and after[k] > 0
+        if not acts and k >= 0 and setup.sizes[k] and setup.records.at_cap == "stop":
+            return None
+        after[k] -= acts
+        charged.append([k] if acts else [])
+    left[:] = after
+    return charged
 
 
 # What must be refused
-
-
-def _accepted(act: Callable[[], Any]) -> bool:
-    """Return whether an act is not refused."""
-    try:
-        act()
-    except (PrivacyError, BudgetExhausted):
-        return False
-    return True
 
 
 def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterator[tuple[Callable[[], Any], int]]:
@@ -236,7 +224,8 @@ def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[s
     (first, _, clients), wrong = block, list[str]()
     for act, paid in _acts(setup, channel, block):
         values = [act() for _ in range(paid)]
-        if _accepted(act):
+        with suppress(PrivacyError, BudgetExhausted):
+            act()
             wrong.append(f"step {first} is begun twice, or releases once more than is paid for")
         silent = [value for value, taking in zip(values, clients or (), strict=False) if not taking]
         if setup.one_at_a_time and any(bool(value.any()) for value in silent):

@@ -40,8 +40,8 @@ def spread(values: Sequence[int], most: int) -> Sequence[int]:
     return values[:: max(1, math.ceil(len(values) / most))]
 
 
-_Steps: TypeAlias = list[tuple[int, int, tuple[int, ...] | None]]
-"""Session, step, and the clients that it is charged to, or None where it is charged to all."""
+_Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]
+"""Step, and the clients that it is charged to, or None where it is charged to all."""
 
 
 def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, list[str]]:
@@ -79,7 +79,7 @@ def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, li
             if cohorts is None and end - first > _BLOCK:
                 raise ValueError(f"line {number} charges {end - first} steps without cohorts")
             for step in range(first, end):
-                steps.append((session, step, None if cohorts is None else tuple(cohorts[step - first])))
+                steps.append((step, None if cohorts is None else tuple(cohorts[step - first])))
             following, reached = end, max(reached, end)
         if wrong is not None:
             problems.append(f"line {number}: {wrong}")
@@ -94,7 +94,7 @@ class Reading:
 
     Attributes:
         header: the first line.
-        steps: session, step, and the clients that it is charged to, or None where it is charged to all.
+        steps: step, and the clients that it is charged to, or None where it is charged to all.
         remaining: uses to which the charge was raised after an early stop, or None.
         kinds: the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``.
         kind_of: (m,) int64, the kind of each account: a single one where all clients are charged for every step.
@@ -117,7 +117,7 @@ class Reading:
         """Return the clients, in order, that each step is charged to, -1 for all; of a step that is charged twice they
         are there twice."""
         clients: dict[int, list[int]] = {}
-        for _, step, cohort in self.steps:
+        for step, cohort in self.steps:
             clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
         return {step: sorted(each) for step, each in clients.items()}
 
@@ -182,7 +182,7 @@ class Reading:
         schedule = self.header.get("schedule", {"class": "BoundFixed", "cohort": 1})
         kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
         latest = np.full(n, -(1 << 40))  # turns
-        for _, step, clients in self.steps:
+        for step, clients in self.steps:
             if clients is None or len(set(clients)) < len(clients):
                 problems.append(f"step {step} has no cohort of distinct clients")
                 continue
@@ -200,19 +200,15 @@ class Reading:
         return problems
 
     def _bands(self) -> list[str]:
-        """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, turns of
-        a client that follow each other within the bands in one session."""
-        header = self.header
-        bands, last = header.get("bands"), dict[tuple[int, int], int]()
-        if header["privacy"].get("bands") is not None and not bands:
-            return ["the settings have bands of noise, and the ledger has none"]
-        if not bands:
-            return []
-        problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
-        for session, step, clients in self.steps:
-            session *= not header["replays_free"]  # seeded sessions continue with the same noise
-            for client in clients or ():
-                if step - last.get((session, client), -len(bands)) < len(bands):
-                    problems.append(f"step {step} follows another turn of client {client} within {len(bands)} rounds")
-                last[session, client] = step
+        """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, or more
+        of them than rounds between two turns of a client."""
+        bands, problems = self.header.get("bands") or (), list[str]()
+        if self.header["privacy"].get("bands") is not None and not bands:
+            problems.append("the settings have bands of noise, and the ledger has none")
+        if math.fsum(c * c for c in bands) > 1 + 1e-12:
+            problems.append("the bands of the noise are longer than 1")
+        schedule = self.header.get("schedule", {})
+        apart = schedule["n"] // schedule["cohort"] if schedule.get("class") == "BoundCyclic" else 1
+        if len(bands) > apart:
+            problems.append(f"noise is correlated over {len(bands)} rounds, and turns of a client are {apart} apart")
         return problems

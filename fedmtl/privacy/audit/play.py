@@ -335,11 +335,9 @@ def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = Non
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
     """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their caps are used up."""
-    blocks, total, use = [np.zeros(0, dtype=np.int64)], 0, 0
-    while total < limit and (acting := np.flatnonzero(caps > use)).size:
-        blocks.append(acting)
-        total, use = total + acting.size, use + 1
-    return np.concatenate(blocks)[:limit]
+    uses = np.minimum(caps, limit)
+    turn = np.concatenate([np.arange(use) for use in uses])
+    return np.repeat(np.arange(len(caps)), uses)[np.argsort(turn, kind="stable")][:limit]
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -213,34 +213,30 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.G
     """Check that one record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i),
     where gradients are multiples of rows ``x`` that the channel has.
 
-    The other records pull one way, at random, or have factors that are not numbers.
+    The other records are random, in every second trial along one direction; in two of three activations their factors
+    are not numbers, or too large.
     """
     shares, few = list[tuple[float, str]](), np.arange(len(x))[:CLIENTS]
     for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
         places = [int(coins.integers(max(1, len(rows)))) for rows in x]
-        base = [rows.nan_to_num(0.0, 0.0, 0.0) for rows in x]
-        if index % 2:  # all records along one direction
-            base = [row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1).expand(len(rows), -1).clone() for rows in x]
-        other = [rows.clone() for rows in base]
-        for left, right, place in zip(base, other, places, strict=True):
-            left[place : place + 1] = row
-            right[place : place + 1] = -row if index % 3 else 1.0
-        crowds = [(coins.standard_normal(len(rows)), math.nan, math.inf if index % 2 else 1e9) for rows in x]
-
-        def scaled(side: int, index: int = index, places: list[int] = places, crowds: list[Any] = crowds) -> Sent:
-            def sent(name: str, step: int, clients: Tensor) -> np.ndarray:
-                client = int(clients[0])
-                factors = np.full(len(x[client]), crowds[client][step % 3])
-                factors[places[client]] = _FACTORS[(client + index) % len(_FACTORS)][side]
-                return factors
-
-            return sent
-
-        pair = [
-            played(setup, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, scaled(side), who=few)[GRADIENTS]
-            for side, rows in enumerate((base, other))
-        ]
+        crowd = [coins.standard_normal((len(rows), 1 if index % 2 else rows.shape[1])) for rows in x]
+        factors = [coins.standard_normal((3, len(rows))) for rows in x]
+        for each in factors:
+            each[1:] = np.array([[math.nan], [math.inf if index % 2 else 1e9]])
+        pair = []
+        for side, own in enumerate((row, -row if index % 3 else torch.ones_like(row))):
+            rows = [torch.from_numpy(each).repeat(1, len(row) // each.shape[1]) for each in crowd]
+            for k, place in enumerate(places):
+                rows[k][place : place + 1] = own
+                factors[k][:, place : place + 1] = _FACTORS[(k + index) % len(_FACTORS)][side]
+            sent = partial(_scaled, [each.copy() for each in factors])
+            pair.append(played(setup, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, sent, who=few)[GRADIENTS])
         for client, share in zip(pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True):
-            factors = _FACTORS[(client + index) % len(_FACTORS)]
-            shares.append((share, f"row {index}, factors {factors} of {setup.name(client)}"))
+            words = f"row {index}, factors {_FACTORS[(client + index) % len(_FACTORS)]} of {setup.name(client)}"
+            shares.append((share, words))
     return _largest("sensitivity: factors of gradients", shares)
+
+
+def _scaled(factors: Sequence[np.ndarray], name: str, step: int, clients: Tensor) -> np.ndarray:
+    """Return the factors of the client that acts, of (3, n_i) those of every third activation."""
+    return factors[int(clients[0])][step % 3]

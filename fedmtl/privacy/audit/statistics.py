@@ -32,11 +32,8 @@ def seeds(seed: int, purpose: str, count: int) -> Iterator[int]:
 def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndarray:
     """Return two-sided p-values of sums of ``degrees`` squares under the chi-square law; 0 for a sum that is not
     finite."""
-    energy, degrees = np.asarray(energy, float), np.asarray(degrees, float)
-    finite = np.isfinite(energy)
-    half = np.where(finite, energy, 0.0) / 2
-    p = 2 * np.minimum(special.gammainc(degrees / 2, half), special.gammaincc(degrees / 2, half))
-    return np.where(finite, np.minimum(p, 1.0), 0.0)
+    law = stats.chi2(degrees)
+    return np.nan_to_num(np.minimum(1.0, 2 * np.minimum(law.cdf(energy), law.sf(energy))))
 
 
 def kolmogorov_p(values: np.ndarray) -> float:

@@ -26,25 +26,23 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     sides = []
     for side in (data.train, data.test):
         other = _others(side, torch.ones(len(side.y), dtype=torch.bool), data.classes, generator)
-        offsets = offsets_of(_replaced_counts(side.counts, generator)) if counts else side.offsets
-        sides.append(replace(other, offsets=offsets))
+        sides.append(replace(other, offsets=offsets_of(_replaced_counts(side.counts, generator))) if counts else other)
     return replace(data, train=sides[0], test=sides[1], verify=False)
 
 
 def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None) -> FederatedDataset:
     """Return the same data with other training records at ``places``, int64 (k,).
 
-    With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all, and with ``shift=0``
-    their features stay.
+    With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all.
     """
     chosen = torch.zeros(len(data.train.y), dtype=torch.bool).index_fill(0, places, True)
     side, y = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced")), data.train.y
     if shift is not None and data.classes is not None:
-        side = replace(side, y=torch.where(_beside(chosen, y), (y + 1 + shift) % data.classes, y))
+        side.y[chosen] = (y[chosen] + 1 + shift) % data.classes
     elif shift is not None:
-        far = (y.min(), y.max())[shift % 2] + (-1, 1)[shift % 2] * (y.max() - y.min() + 1)
-        side = replace(side, y=torch.where(_beside(chosen, y), far, y))
-    return replace(data, train=replace(side, x=data.train.x) if shift == 0 else side, notes=(), verify=False)
+        low, high = y.min(), y.max()
+        side.y[chosen] = (2 * low - high - 1, 2 * high - low + 1)[shift % 2]
+    return replace(data, train=side, notes=(), verify=False)
 
 
 def replaced_client(data: FederatedDataset, client: int, records: int, seed: int) -> FederatedDataset:
@@ -93,11 +91,6 @@ def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Ten
     return x
 
 
-def _beside(rows: Tensor, like: Tensor) -> Tensor:
-    """Return ``rows`` (N,) in a shape that broadcasts beside (N, ...)."""
-    return rows.reshape(-1, *[1] * (like.ndim - 1))
-
-
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
     """Return other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
     mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
@@ -114,14 +107,10 @@ def _replaced_part(side: Examples, client: int, records: int, generator: torch.G
     own = client_of == client
     index[own] = side.offsets[client] + torch.arange(records) % max(1, int(side.counts[client]))
 
-    def extremes(all_values: Tensor) -> Callable[[Tensor], Tensor]:
+    def extremes(values: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what draws the largest or the smallest of all numbers."""
-
-        def drawn(like: Tensor) -> Tensor:
-            high = torch.rand(like.shape, generator=generator) < 0.5
-            return torch.where(high, all_values.max(), all_values.min()) if all_values.numel() else like
-
-        return drawn
+        ends = torch.stack([values.min(), values.max()]) if values.numel() else values.new_zeros(2)
+        return lambda like: ends[torch.randint(2, like.shape, generator=generator)]
 
     x = select(side.x, index)
     x = _changed(x, own, extremes(side.x.values() if side.x.layout == torch.sparse_csr else side.x))
