@@ -107,7 +107,8 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
         rows: parameters.
         factory: builds the optimizer from a list of parameters, e.g. ``partial(torch.optim.Adam, lr=1e-3)``.
     """
-    optimizer, state = factory([rows]), dict[str, Any]()
+    optimizer = factory([rows])
+    state: dict[str, Any] = optimizer.state.pop(rows, {})
 
     def step(gradients: Tensor) -> None:
         nonlocal state

@@ -246,7 +246,8 @@ def test_data_on_a_device_equal_data_on_the_host():
 
 
 def test_data_that_torch_saved_are_the_same_from_memory_and_from_disk(tmp_path):
-    sparse = {f"c{i}": (scipy.sparse.random(6, 20, 0.3, "csr", np.float32, rng=i), np.arange(6) % 2) for i in range(3)}
+    drawn = [scipy.sparse.random(6, 20, 0.3, "csr", np.float32, random_state=i) for i in range(3)]
+    sparse = {f"c{i}": (x, np.arange(6) % 2) for i, x in enumerate(drawn)}
     bfloat16 = {k: (x.to(torch.bfloat16), y.float()) for k, (x, y) in ragged().items()}
     images = FederatedDataset.from_tensors(ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255))
     for data in (images, *map(FederatedDataset.from_tensors, (sparse, bfloat16))):
