@@ -159,25 +159,25 @@ def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
             samples = played(setup, channel, start, stop)
         return {name: noise.units for name, noise in samples.items() if not name.endswith("/count")}
 
-    def compared(where: str, ours: _Noise, theirs: _Noise) -> list[Finding]:
-        return [unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(theirs[name])) for name in ours]
-
-    left, right = (sample(setup.open(seed), 0, steps) for seed in (first, first if setup.secure else second))
-    findings = compared("channels", left, right)
+    left = sample(setup.open(first), 0, steps)
+    pairs = {"channels": (left, sample(setup.open(first if setup.secure else second), 0, steps))}
     if setup.one_at_a_time and not setup.secure:
-        findings += compared("replicates", left, sample(setup.open(first, replicates=2), 0, steps))
+        pairs["replicates"] = left, sample(setup.open(first, replicates=2), 0, steps)
     channel = setup.open(first)
     channel.start(0)
     theirs = _in_child(lambda: sample(channel, start, start + half))
-    if theirs is None:
-        findings.append(skipped("freshness: forked process", "no forked process answered"))
-    else:
-        findings += compared("forked process", sample(channel, 0, half), theirs)
+    pairs["forked process"] = sample(channel, 0, half), theirs or {}
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         before = sample(setup.open(first, ledger=path), 0, half)
         after = sample(setup.open(first, ledger=path, resume=True), start, start + half)
-    return findings + compared("after a restore", before, after)
+    pairs["after a restore"] = before, after
+    missing = [skipped("freshness: forked process", "no forked process answered")] if theirs is None else []
+    return missing + [
+        unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(others[name]))
+        for where, (ours, others) in pairs.items()
+        for name in others
+    ]
 
 
 def _in_child(work: Callable[[], _Noise]) -> _Noise | None:

@@ -158,30 +158,21 @@ def silence(setup: Setup) -> Sent:
 
 
 def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
-    """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
+    """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one step of a channel
+    of this seed, and then in as many steps of up to 49 others as seem to be missing."""
     drawn: list[dict[str, Sample]] = []
-    left = wanted
+    steps, left = 1, wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
-        drawn.append(played(setup, setup.open(other), 0, steps_for(setup, left)))
+        drawn.append(played(setup, setup.open(other), 0, steps))
         least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
         left -= least
-        if left <= 0 or not least:
+        if left <= 0 or (not least and steps > 1):
             break
+        steps = min(ACTIVATIONS if setup.one_at_a_time else setup.steps, math.ceil(steps * left / max(1, least)))
     return {
         name: replace(first, releases=[each for samples in drawn for each in samples[name].releases])
         for name, first in drawn[0].items()
     }
-
-
-def steps_for(setup: Setup, wanted: int) -> int:
-    """Return how many steps of one channel give about so many numbers of noise, where the run has them."""
-    rows = -(-wanted // min(setup.claims.of(name).size for name in setup.claims.names))
-    if setup.one_at_a_time:
-        return min(ACTIVATIONS, rows)
-    if setup.gradients is not None:
-        local = min(_LOCAL, max(1, int(np.median(setup.records.local_steps))))
-        return min(setup.steps, max(2, math.ceil(rows / (local * setup.sampler.denominator))))
-    return min(setup.steps, max(1, -(-rows // setup.sampler.n)) if setup.rows else max(4, rows))
 
 
 def played(
