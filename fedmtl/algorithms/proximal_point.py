@@ -12,6 +12,7 @@ tuned, and none diverges.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from .base import Algorithm, Problem
 from .cohort import Cohort, Own, Rows
 from .fedavg import FedAvg
 from .linear.classes import fit_classes, flat, layers
-from .linear.data import check_linear, records_of
+from .linear.data import Array, check_linear, records_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +80,16 @@ class ProximalPoint(FedAvg):
             if not len(x):
                 continue
             x = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
-            if problem.loss in (mse, half_mse):
-                system = x.T @ x / len(x) + self.mu * np.eye(len(shared))
-                rows[place] = np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))
-            else:
-                start = layers(shared, x.shape[1], bias)[None]
-                fit = fit_classes(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
-                rows[place] = flat(fit, bias)[0] - shared
+            with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # too large for float64: zero, and no end
+                rows[place] = self._change(problem, x, y, shared, bias)
         return torch.from_numpy(rows).to(c.initial), c.own
+
+    def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
+        """Return v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""
+        if problem.loss in (mse, half_mse):
+            system = x.T @ x / len(x) + self.mu * np.eye(len(shared))
+            return np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))
+        start = layers(shared, x.shape[1], bias)[None]
+        fit = fit_classes(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
+        change: Array = flat(fit, bias)[0] - shared
+        return change

@@ -11,6 +11,7 @@ from torch import nn
 
 from .._rounding import rounded_up
 from ..data import FederatedDataset
+from ..errors import ConfigError
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, Sampler
 from .automatic import automatic, unscaled
@@ -41,7 +42,8 @@ def check(
         public: leave out the lines that are computed from private records, which no epsilon covers.
 
     Raises:
-        ConfigError: data without automatic settings.
+        ConfigError: data without automatic settings, or ``public`` and a number of classes or categories that was
+            read off the records.
 
     Example:
         >>> from fedmtl import ClientPrivacy, check, load_data
@@ -49,6 +51,12 @@ def check(
         digits: 10 clients, 64 features, 10 classes
     """
     data, privacy = as_data(data), ClientPrivacy(epsilon=4.0) if privacy is None else privacy
+    shape = [name for name in data.inferred if not name.startswith("range.")]
+    if public and shape:
+        raise ConfigError(
+            f"{data.name}: {', '.join(shape)} came from private records, and so would what is printed; declare "
+            "them (data.classes=K, null for a regression; data.bounds={COLUMN: [A, B]}), or leave --public out."
+        )
     given = {"model": None if model is None else as_model(model), "rounds": rounds, "schedule": schedule}
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
     target = "a real target" if data.classes is None else f"{data.classes} classes"

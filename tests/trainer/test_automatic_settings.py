@@ -231,6 +231,15 @@ def test_the_outlook_before_training() -> None:
     assert check(data, public=True) == check(other, public=True)
 
 
+def test_what_was_read_off_records_is_not_printed_for_the_public() -> None:
+    """The number of classes of other labels would be another one."""
+    rows = {f"c{i}": (torch.rand(6, 2), torch.arange(6) % 3) for i in range(4)}
+    with pytest.raises(ConfigError, match=r"data: classes came from private records.*leave --public out"):
+        check(FederatedDataset.from_tensors(rows), public=True)
+    declared = check(FederatedDataset.from_tensors(rows, classes=3), public=True)
+    assert declared.splitlines()[0] == "data: 4 clients, 2 features, 3 classes"
+
+
 def test_a_draft_leaves_out_columns_with_missing_values_and_rounds_ranges_outwards(
     tmp_path, capsys, monkeypatch
 ) -> None:

@@ -25,6 +25,7 @@ from fedmtl import (
     PoissonClocks,
     PriorLayers,
     PrivatePrior,
+    ProximalPoint,
     RecordPrivacy,
     SharedDirections,
     Trainer,
@@ -52,6 +53,7 @@ LINEAR = {
     "shared_directions": (lambda loss: SharedDirections(loss=loss, row_norm=1.0), RECORD),
     "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, row_norm=1.0), RECORD),
     "peer_averaging": (lambda loss: PeerAveraging(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1), RECORD),
+    "proximal_point": (lambda loss: ProximalPoint(), CLIP),
     "async, clip": (lambda loss: AsyncLearner(loss=loss), RECORD),
     "async, moments": (lambda loss: Moments(), RECORD),
     "async, bounded rows": (
@@ -147,6 +149,13 @@ def test_linear_methods_end_with_finite_models_whatever_one_client_holds(name, k
     make, privacy = LINEAR[name]
     data = spoiled(kinds, loss)
     check(run(make(loss), privacy, data, models.linear_regression(bias=False)), data, kinds)
+
+
+def test_equal_records_as_large_as_float64_can_tell_send_nothing():
+    """Their normal equations are singular by rounding, whatever the ridge."""
+    data = spoiled([(1.0, "zeros")], "squared")
+    data.train.x[data.train.offsets[1] : data.train.offsets[2]] = 1e12
+    check(run(ProximalPoint(), CLIP, data, models.linear_regression()), data, ["zeros"])
 
 
 @pytest.mark.parametrize(("name", "kinds", "loss"), list(cases(MODULES, ("squared", "classes"))))
