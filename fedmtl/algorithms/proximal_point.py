@@ -58,7 +58,7 @@ class ProximalPoint(FedAvg):
     steps: Count = 20
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
-    name, title, colour = "proximal_point", "Proximal point", "#0000ff"
+    name, title, colour = "proximal_point", "Proximal point", "#5c6bff"
     baseline = False
     from_training = False
 

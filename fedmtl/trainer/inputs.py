@@ -127,7 +127,10 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
                 f"Latencies(...), not {type(schedule).__name__} (schedule=clocks or latency by name)."
             )
         if isinstance(privacy, ClientPrivacy):
-            raise ConfigError(f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or None.")
+            raise ConfigError(
+                f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or None "
+                "(privacy=record or none by name)."
+            )
     elif clocked:
         raise ConfigError(
             f"{algorithm.name} goes in rounds; its schedule is a sampler such as PoissonSampling(cohort=100), not "

@@ -172,7 +172,7 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"nowhere does not exist; give a LEAF \.json file, a \.zip of them"):
+    with pytest.raises(DataError, match=r"nowhere', which does not exist; give a LEAF \.json file, a \.zip of them"):
         read_leaf(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty holds no LEAF data; give a \.json file"):

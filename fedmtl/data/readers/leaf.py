@@ -103,7 +103,10 @@ def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[di
     would be accepted in the place of LEAF data."""
     if not root.exists():
         also = f"{other}, " if other else ""
-        raise DataError(f"{root} does not exist; give {also}a LEAF .json file, a .zip of them, or a folder of either.")
+        raise DataError(
+            f"root is {str(root)!r}, which does not exist; give {also}a LEAF .json file, a .zip of them, or a folder "
+            "of either."
+        )
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
         return _read_parts(root / "train", store, other), _read_parts(root / "test", store, other)
     return _read_parts(root, store, other), {}
