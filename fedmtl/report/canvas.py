@@ -23,6 +23,8 @@ from .._files import write_bytes
 from ..errors import ConfigError
 from ._names import METHODS
 
+__all__ = ["FORMATS", "STYLE", "drawing", "legend_above", "panels", "save", "styles_of"]
+
 STYLE = Path(__file__).parent / "fedmtl.mplstyle"
 """For ``matplotlib.pyplot.style.use``, too."""
 FORMATS = {"png": {"Software": "fedmtl"}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}

@@ -205,13 +205,16 @@ def test_batches_as_wide_as_the_largest_client_s_are_found(monkeypatch: pytest.M
 
 
 def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refuted(trainer(dtype="float64")) == []
+    """Which run shows in its last bits where a client was computed depends on the processor; one of these does."""
+    whole = PMTL(lam=0.5, local=SOLVERS["all examples"])
+    runs = [trainer(dtype="float64"), trainer(dtype="float64", schedule=FullParticipation()), trainer(algorithm=whole)]
+    assert [refuted(run) for run in runs] == [[], [], []]
 
     def by_steps(steps: torch.Tensor, lanes: torch.Tensor, grain: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.argsort(steps, descending=True, stable=True), torch.ones(len(steps), dtype=torch.bool)
 
     monkeypatch.setattr(cohort, "places", by_steps)
-    assert refuted(trainer(dtype="float64")) != []
+    assert any(refuted(run) for run in runs)
 
 
 def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
