@@ -114,6 +114,34 @@ def test_a_client_depends_on_its_records_and_the_shared_model_only(kind: str) ->
     assert torch.equal(some, before[[2, 0]])
 
 
+def test_a_network_does_not_show_who_is_beside_it() -> None:
+    """The place of a client among the others moves its rows in memory; no last bit of its models may follow."""
+    generator, clients = torch.Generator().manual_seed(0), {}
+    for client, count in enumerate((21, 5, 14, 15, 16, 4, 20, 2)):
+        x = 2 * torch.rand(count + 1, 6, generator=generator) - 1
+        clients[f"c{client}"] = x, torch.randint(0, 3, (count + 1,), generator=generator)
+    data = FederatedDataset.from_tensors(clients, test_fraction=1e-3, classes=3)
+    problem = problem_of(data, model=models.mlp(hidden=8), loss="auto")
+    start = torch.full((problem.dimension,), 0.05)
+    everyone = torch.arange(problem.clients)
+    together = Average(noise=math.inf).reach(problem, start, everyone)
+    for first in range(1, 8):
+        assert torch.equal(Average(noise=math.inf).reach(problem, start, everyone[first:]), together[first:])
+
+
+def test_records_too_large_for_float64_leave_the_released_model() -> None:
+    data = regression(clients=4)
+    x = data.train.x.double()
+    x[: data.train.offsets[1]] = torch.tensor([1.7e308, -1.7e308, 0.0]).repeat(99)[: x.shape[1]]
+    x[0] *= -1
+    huge = replace(data, train=replace(data.train, x=x, y=data.train.y.double()), verify=False)
+    problem = problem_of(huge, model=models.linear_regression(), loss="auto")
+    start = torch.linspace(-1, 1, problem.dimension).to(problem.initial)
+    found = Average().train(problem, start, torch.arange(4))
+    assert torch.equal(found[0], start)
+    assert bool(torch.isfinite(found).all())
+
+
 def test_one_record_and_records_all_alike() -> None:
     x, y, shared = rows(1, 3)
     for features, targets in ((x, y), (np.ones((5, 3)), np.zeros(5))):
