@@ -115,18 +115,23 @@ def test_a_client_depends_on_its_records_and_the_shared_model_only(kind: str) ->
 
 
 def test_a_network_does_not_show_who_is_beside_it() -> None:
-    """The place of a client among the others moves its rows in memory; no last bit of its models may follow."""
-    generator, clients = torch.Generator().manual_seed(0), {}
-    for client, count in enumerate((21, 5, 14, 15, 16, 4, 20, 2)):
-        x = 2 * torch.rand(count + 1, 6, generator=generator) - 1
-        clients[f"c{client}"] = x, torch.randint(0, 3, (count + 1,), generator=generator)
-    data = FederatedDataset.from_tensors(clients, test_fraction=1e-3, classes=3)
-    problem = problem_of(data, model=models.mlp(hidden=8), loss="auto")
-    start = torch.full((problem.dimension,), 0.05)
-    everyone = torch.arange(problem.clients)
-    together = Average(noise=math.inf).reach(problem, start, everyone)
-    for first in range(1, 8):
-        assert torch.equal(Average(noise=math.inf).reach(problem, start, everyone[first:]), together[first:])
+    """A client with one record is in no stack, which moves the others' rows in memory; no last bit may follow."""
+    found = []
+    for records in (15, 1):
+        generator, train, test = torch.Generator().manual_seed(0), {}, {}
+        for client in range(9):
+            drawn = 1 if client == 2 else int(torch.randint(1, 25, (1,), generator=generator))
+            x = 2 * torch.rand(drawn + 3, 6, generator=generator) - 1
+            y = torch.randint(0, 3, (drawn + 3,), generator=generator)
+            last = 3 + (min(drawn, records) if client == 4 else drawn)
+            train[f"c{client}"], test[f"c{client}"] = (x[3:last], y[3:last]), (x[:3], y[:3])
+        data = FederatedDataset.from_tensors(train, test=test, classes=3)
+        trainer = Trainer(data=data, model=models.mlp(hidden=8), privacy=None, rounds=1, progress=False)
+        problem = trainer.problem()
+        start = torch.full((problem.dimension,), 0.05)
+        found.append(Average(noise=math.inf).reach(problem, start, torch.arange(9)))
+    stays = torch.arange(9) != 4
+    assert torch.equal(found[0][stays], found[1][stays])
 
 
 def test_records_too_large_for_float64_leave_the_released_model() -> None:
