@@ -167,10 +167,8 @@ class Average(Personalization):
             client, base = int(clients[place]), starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
             prior = prior_of_local(self.noise or 0.0, len(x), problem.dimension)
-            with (
-                np.errstate(all="ignore"),
-                suppress(np.linalg.LinAlgError),
-            ):  # too large: the released model
+            # of records that are too large for float64 the released model stays
+            with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if problem.loss in (mse, half_mse):
                     averaged = average_numbers(x, y, base, bias, prior, problem.data.limit)
                 else:

@@ -130,7 +130,7 @@ class NodeAccount:
         logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
 
     def _of_records(self, privacy: RecordPrivacy) -> Rounds:
-        """Return the channel of the node's own local steps, which goes on with its ledger."""
+        """Return the channel of the node's own local steps, which continues its ledger."""
         sampler, rounds = self.trainer.bound, self.problem.rounds
         assert isinstance(sampler, BoundSampler)
         most = None if privacy.noiseless else most_participations(sampler.capped(rounds), rounds)

@@ -54,7 +54,8 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
 
     Raises:
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
-        TrainingError: of the run, where no client is there at its start; nothing has been charged then.
+        TrainingError: of the run, where no client is there at its start, when nothing has been charged, or in time
+            for a round: no further one is charged then.
     """
     check(trainer)
     app = ServerApp()
@@ -77,7 +78,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
     trust = OWN_ACCOUNTS if records else TRUST
     logger.info("not covered by epsilon: %s", trust)
     nodes = Nodes(grid, trainer.data.ids, patience)
-    nodes.gather(gather)
+    nodes.gather(gather, len(nodes.names))
     settings = replace(
         trainer,
         data=replace(trainer.data, notes=(trust,), verify=False),
@@ -124,24 +125,24 @@ class Nodes:
         self._asked: dict[str, int] = {}  # questions for names that are open, and whose they are
         self._strangers: set[int] = set()  # they have answered, and are no client
 
-    def gather(self, seconds: float) -> None:
-        """Wait until all clients are connected, for ``seconds`` at most; and until all nodes that are have said their
-        names, for which they may have to read their records, for as long as a round waits.
+    def gather(self, seconds: float, clients: int) -> None:
+        """Wait until so many ``clients`` are connected, for ``seconds`` at most; and until all nodes that are have said
+        their names, for which they may have to read their records, for as long as a round waits.
 
         Raises:
-            TrainingError: there is no client, so that every round would be charged for noise alone.
+            TrainingError: there is no client, so that every further round would be charged for noise alone.
         """
         began = time.monotonic()
-        while (count := len(self.connected())) < len(self.names):
+        while (count := len(self.connected())) < clients:
             rest = began + (max(seconds, self.patience) if self._asked else seconds) - time.monotonic()
+            if rest <= 0 and not count:
+                raise TrainingError(
+                    f"None of {len(self.names):,} clients is connected and has said its name in time, so the run ends "
+                    "before a further round is charged. Start the nodes, or have the server wait longer for them "
+                    "(gather=, patience=), and run again or resume."
+                )
             if rest <= 0:
-                sizes = count, len(self.names)
-                if not count:
-                    raise TrainingError(
-                        f"None of {sizes[1]:,} clients has said its name in time, so that nothing is charged. Start "
-                        "the nodes, or have the server wait longer for them (gather=, patience=), and run again."
-                    )
-                logger.warning("%d of %d clients are connected; the others are left out of the sums", *sizes)
+                logger.warning("%d of %d clients are connected; the others are left out of the sums", count, clients)
                 return
             time.sleep(min(1.0, rest))
 
@@ -249,6 +250,7 @@ class NodeEngine(Engine):
         not in the population: also not to the count of an adaptive clip, to which a row of zeros would add 1/2."""
         algorithm, cohort, step = run.algorithm, block.cohort, block.first
         logger.info("round %d of %d", step + 1, run.stop)
+        self.nodes.gather(self.nodes.patience, 1)
         replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
         each = enumerate(self._rows(name, replies.get(name), step) for name in contents)
         sent = {place: rows for place, rows in each if rows is not None}

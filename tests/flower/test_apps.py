@@ -294,9 +294,22 @@ def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp
 def test_a_run_without_nodes_is_not_begun(tmp_path: Path) -> None:
     server, grid = apart(trainer_of("fedavg"), tmp_path)
     grid.nodes = {}
-    with pytest.raises(TrainingError, match=f"None of {CLIENTS} clients has said its name in time, so that nothing is"):
+    with pytest.raises(TrainingError, match=f"None of {CLIENTS} clients is connected and has said its name in time"):
         run(server, grid)
     assert not (tmp_path / "server").exists()
+
+
+def test_a_run_whose_nodes_are_all_gone_does_not_spend_its_budget_on_noise(tmp_path: Path) -> None:
+    server, grid = apart(trainer_of("fedavg"), tmp_path)
+
+    class Gone(Callback):
+        def on_event(self, block, state):
+            grid.nodes = {}
+
+    with pytest.raises(TrainingError, match="ends before a further round is charged"):
+        run(replace(server, callbacks=(Gone(),), rounds=5), grid)
+    lines = (tmp_path / "server" / "private" / "ledger.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["kind"] == "charge" for line in lines) == 2  # that of the round that waited, too
 
 
 def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) -> None:

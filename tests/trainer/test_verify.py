@@ -539,7 +539,7 @@ def test_bands_of_noise_and_the_turns_that_they_need(tmp_path: Path) -> None:
     rewrite(tmp_path / "without", lambda lines: [lines[0] | {"bands": None}, *lines[1:]])
     assert "the ledger has none" in failed(tmp_path / "without")["charges"]
     rewrite(folder, lambda lines: [lines[0] | {"bands": [0.5] * 4}, *lines[1:]])
-    assert "correlated over 4 rounds, and turns of a client are 3 apart" in failed(folder)["charges"]
+    assert "correlated over 4 rounds, and a client may act again after 3" in failed(folder)["charges"]
 
 
 def test_a_ledger_that_is_gone_with_every_word_of_it(copy: Path) -> None:

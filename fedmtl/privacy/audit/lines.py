@@ -208,7 +208,7 @@ class Reading:
         if math.fsum(c * c for c in bands) > 1 + 1e-12:
             problems.append("the bands of the noise are longer than 1")
         schedule = self.header.get("schedule", {})
-        apart = schedule["n"] // schedule["cohort"] if schedule.get("class") == "BoundCyclic" else 1
-        if len(bands) > apart:
-            problems.append(f"noise is correlated over {len(bands)} rounds, and turns of a client are {apart} apart")
+        between = schedule["n"] // schedule["cohort"] if schedule.get("class") == "BoundCyclic" else 1
+        if len(bands) > between:
+            problems.append(f"noise is correlated over {len(bands)} rounds, and a client may act again after {between}")
         return problems
