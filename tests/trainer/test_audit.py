@@ -22,6 +22,7 @@ from fedmtl.privacy import (
     LaplaceNoise,
     LocalSteps,
     PoissonSampling,
+    Privacy,
     RecordPrivacy,
 )
 from fedmtl.privacy.audit import CHECKS, Effort, Finding, any_refuted, table
@@ -33,7 +34,8 @@ from fedmtl.trainer.audit.others import replaced_data
 from fedmtl.trainer.audit.rerun import differing, watched
 from fedmtl.trainer.audit.stopping import stopped_early, stopping_rule
 from fedmtl.trainer.audit.suite import audit_trainer, setup_of
-from fedmtl.trainer.audit.transcript import transcript
+from fedmtl.trainer.audit.transcript import automatic_settings, transcript
+from fedmtl.trainer.automatic import Automatic, automatic
 from fedmtl.trainer.stopping import EarlyStopping
 from tests import small
 from tests.helpers import ragged_classification, regression
@@ -160,6 +162,22 @@ def test_automatic_settings_that_depend_on_records_are_found(algorithm, told: st
         "automatic" in one.check
         for one in audit_trainer(replace(given, privacy=None), rounds=1, effort=Effort(checks=("transcript",)))
     )
+
+
+@pytest.mark.parametrize("told", ["", "differs", "reads"])
+def test_what_is_chosen_without_any_setting_looks_at_no_record(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``algorithm=auto`` chooses when a trainer is made, before the runs that an audit compares."""
+
+    def choose(data: FederatedDataset, privacy: Privacy, **options: Any) -> Automatic:
+        chosen, x = automatic(data, privacy, **options), data.train.x.double()
+        tall = {"differs": x.mean() > -0.5, "reads": x.max() > 1e9}.get(told)
+        return replace(chosen, rounds=chosen.rounds + int(bool(tall)))
+
+    given = small.trainer(algorithm="auto", data=regression(8), privacy=ClientPrivacy(noise_multiplier=1.0))
+    monkeypatch.setattr("fedmtl.trainer.audit.transcript.automatic", choose if told else automatic)
+    (found,) = automatic_settings(given, given)
+    assert found.refuted == bool(told)
+    assert told in found.detail
 
 
 @pytest.mark.parametrize("data", [ragged_classification(9), regression(9)])

@@ -7,7 +7,7 @@ a record, and for algorithms whose clients act one at a time, the numbers of rec
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +16,28 @@ from torch import Tensor
 from ...algorithms.local import Local
 from ...data import FederatedDataset
 from ...data.examples import Examples
-from ...privacy import RecordPrivacy
+from ...errors import ConfigError
+from ...privacy import Privacy, RecordPrivacy
 from ...privacy.audit import Finding, Setup
 from ...privacy.audit.findings import exact, skipped
 from ...random import derive_key
+from ..automatic import Automatic, automatic
+from ..problem import describe
 from ..trainer import Trainer
 from .others import replaced_data
 from .rerun import AGAIN, RELEASED, Notes, differing, released_again, watched, when
 
 _DEPENDS = "depends on private data or coins otherwise than through the releases"
-_SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
+_SHAPES = {
+    "__get__",
+    "__len__",
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "is_floating_point",
+    "is_contiguous",
+}  # which tell no number
 
 
 def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
@@ -93,8 +105,9 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
 
 
 def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
-    """Check that an algorithm chooses the settings that it fills in by itself, such as a step size, without a look at
-    any record, and the same where every client's data are replaced; nothing without privacy, where it may read them.
+    """Check that the settings that a run fills in by itself, those of an algorithm such as a step size and all that
+    ``algorithm=auto`` chooses, are chosen without a look at any record, and the same where every client's data are
+    replaced; nothing without privacy, where they may be read.
 
     Such settings shape every client's numbers and are in no release, and all other checks take them as they are.
 
@@ -103,16 +116,33 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
         trainer: the same with its settings from public rows, bounds and sizes.
         seed: of the data that are put in place.
     """
-    if written.privacy is None or trainer.algorithm is written.algorithm:
+    privacy, pairs = written.privacy, list[tuple[Any, Any]]()
+    if privacy is None:
         return []
-    data = replaced_data(written.data, seed, counts=not isinstance(written.privacy, RecordPrivacy))
-    read: list[str] = []
-    again, chosen = resolved(replace(written, data=data), read).algorithm, trainer.algorithm
-    names = [setting.name for setting in fields(chosen)]  # type: ignore[arg-type]
-    wrong = [f"the automatic {name} differs" for name in names if getattr(chosen, name) != getattr(again, name)]
+    data, read = replaced_data(written.data, seed, counts=not isinstance(privacy, RecordPrivacy)), list[str]()
+    if trainer.algorithm is not written.algorithm:
+        pairs.append((trainer.algorithm, resolved(replace(written, data=data), read).algorithm))
+    if (first := _of_no_setting(written.data, privacy)) is not None and first.algorithm == written.algorithm:
+        pairs.append((first, _of_no_setting(_watched(data, read), privacy)))
+    if not pairs:
+        return []
+    wrong = [
+        f"the automatic {name} differs"
+        for before, after in (map(describe, pair) for pair in pairs)
+        for name in before
+        if after is None or before[name] != after[name]
+    ]
     wrong += [f"automatic settings follow what {name} reads of the records" for name in dict.fromkeys(read)]
-    detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
+    detail = "settings that a run chose by itself and that depend on records, or differ where all are replaced"
     return [exact("transcript: automatic settings", wrong, detail)]
+
+
+def _of_no_setting(data: FederatedDataset, privacy: Privacy) -> Automatic | None:
+    """Return the automatic settings of data, all of them; None where there are none for such data."""
+    try:
+        return automatic(data, replace(privacy, clip_norm=None))
+    except ConfigError:
+        return None
 
 
 def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
