@@ -138,7 +138,7 @@ class NodeAccount:
             replace(self.trainer, privacy=privacy),
             self.problem,
             self.fingerprint,
-            sampler=BoundAsked(1, sampler.describe(), most),
+            sampler=BoundAsked(1, 1, sampler.describe(), most),
             ledger=self.folder.ledger,
             resume=True,
         )

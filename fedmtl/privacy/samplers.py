@@ -59,6 +59,7 @@ class BoundSampler(ABC):
 
     Attributes:
         n: the population.
+        cohort: m, the expected size of a cohort.
         relation: how neighbouring populations differ, against a coalition of all other clients, which keeps state
             between steps.
         amplified: whether the event of one step accounts for secrecy of the sample.
@@ -66,14 +67,15 @@ class BoundSampler(ABC):
     """
 
     n: int
+    cohort: float
     relation: ClassVar[Relation]
     amplified: ClassVar[bool] = False
     per_participation: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def denominator(self) -> float:
-        """Return the expected cohort size m: a public constant that divides every sum."""
+        """Return m as a float: a public constant that divides every sum."""
+        return float(self.cohort)
 
     @property
     def probability(self) -> float:
@@ -123,13 +125,8 @@ class BoundSampler(ABC):
 
 @dataclass(frozen=True)
 class BoundPoisson(BoundSampler):
-    cohort: float
     relation = "add_remove"
     amplified = True
-
-    @property
-    def denominator(self) -> float:
-        return float(self.cohort)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
@@ -145,10 +142,6 @@ class _BoundCohort(BoundSampler):
 
     cohort: int
     max_uses: int | None = None
-
-    @property
-    def denominator(self) -> float:
-        return float(self.cohort)
 
     @property
     def cap(self) -> int | None:
@@ -220,10 +213,6 @@ class BoundCyclic(_BoundCohort):
 class BoundFull(BoundSampler):
     relation = "add_remove"
 
-    @property
-    def denominator(self) -> float:
-        return float(self.n)
-
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)
 
@@ -238,7 +227,7 @@ class BoundAsked(BoundSampler):
     No client can check how the server draws, so sampling amplifies nothing.
 
     Args:
-        n: 1.
+        n, cohort: 1.
         cohorts: how the server says that it draws.
         max_uses: hard cap on the steps in which the client takes part; None where nothing is charged.
     """
@@ -247,10 +236,6 @@ class BoundAsked(BoundSampler):
     max_uses: int | None = None
     relation = "zero_out"
     per_participation = True
-
-    @property
-    def denominator(self) -> float:
-        return float(self.n)
 
     @property
     def cap(self) -> int | None:
@@ -284,7 +269,7 @@ class PoissonSampling(Checked):
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
         _fits(self, self.cohort or 0, n)
         if self.cohort is None and n < USUAL_COHORT:
-            return BoundFull(n)
+            return BoundFull(n, n)
         return BoundPoisson(n, USUAL_COHORT if self.cohort is None else self.cohort)
 
 
@@ -352,7 +337,7 @@ class FullParticipation:
     def bind(self, n: int) -> BoundFull:
         """Attach the population size."""
         positive_int("FullParticipation.bind", n=n)
-        return BoundFull(n)
+        return BoundFull(n, n)
 
 
 Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation

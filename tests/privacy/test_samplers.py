@@ -143,7 +143,7 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
 
 
 def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
-    bound = BoundAsked(1, "Poisson, 2 of 8 clients", max_uses=3)
+    bound = BoundAsked(1, 1, "Poisson, 2 of 8 clients", max_uses=3)
     assert bound.facts == {"relation": "zero_out", "amplified": False, "per_participation": True}
     assert bound.draw(5, SeededSource(0).coins("cohort", 5)).tolist() == [0]
     assert (bound.denominator, bound.probability, bound.cap, bound.capped(10).cap) == (1.0, 1.0, 3, 3)
