@@ -26,8 +26,7 @@ from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import Price, RecordPrivacy
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
-from fedmtl.privacy.noise.laws import NoiseLaw
-from fedmtl.privacy.noise.registry import LAWS
+from fedmtl.privacy.noise.laws import LAWS, NoiseLaw
 from fedmtl.privacy.noise.sources import SeededSource
 
 _SHRINK = 1 - 2.0**-40

@@ -33,7 +33,7 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import operation_threads
 from fedmtl.privacy import SeededSource, open_channel
-from fedmtl.privacy.noise.registry import LAWS
+from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.engine import bind_schedule, releases_of

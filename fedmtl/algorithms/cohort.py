@@ -17,8 +17,7 @@ from ..local.per_example import piece_width
 from ..local.solver import Strength, rows_of
 from ..local.train import Trained
 from ..privacy import LocalSteps
-from ..privacy.clip import not_finite
-from ..privacy.totals import RowTotal
+from ..privacy.clip import RowTotal, not_finite
 from .store import Fields
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from .._check import Count, Positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
+from ..privacy.clip import RowTotal
 from ..privacy.rounds import Message
-from ..privacy.totals import RowTotal
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, Rows, personal_fields
 from .server import ServerOptimizer, apply_update

@@ -28,7 +28,7 @@ from .account import Account
 from .chain import Head
 from .gradients import GradientPlan
 from .noise.grid import GridValue
-from .noise.registry import LAWS
+from .noise.laws import LAWS
 from .noise.sources import NoiseSource
 from .records import GRADIENT, Records
 from .report import (

@@ -23,7 +23,7 @@ from .gradients import GradientPlan, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
 from .noise.grid import check_drawable
-from .noise.registry import LAWS
+from .noise.laws import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .price import Prices, calibrated
 from .quantile import QuantileClip

@@ -22,7 +22,7 @@ from .accounting.composition import epsilon
 from .accounting.losses import ReplacedPoissonDpEvent
 from .events import dp_event
 from .noise.discrete import slack
-from .noise.registry import LAWS
+from .noise.laws import LAWS
 
 
 @dataclass(frozen=True, kw_only=True)

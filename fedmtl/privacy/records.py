@@ -20,8 +20,7 @@ from ..errors import ConfigError, PrivacyError
 from .clip import MARGIN, Clip, clipped_segment_sums, sum_width
 from .gradients import GradientPlan
 from .noise.grid import GridValue, client_noise, noised
-from .noise.laws import Norm
-from .noise.registry import LAWS
+from .noise.laws import LAWS, Norm
 from .noise.sources import NoiseSource, client_tails
 from .price import Prices
 

@@ -15,8 +15,7 @@ from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import Clip
 from .noise.banded import Bands
-from .noise.laws import NoiseLaw
-from .noise.registry import LAWS
+from .noise.laws import LAWS, NoiseLaw
 from .noise.symmetric import outer_sensitivity
 from .price import Price
 from .quantile import QuantileClip, split_multiplier

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import ConfigError, PrivacyError
 from .account import Account
 from .channel import Channel
-from .clip import are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
+from .clip import RowTotal, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
 from .gradients import GradientPlan
 from .noise.banded import CorrelatedNoise
 from .noise.grid import GridValue, noised, release_noise
@@ -35,7 +35,6 @@ from .report import SignalToNoise
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
-from .totals import RowTotal
 
 if TYPE_CHECKING:
     from .audit.canaries import Canaries

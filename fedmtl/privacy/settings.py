@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 from .._check import fraction, given, id_of, one_of, positive, positive_int
 from ..errors import ConfigError
-from .noise.registry import LAWS
+from .noise.laws import LAWS
 from .quantile import QuantileClip
 
 SourceName = Literal["seeded", "secure"]
 Mechanism = str
-"""The name of a law of noise, see :data:`~fedmtl.privacy.noise.registry.LAWS`."""
+"""The name of a law of noise, see :data:`~fedmtl.privacy.noise.laws.LAWS`."""
 
 _LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles as well
 

@@ -31,7 +31,7 @@ from ..privacy import (
 from ..privacy.accounting.selection import most_repetitions
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
-from ..privacy.noise.registry import LAWS
+from ..privacy.noise.laws import LAWS
 from ..privacy.release import step_price
 from ..trainer.engine import open_run
 from ..trainer.problem import describe, fingerprint

@@ -75,18 +75,17 @@ from fedmtl.privacy import (
     rounds,
     row_noise,
     samplers,
-    totals,
 )
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
+from fedmtl.privacy.clip import RowTotal
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.price import Price, Prices
 from fedmtl.privacy.records import Records
-from fedmtl.privacy.totals import RowTotal
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
 from fedmtl.trainer import folder
@@ -1583,7 +1582,7 @@ MUTANTS = [
     Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
     Mutant(
         "clip skipped where rows are made",
-        _in_place(_set(totals, "bounds_of", lambda bound: (np.inf, 2.0))),
+        _in_place(edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")),
         RELEASES,
         *_LONG,
     ),

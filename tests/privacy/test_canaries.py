@@ -22,7 +22,7 @@ from fedmtl.privacy import GradientPlan, ReleasePlan, open_channel
 from fedmtl.privacy.accounting.composition import trade_off
 from fedmtl.privacy.audit.canaries import Canaries, RecordCanaries
 from fedmtl.privacy.audit.interval import guess, refuted
-from fedmtl.privacy.noise.registry import LAWS
+from fedmtl.privacy.noise.laws import LAWS
 
 CLIENTS, CANARIES, DIMENSION, STEPS, NOISE = 6, 1000, 2000, 3, 2.0
 

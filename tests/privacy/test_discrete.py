@@ -34,7 +34,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.noise import discrete
 from fedmtl.privacy.noise.discrete import discrete_gaussian, exponential, slack
 from fedmtl.privacy.noise.grid import grid_width
-from fedmtl.privacy.noise.registry import LAWS
+from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from tests.mutation import edit
 

@@ -25,9 +25,8 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
 from fedmtl.privacy.audit import Effort
-from fedmtl.privacy.clip import Clip, clipped_sum, sum_width
+from fedmtl.privacy.clip import Clip, RowTotal, clipped_sum, sum_width
 from fedmtl.privacy.rounds import Rounds
-from fedmtl.privacy.totals import RowTotal
 from fedmtl.trainer.audit.suite import audit_trainer
 
 SIZE = 40

@@ -25,8 +25,7 @@ from torch import Tensor
 from ..._check import NonNegative
 from ...errors import PrivacyError
 from ...privacy import PureDpEvent
-from ...privacy.noise.laws import NoiseLaw
-from ...privacy.noise.registry import LAWS
+from ...privacy.noise.laws import LAWS, NoiseLaw
 from ...privacy.noise.symmetric import svec
 from ..base import Problem
 from ..cohort import Cohort

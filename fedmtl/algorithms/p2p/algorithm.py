@@ -44,7 +44,7 @@ from ..._check import Positive
 from ...errors import ConfigError
 from ...graphs import Graph, GraphSettings
 from ...privacy import GradientPlan, RecordPrivacy
-from ...privacy.noise.registry import LAWS
+from ...privacy.noise.laws import LAWS
 from ...schedules import BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State

@@ -38,7 +38,7 @@ Norm = Literal["l1", "l2"]
 class NoiseLaw(Checked, ABC):
     """Additive noise on a vector.
 
-    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.registry.LAWS` has all laws by
+    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.laws.LAWS` has all laws by
     name.
 
     Args:
@@ -270,3 +270,7 @@ class L2LaplaceNoise(NoiseLaw):
 
 def _normal(sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
     return sign * ndtri(tail)
+
+
+LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise)}
+"""The laws by name: a new law is one class with its facts, and one entry here."""
