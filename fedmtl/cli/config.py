@@ -260,7 +260,7 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         if group in ("hydra/launcher", "hydra/sweeper"):
             text += ", which no installed plugin of Hydra has"
         close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
-        return unknown(f"{group}={option}", error.options, close, text, "fedmtl --help")
+        return unknown(error.options, close, text, "fedmtl --help")
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
         missing, node = str(cause.full_key), cause.parent_node
@@ -275,14 +275,14 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     for group in (override.key_or_group for override in parse(overrides) if override.value() is None):
         if options := list(choices().get(group, {})):
             near = ["none"] if "none" in options else []
-            return unknown(f"{group}=null", options, near, f"{group} is null, and is chosen by name", "fedmtl --help")
+            return unknown(options, near, f"{group} is null, and is chosen by name", "fedmtl --help")
     return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
 
 
 def _no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
     """Return the error of a setting that does not exist, ``of`` a class."""
     names = [name for name in accepted if name != "_target_"]
-    return unknown(key, names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
+    return unknown(names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
 
 
 def _with_option(key: str) -> list[str]:

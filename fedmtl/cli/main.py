@@ -147,7 +147,7 @@ def _dispatch(words: list[str], process: Process) -> int:
     if first in commands:
         return commands[first](words[1:])
     close, accepted = difflib.get_close_matches(first, commands, n=1), [*commands, "or settings written KEY=VALUE"]
-    raise unknown(first, accepted, close, f"unknown command {first!r}", "fedmtl --help")
+    raise unknown(accepted, close, f"unknown command {first!r}", "fedmtl --help")
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -1,4 +1,4 @@
-"""Names of settings: where their files are, those that are gone, and the nearest to one that does not exist."""
+"""Names of settings: where their files are, and the nearest to one that does not exist."""
 
 from __future__ import annotations
 
@@ -14,53 +14,6 @@ TRUST: ContextVar[tuple[str, ...]] = ContextVar("TRUST", default=())
 """Modules that this command line trusts, beside this package."""
 EXTRA: ContextVar[Path | None] = ContextVar("EXTRA", default=None)
 """The user's folder of configuration files, searched first."""
-REMOVED = {  # settings of earlier versions, and what there is instead
-    "scale": "an experiment at its paper's size is experiment=NAME_paper",
-    "privacy.observer": "epsilon holds against all other clients",
-    "privacy.accountant": "epsilon is computed from privacy loss distributions",
-    "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
-    **dict.fromkeys(("schedule.latency.low", "schedule.latency.high"), "use law and parameters of scipy.stats there"),
-    "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
-    "algorithm.absences": "agents that are away are the schedule's, schedule.dropouts",
-    "algorithm.arrivals": "every record is there from the start",
-    "algorithm.departed": "the models of agents that are away count as they were broadcast last",
-    **dict.fromkeys(("algorithm.warm_start", "algorithm.warm_lam"), "a run starts at 0"),
-    "algorithm.start": "pp_dmtl_published starts from the fits of single tasks, and all others at 0",
-    **dict.fromkeys(
-        ("guarantee", "privacy.guarantee", "algorithm.guarantee"),
-        "what a paper prescribes is algorithm=NAME_published",
-    ),
-    **dict.fromkeys(
-        ("algorithm.gauss_seidel", "algorithm.exact_q", "algorithm.query_epsilon"),
-        "algorithm=pp_dmtl_published takes the steps and the noise that Algorithm 1 prints",
-    ),
-    "algorithm.method": "use algorithm=async_learner, public_start or moments",
-    "execution.strategy": "execution.chunk says how many clients one batched program computes",
-    "execution.threads": "execution.processes says how many processes compute a run's clients",
-    "execution.graphs": "local steps run as they are, on every device",
-    "execution.data": "data are on the run's device",
-    "execution.tf32": "set torch.backends.cuda.matmul.allow_tf32",
-    "execution.convolutions": "convolutions are PyTorch's, on a GPU as well",
-    "client_store": "the tensors that clients keep are read from the files of the run",
-    "algorithm.bound": "give algorithm.row_norm and a clip norm that no gradient exceeds",
-    "algorithm.domain": "use algorithm.row_norm, of the features without a bias, and algorithm.target",
-    "algorithm.idle_confidence": "an agent without records has the confidence 0.001",
-    "algorithm.groups": "every owner answers with its own noise",
-    "algorithm.frequencies": "weights of owners by how often they answer are in benchmarks/reproduce/cost_of_privacy",
-    "data.progress": "a bar is there where standard error is a terminal",
-    "data.categories": "use data.bounds={COLUMN: [A, B, ...]}",
-    "algorithm.cap": "an owner answers schedule.per_client times at most",
-    "algorithm.edge": "a value counts that is 5% beyond the spectrum of the noise",
-    "algorithm.floor": "the least variance of a direction is 1/20 of that of local learning",
-    "algorithm.threshold": "that of pp_dmtl is algorithm.a2 times algorithm.lam",
-    "algorithm.share": "one release of a mean direction is algorithm=private_prior, of linear models",
-    "algorithm.refine_across": "the last step along shared directions is algorithm=shared_directions",
-    "algorithm.psi": "the cost of privacy of a run is forecast by fedmtl.algorithms.cost_of_privacy",
-}
-for _data, _experiment in (("adult", "svm"), ("hospital", "hospital"), ("lending", "lending")):
-    REMOVED[f"data={_data}"] = REMOVED[f"experiment=cost_of_privacy_{_experiment}"] = (
-        "its reader is in benchmarks/reproduce/cost_of_privacy, and its README says how to read it by command"
-    )
 _MANY = 12  # names in a message
 GUESSED = {  # what other programs call a setting
     "lr": "algorithm.local.lr",
@@ -98,19 +51,15 @@ def choices() -> dict[str, dict[str, str]]:
     return options
 
 
-def unknown(name: str, accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
-    """Return the error of a name that does not exist: what replaces one of an earlier version, or what may be meant and
-    all that is accepted.
+def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
+    """Return the error of a name that does not exist: what may be meant, and all that is accepted.
 
     Args:
-        name: the setting, or the option as GROUP=OPTION.
         accepted: the names in its place.
         near: those that may be meant.
         text: what is wrong.
         printed: the command that prints all, where they are many.
     """
-    if name in REMOVED:
-        return ConfigError(f"{name} is gone: {REMOVED[name]}.")
     hint, every = f"did you mean {' or '.join(near)}? " if near else "", ", ".join(accepted) or "nothing"
     rest = f"{printed} prints all" if near and len(accepted) > _MANY else f"accepted: {every}"
     return ConfigError(f"{text}; {hint}{rest}.")

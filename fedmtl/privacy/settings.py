@@ -191,11 +191,6 @@ Privacy = ClientPrivacy | RecordPrivacy
 
 
 def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source: str) -> None:
-    if mechanism == "discrete_gaussian":
-        raise ConfigError(
-            f"{type(owner).__name__}.mechanism='discrete_gaussian' is gone: mechanism='gaussian' is drawn in whole "
-            f"numbers, exact in law, wherever source='secure'."
-        )
     one_of(owner, accepted, mechanism=mechanism)
     one_of(owner, ("seeded", "secure"), source=source)
 

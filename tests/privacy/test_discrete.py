@@ -15,7 +15,7 @@ from scipy import stats
 from scipy.signal import fftconvolve
 
 import fedmtl.algorithms.mp_mtl.published  # noqa: F401  (registers its law)
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
     CyclicCohorts,
@@ -373,12 +373,6 @@ def test_every_law_has_noise_in_secure_mode():
 
 
 # Refusals
-
-
-def test_the_former_mechanism_names_its_replacement():
-    for settings in (ClientPrivacy, RecordPrivacy):
-        with pytest.raises(ConfigError, match="'discrete_gaussian' is gone: mechanism='gaussian' is drawn in whole"):
-            settings(clip_norm=1.0, noise_multiplier=1.0, mechanism="discrete_gaussian")
 
 
 @pytest.mark.parametrize(
