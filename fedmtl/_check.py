@@ -53,20 +53,30 @@ _WHOLE = Range(lambda v: v >= 0 and isinstance(v, numbers.Integral), "a whole nu
 _COUNT = Range(lambda v: v >= 1 and isinstance(v, numbers.Integral), "a whole number of at least 1")
 
 Positive = Annotated[float, _POSITIVE]
+"""Annotation of a setting that is a finite number above 0."""
 NonNegative = Annotated[float, _NON_NEGATIVE]
+"""Annotation of a setting that is a finite number of at least 0."""
 Share = Annotated[float, _SHARE]
+"""Annotation of a setting that is a number from 0 to 1."""
 Rate = Annotated[float, _RATE]
 Finite = Annotated[float, _FINITE]
 Fraction = Annotated[float, _FRACTION]
 Below1 = Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")]
 Whole = Annotated[int, _WHOLE]
-Integer = Annotated[int, Range(lambda v: isinstance(v, numbers.Integral), "a whole number")]
 Count = Annotated[int, _COUNT]
+"""Annotation of a setting that is a whole number of at least 1."""
+
+_PLAIN: dict[Any, tuple[Any, ...]] = {
+    NoneType: (None,),
+    bool: (True, False),
+    int: (Range(lambda v: isinstance(v, numbers.Integral), "a whole number"),),
+    float: (Range(lambda v: not math.isnan(v), "a number"),),
+}
 
 
 def check_fields(settings: Any) -> None:
     """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation accepts: a word of a
-    ``Literal``, a number in a :class:`Range`, True or False, or None. Fields of other types are not checked."""
+    ``Literal``, a number, of a :class:`Range` or any, True or False, or None. Fields of other types are not checked."""
     kind: Any = type(settings)
     accepted = _accepted(kind)
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
@@ -128,8 +138,7 @@ def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
 def _options(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    options: tuple[Any, ...] = {NoneType: (None,), bool: (True, False)}.get(annotation, ())
-    return getattr(annotation, "__metadata__", options)
+    return getattr(annotation, "__metadata__", None) or _PLAIN.get(annotation, ())
 
 
 def positive(settings: object, **values: Any) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -417,6 +418,52 @@ def test_a_class_that_cannot_be_imported_is_said_with_its_reason(
     shown = capsys.readouterr().err
     assert shown.startswith(f"fedmtl: error: {why}")
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "accepted"),
+    [
+        ("Positive", "x", "a finite number above 0"),
+        ("Positive", "-1", "a finite number above 0"),
+        ("float", "x", "a number"),
+        ("float", "null", "a number"),
+        ("int | None", "0.5", "a whole number"),
+    ],
+)
+def test_a_setting_of_an_own_method_is_refused_by_its_key(
+    tmp_path: Path,
+    annotation: str,
+    value: str,
+    accepted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm/own.yaml").write_text("defaults: [{solver@local: sgd}]\n_target_: own_module.Own\n")
+    (tmp_path / "own_module.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedmtl.algorithms import FedAvg, Positive\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Own(FedAvg):\n"
+        f"    alpha: {annotation} = 1\n"
+        "    def __post_init__(self):\n"
+        "        if self.alpha > 9: raise ValueError\n"  # a check of its own, which comes after that of annotations
+        "        super().__post_init__()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    words = ["--config-dir", str(tmp_path), "--trust=own_module", "algorithm=own", f"algorithm.alpha={value}"]
+    assert cli.main(words) == 2
+    shown = capsys.readouterr().err
+    assert re.fullmatch(rf"fedmtl: error: algorithm\.alpha is \S+; it must be {accepted}\.\n", shown)
+
+
+def test_what_a_run_refuses_is_named_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["privacy.bands=3", "data.clients=20", "schedule.cohort=5", "baselines=[]", "progress=false"]) == 2
+    assert "fedmtl: error: privacy.bands needs a public schedule in which a client" in capsys.readouterr().err
 
 
 def test_help_does_not_import_torch(tmp_path: Path) -> None:

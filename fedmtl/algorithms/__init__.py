@@ -1,5 +1,6 @@
 """Federated methods: a file each, or a folder for a paper with several; :mod:`.base` says what a method is."""
 
+from .._check import Count, NonNegative, Positive, Share
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.cost_of_privacy import CostOfPrivacy, cost_of_privacy
@@ -46,6 +47,7 @@ __all__ = [
     "ClusteredPMTL",
     "Cohort",
     "CostOfPrivacy",
+    "Count",
     "Ditto",
     "FedAvg",
     "FedPer",
@@ -57,11 +59,13 @@ __all__ = [
     "LocalFit",
     "MPMTLayers",
     "Moments",
+    "NonNegative",
     "Own",
     "PFedMe",
     "PeerAveraging",
     "PeerToPeer",
     "Personalization",
+    "Positive",
     "PriorLayers",
     "PrivatePrior",
     "Problem",
@@ -70,6 +74,7 @@ __all__ = [
     "Released",
     "Scaffold",
     "ServerOptimizer",
+    "Share",
     "SharedDirections",
     "SharedModel",
     "State",

@@ -262,7 +262,8 @@ def _interval(config: Config) -> int:
     """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is empty."""
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         trainer, began = conf.build(config, Path(folder)), time.monotonic()
-        result = replace(trainer, folder=None, finetune=None).fit()
+        with conf.by_key(vars(trainer)):
+            result = replace(trainer, folder=None, finetune=None).fit()
     seconds = time.monotonic() - began
     interval = result.privacy.interval
     assert interval is not None

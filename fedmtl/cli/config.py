@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -427,6 +427,10 @@ def made(node: Any, place: str) -> Any:
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
     with _by_key({target.__name__: place}, place):
+        if isinstance(target, type) and dataclasses.is_dataclass(
+            target
+        ):  # before checks of its own, which may compare a text with a number
+            check_values(target, parts)
         return target(**parts)
 
 
@@ -463,12 +467,19 @@ def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
         yield
     except FedmtlError as error:
         name, _, rest = str(error).partition(".")
+        if name not in places and not place:
+            raise
         text = f"{places[name]}.{rest}" if name in places else f"{place}: {error}"
-        raise type(error)(text.lstrip(":. ")) from error
+        raise type(error)(text.lstrip(".")) from error
     except Exception as error:
         if not place:
             raise
         raise ConfigError(f"{place}: {first_line(error)}.") from error
+
+
+def by_key(objects: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Let errors in a block name the settings of these arguments of a trainer by their keys."""
+    return _by_key({type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""})
 
 
 def build(config: Config, folder: Path) -> Trainer:
@@ -488,7 +499,7 @@ def build(config: Config, folder: Path) -> Trainer:
     callback = made(logger, "logger")
     data = made(config["data"], "data")
     callbacks = () if callback is None else (callback,)
-    with _by_key({type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}):
+    with by_key(objects):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
 

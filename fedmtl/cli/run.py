@@ -251,7 +251,7 @@ def train_one(
         # without a terminal a job prints one line
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
         began, resumed = time.monotonic(), resumable(place if job is None else short(job.sweep), process.ranks)
-        with resumed if writes else nullcontext():
+        with resumed if writes else nullcontext(), conf.by_key(vars(trainer)):
             result = trainer.fit(resume=command is None, ranks=process.ranks)
     if writes:
         print(job.line(result, began, place) if job is not None else result.summary(), flush=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (N, ...), targets (N, ...)) -> (N,)."""
@@ -117,13 +117,23 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Per-example losses of stacked batches: (K, B, ...), (K, B, ...) -> (K, B).
 
     Raises:
-        ConfigError: the loss does not return one value per example.
+        ConfigError: a loss of the caller's own that fails, or does not return one value per example.
     """
     k, b = outputs.shape[:2]
-    values = loss(outputs.reshape(k * b, *outputs.shape[2:]), targets.reshape(k * b, *targets.shape[2:]))
-    if values.shape != (k * b,):
+    outputs = outputs.reshape(k * b, *outputs.shape[2:])
+    targets = targets.reshape(k * b, *targets.shape[2:])
+    try:
+        values = loss(outputs, targets)
+    except Exception as error:
+        if loss in LOSSES.values() or loss in DIVERGENCES.values():
+            raise
         raise ConfigError(
-            f"The loss returned shape {tuple(values.shape)} for {k * b} examples; it must return one value per example "
-            "(reduction='none')."
+            f"loss fails on outputs of shape {tuple(outputs.shape)} with targets of shape {tuple(targets.shape)}: "
+            f"{first_line(error)}."
+        ) from error
+    if not isinstance(values, Tensor) or values.shape != (k * b,):
+        what = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ConfigError(
+            f"loss returned {what}; it must return shape ({k * b},), one value per example (reduction='none')."
         )
     return values.view(k, b)

@@ -386,15 +386,16 @@ def prepare_module(
     try:
         with torch.no_grad(), _RefuseRandomness():
             result = ready(sample)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         if isinstance(error, ModelError):
             raise
         hint = ""
         if "indices" in str(error) and sample.is_floating_point():
             hint = "; embeddings take whole numbers, which data keep with transform=Integers()"
         kind = "" if sample.is_floating_point() else " of whole numbers"
+        text = repr(error) if isinstance(error, KeyError) else str(error)
         raise ModelError(
-            f"The model fails on a batch{kind} of shape {tuple(sample.shape)}, the shape of this data: {error}{hint}"
+            f"The model fails on a batch{kind} of shape {tuple(sample.shape)}, the shape of this data: {text}{hint}"
         ) from error
     for name, buffer in ready.named_buffers():
         if not torch.equal(before[name], buffer):

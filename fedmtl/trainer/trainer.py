@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .._check import Count, Integer, check_fields, positive_int
+from .._check import Count, check_fields, positive_int
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune, Personalization
@@ -142,7 +142,7 @@ class Trainer:
     rounds: Count = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
-    seed: Integer = 0
+    seed: int = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
     finetune: Personalization | None = "auto"  # type: ignore[assignment]

@@ -120,6 +120,23 @@ BAD = {
     "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"line 6, column 'ward' is empty; accepted: the name of a"),
     "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
     "single examples": (HEAD + "n,1,a,0\ns,2,a,1\n", {"min_examples": 1, **NUMERIC}, r"no client has 2 examples"),
+    "cut line": (
+        HEAD + ROWS + "s,4",
+        {"target": "age", "one_hot": ["kind"], "features": ["kind"]},
+        r"fields of line 6 is 2, that of the header 4",
+    ),
+    "cut line after blank ones": (
+        HEAD + "\n" + ROWS + "\ns,4,a",
+        NUMERIC,
+        r"fields of line 8 is 3, that of the header 4",
+    ),
+    "long line": (
+        HEAD + ROWS + "s,4,a,b,1\n",
+        NUMERIC,
+        r"fields of line 6 is 5, .*a text with ',' in it must be quoted",
+    ),
+    "long lines": (HEAD + ROWS.replace("\n", ",7\n"), NUMERIC, r"fields of line 2 is 5, that of the header 4"),
+    "open quote": (HEAD + ROWS + 's,4,"a,1\ns,5,b,1\n', NUMERIC, r"a quote that begins in line 6 is not closed"),
     "no rows": (HEAD, {}, r"has no rows; at least 2 a client"),
     "empty file": ("", {}, r"cannot be read as a table"),
     "no features": ("ward,stay\nn,1\nn,0\n", {}, r"there are no feature columns beside 'ward' and 'stay'"),
@@ -163,6 +180,9 @@ def test_unreadable_files_are_named(tmp_path):
     (tmp_path / "cut.csv.gz").write_bytes(packed[:-20])
     with pytest.raises(DataError, match=r"cut\.csv\.gz cannot be read as a table .*truncated"):
         read_table(tmp_path / "cut.csv.gz", **options)
+    (tmp_path / "line.csv.gz").write_bytes(gzip.compress((HEAD + ROWS + "n,30").encode()))
+    with pytest.raises(DataError, match=r"line\.csv\.gz: the number of fields of line 6 is 2"):
+        read_table(tmp_path / "line.csv.gz", **options)
     (tmp_path / "not.csv.gz").write_text(HEAD)
     with pytest.raises(DataError, match=r"not\.csv\.gz cannot be read"):
         read_table(tmp_path / "not.csv.gz", **options)

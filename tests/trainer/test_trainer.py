@@ -338,6 +338,16 @@ def test_a_folder_that_takes_no_files_is_refused_before_training():
     assert not began
 
 
+class NamedOutput(nn.Linear):
+    """A network that looks for an output that it does not have."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+
+    def forward(self, x):
+        return {"scores": super().forward(x)}["logits"]
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -346,6 +356,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_training():
         ({"loss": "hinge"}, ConfigError, "hinge"),
         ({"model": nn.Linear(5, 4)}, ModelError, r"to one tensor \(B, 3\), since the data has 3 classes"),
         ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
+        ({"model": NamedOutput()}, ModelError, r"fails on a batch of shape \(2, 5\), .*: KeyError\('logits'\)"),
         (
             {"model": nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))},
             ModelError,
@@ -357,6 +368,23 @@ def test_runs_that_cannot_be(tmp_path, settings, error, message):
     with pytest.raises(error, match=message):
         trainer(folder=tmp_path / "run", **settings).fit()
     assert not (tmp_path / "run").exists(), "refused before any work"
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda z, y: nn.functional.cross_entropy(z, y),
+            r"^loss returned shape \(\); it must return shape \(\d+,\), one",
+        ),
+        (lambda z, y: z, r"^loss returned shape \(\d+, 3\); it must return shape"),
+        (lambda z, y: 0.0, r"^loss returned a float; it must return shape"),
+        (lambda z, y: z @ y, r"^loss fails on outputs of shape \(\d+, 3\) with targets of shape \(\d+,\): "),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_named(loss, message):
+    with pytest.raises(ConfigError, match=message):
+        trainer(loss=loss).fit()
 
 
 def test_the_loss_follows_the_data_and_the_model():

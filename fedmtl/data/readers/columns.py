@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import gzip
 import numbers
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -213,7 +215,38 @@ def _read(file: Path, text: Sequence[str]) -> pd.DataFrame:
     if file.suffix == ".parquet":
         return loaded(pd.read_parquet, file)
     sep = "\t" if ".tsv" in file.suffixes else ","
-    return loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
+    try:
+        frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
+    except DataError as error:
+        if "tokenizing" in str(error):
+            _check_lines(file, sep, unclosed="EOF inside string" in str(error))
+        raise
+    # pandas fills a line that is too short, and takes the first fields of lines that are too long as an index
+    if frame.iloc[:, -1].isna().any() or not frame.index.equals(pd.RangeIndex(len(frame))):
+        _check_lines(file, sep)
+    return frame
+
+
+def _check_lines(file: Path, sep: str, unclosed: bool = False) -> None:
+    """Raise :class:`DataError` for the first line whose number of fields is not that of the header, or, with
+    ``unclosed``, for the line in which a quote is opened and not closed before the end of the file."""
+    line, width = 1, 0
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(text, delimiter=sep, strict=True)
+        try:
+            for fields in rows:
+                width = width or len(fields)
+                if len(fields) != width and any(field.strip() for field in fields):
+                    raise DataError(
+                        f"{file}: the number of fields of line {line} is {len(fields)}, that of the header {width}; "
+                        f"the line may be cut off, or a text with {sep!r} in it must be quoted."
+                    )
+                line = rows.line_num + 1
+        except csv.Error:
+            if unclosed:
+                raise DataError(
+                    f"{file}: a quote that begins in line {line} is not closed; the file may be cut off."
+                ) from None
 
 
 def _printed(value: object) -> str:

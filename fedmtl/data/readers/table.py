@@ -75,7 +75,7 @@ def read_table(
         name: for messages and reports; None for the file's name, or ``"table"``.
 
     Raises:
-        DataError: an unreadable file, a missing column, a missing, infinite or textual value.
+        DataError: an unreadable file, a line that was cut off, a missing column, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
     bounds = dict(bounds or {})
