@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,11 @@ from .records import GRADIENT, Gradients, Records
 from .report import SignalToNoise
 from .settings import Privacy
 
-if TYPE_CHECKING:
-    from .audit.canaries import RecordCanaries
-
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 
 
 @dataclass(eq=False)
-class _Window:
+class Window:
     """A block of activations that is charged.
 
     Attributes:
@@ -82,7 +79,7 @@ class Activations(Channel):
         super().__init__(settings, account, sources, **options)
         self.schedule = schedule
         self.records: Records = self._records_of(gradients)
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._place = self._end = 0  # of the next activation, and after the last one that has begun
         self._secure = self.source.name == "secure"
 
@@ -134,12 +131,12 @@ class Activations(Channel):
             clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
         return clients
 
-    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
+    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> Window:
         divisors = np.where(acting >= 0, self.records.plan.expected[acting], 1.0)
         scales = self.records.scales(acting, uses)
         nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
         acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
-        return _Window(
+        return Window(
             first, acting, acting >= 0, _grouped(acting), uses, divisors[:, :, None], scales, nothing, np.zeros(0)
         )
 
@@ -169,7 +166,7 @@ class Activations(Channel):
         """
         window, start = self._next()
         drawn = self.records.drawn(client, window.uses[start, runs], runs) if self.records.sampled else None
-        return drawn if drawn is None or self.record_canaries is None else drawn[:, : self.records.counts[client]]
+        return None if drawn is None else drawn[:, : self.records.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Return what the next activation releases: clip, sum over records, noise, divide.
@@ -193,18 +190,13 @@ class Activations(Channel):
             for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
-        if forced is not None:
-            value = forced.numpy()
-        elif self.record_canaries is None:
-            value = self._noised(sums, start, window)
-        else:
-            value = self._with_canaries(self.record_canaries, sums, start, window)
+        value = self._noised(sums, start, window) if forced is None else forced.numpy()
         self._place = step + 1
         if self.record is not None:
             self._note(step, GRADIENT, torch.from_numpy(value))
         return value
 
-    def _next(self) -> tuple[_Window, int]:
+    def _next(self) -> tuple[Window, int]:
         """Return the block, and the place in it of the next activation."""
         if self._window is None or self._place >= self._end:
             raise PrivacyError("No activation has begun that was not released, so nothing is charged for another one.")
@@ -222,7 +214,7 @@ class Activations(Channel):
 
     # Sums and noise
 
-    def _sums(self, gradients: Sequence[Gradients], window: _Window, start: int) -> np.ndarray:
+    def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts."""
         groups, records, parts = window.groups[start], self.records, []
@@ -241,20 +233,7 @@ class Activations(Channel):
             sums[np.concatenate([runs for _, runs in groups])] = np.concatenate(parts)
         return sums
 
-    def _with_canaries(self, canaries: RecordCanaries, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
-        """Return means as :meth:`_noised`, of records and of the canaries that take part, in the only replicate."""
-        clients, client = torch.from_numpy(window.clients[start]), int(window.clients[start, 0])
-        if client < 0:
-            return self._noised(total, start, window)
-        drawn = self.records.drawn(client, window.uses[start], np.arange(1))
-        canaries.draw(client, None if drawn is None else drawn[0])
-        added = self.records.of_chunks([canaries.gradients(clients)], clients)
-        value = self._noised(total + added.numpy(), start, window)
-        rest = value * window.divisors[start] - total
-        canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
-        return value
-
-    def _noised(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
+    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
         divisors = window.divisors[start]
         if self.prices is None:
@@ -270,7 +249,7 @@ class Activations(Channel):
             self.on_grid[GRADIENT] = GridValue(window.first + start, value, width, float(divisors[0, 0]))
         return means
 
-    def _draw_noise(self, window: _Window, start: int) -> None:
+    def _draw_noise(self, window: Window, start: int) -> None:
         """Draw the noise of the activations of the block from place ``start`` on."""
         part = slice(start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension)))
         clients = window.clients[part]
@@ -312,7 +291,7 @@ class Activations(Channel):
 
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:
-    """Return the groups of a :class:`_Window` of ``clients`` (S, R)."""
+    """Return the groups of a :class:`Window` of ``clients`` (S, R)."""
     order, ordered = clients.argsort(1, kind="stable"), np.sort(clients, 1)
     begins = np.ones(clients.shape, dtype=bool)
     np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])

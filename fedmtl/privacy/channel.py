@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -44,14 +44,10 @@ from .report import (
 )
 from .settings import Privacy, RecordPrivacy
 
-if TYPE_CHECKING:
-    from .audit.canaries import Canaries, RecordCanaries
-
 Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
 """(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
 before clip and noise, also where a replay forces the released value. The rows are private; audits and tests use it."""
-_CANARIES = "canaries."
 
 
 class Channel(ABC):
@@ -72,8 +68,6 @@ class Channel(ABC):
             of what clients release to the server, where they add noise to their own rows.
         tap: set it, and it is called with all that is handed to a release; None in every run but an audit's.
         on_grid: in secure mode, the last value of every release with its grid, by name.
-        canaries, record_canaries: set one of them where an audit has added clients to the population, or records to
-            clients; None elsewhere.
         records: what clients release of their own records, where the unit is one record; else None.
     """
 
@@ -96,8 +90,6 @@ class Channel(ABC):
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.tap: Tap | None = None
         self.on_grid: dict[str, GridValue] = {}
-        self.canaries: Canaries | None = None
-        self.record_canaries: RecordCanaries | None = None
         self.records: Records | None = None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
 
@@ -270,26 +262,12 @@ class Channel(ABC):
     # Its end
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep of the channel: the charges of replicates, which no file holds, clip norms
-        that adapt, and what an audit has seen of canaries."""
-        planted = self.canaries or self.record_canaries
-        canaries = {} if planted is None else planted.state()
-        return self._state() | {f"{_CANARIES}{name}": value for name, value in canaries.items()}
+        """Return what a checkpoint must keep of the channel: the charges of replicates, which no file holds, and clip
+        norms that adapt."""
+        return self.account.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
-        if planted := self.canaries or self.record_canaries:
-            names = {name for name in state if name.startswith(_CANARIES)}
-            planted.restore({name.removeprefix(_CANARIES): state[name] for name in names})
-            state = {name: value for name, value in state.items() if name not in names}
-        self._restore(state)
-
-    def _state(self) -> dict[str, Tensor]:
-        """Return :meth:`state` without canaries."""
-        return self.account.state()
-
-    def _restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from :meth:`_state`."""
         self.account.restore(state)
 
     def sync(self) -> Head | None:

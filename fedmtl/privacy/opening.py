@@ -81,6 +81,7 @@ def open_channel(
     replicates: int = 1,
     ranks: Ranks = SINGLE,
     order: Tensor | None = None,
+    kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of it:
     :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act one at a time.
@@ -107,6 +108,7 @@ def open_channel(
             everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
         order: int64 (n,), the clients in the order by which the sampler of rounds numbers them; None: their positions.
+        kind: a subclass of what is returned, for an audit; None for none.
 
     Raises:
         ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
@@ -163,8 +165,8 @@ def open_channel(
         options = terms.options | {"notes": outside, "replay": replay, "ranks": ranks}
         options["ledger_name"] = "none" if ledger is None else file
         if sampler is None:
-            return Activations(terms.settings, account, sources, schedule=str(schedule), **options)
-        return Rounds(terms.settings, account, sources, order=order, **options)
+            return (kind or Activations)(terms.settings, account, sources, schedule=str(schedule), **options)
+        return (kind or Rounds)(terms.settings, account, sources, order=order, **options)
 
     if ranks.size == 1:
         return opened(_header(ledger_path, resume), ledger_path)

@@ -298,9 +298,7 @@ class LocalSteps:
     def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the records of the next local step of each of ``clients``; see
         :meth:`Records.batch`."""
-        positions, drawn = self._records.batch(clients, self._addresses(clients, self.numbers(clients)))
-        canaries = self._channel.record_canaries
-        return positions, drawn if canaries is None else canaries.without(clients, positions, drawn)
+        return self._records.batch(clients, self._addresses(clients, self.numbers(clients)))
 
     def release(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` in the next local step of every client: a public value.
@@ -327,7 +325,7 @@ class LocalSteps:
             for client, step, row in zip(clients.split(1), steps.tolist(), sums.split(1), strict=True):
                 channel.tap(round, f"{GRADIENT}/{step}", client, row)
         self.make(clients)
-        value = torch.stack(forced) if forced else self._value(sums, clients, steps)
+        value = torch.stack(forced) if forced or sums is None else self._noised(sums, clients, steps)
         if channel.record is not None:
             channel.record += [(round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)]
         return value
@@ -335,19 +333,6 @@ class LocalSteps:
     def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
         """Return int64 (A,): local steps ``steps`` of this round in the streams of ``clients``."""
         return self._round * torch.from_numpy(self.plan.local_steps)[clients] + steps
-
-    def _value(self, sums: Tensor | None, clients: Tensor, steps: Tensor) -> Tensor:
-        """Return noised means of sums (A, D) of ``clients`` in their ``steps``: of records, and of the canaries that
-        were drawn and are in."""
-        assert sums is not None
-        canaries = self._channel.record_canaries
-        if canaries is None:
-            return self._noised(sums, clients, steps)
-        rows, owners = (part.to(sums.device) for part in canaries.gradients(clients))
-        value = self._noised(sums + self._records.of_chunks([(rows, owners)], clients), clients, steps)
-        expected = torch.from_numpy(self.plan.expected)[clients].to(sums.device)
-        canaries.observe(clients, value * expected[:, None] - sums, self._scale(clients))
-        return value
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         """Return noised means of sums (A, D) of ``clients`` in their ``steps``."""

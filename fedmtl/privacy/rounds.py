@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from .report import SignalToNoise
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
-
-if TYPE_CHECKING:
-    from .audit.canaries import Canaries
 
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added to."""
@@ -110,8 +107,7 @@ class Rounds(Channel):
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        drawn = self.ranks.share(lambda: self._draw(step))
-        return drawn if self.canaries is None else drawn[drawn < self.canaries.first]
+        return self.ranks.share(lambda: self._draw(step))
 
     def _draw(self, step: int) -> Tensor:
         self.account.start(step)
@@ -139,9 +135,6 @@ class Rounds(Channel):
             ResumeError: charges of earlier steps are missing.
         """
         clients = members.cpu().reshape(-1)
-        if self.canaries is not None:
-            everybody = self._draw(step)
-            clients = torch.cat([clients, everybody[everybody >= self.canaries.first]])
         self._use = self.ranks.share(lambda: self._charge(step, clients))
         self._step, self._released, self._totals, self._cohort = step, set(), {}, clients
         for name, norm in self._norms.items():
@@ -191,32 +184,15 @@ class Rounds(Channel):
             if name in self.rows and isinstance(rows, Tensor):
                 rows = self._hidden(self.rows[name], rows, clients, step)
                 self._note(step, f"{name}/rows", rows)
-            rest = None if self.canaries is None else self._sum(name, rows, clients)
-            if self.canaries is not None:
-                rows, clients = self._with_canaries(self.canaries, name, rows, clients, step)
-            total = self._sum(name, rows, clients)
-            value = self.ranks.share(lambda: self._noised_sum(name, total, step))
-            if self.canaries is not None and rest is not None:
-                rest = smat(rest) if self.releases[name].form == "symmetric" else rest
-                self.canaries.observe(self._current(name)[0], step, self._cohort, value * self.denominator - rest)
+            value = self._value(name, rows, clients, step)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
             self._adapt(name, rows, step, self._adaptive)
         return value
 
-    def _with_canaries(
-        self, canaries: Canaries, name: str, rows: Message, clients: Tensor, step: int
-    ) -> tuple[Message, Tensor]:
-        """Return the rows of clients and of the canaries that are in, and their positions."""
-        sent, release = canaries.sending(self._cohort), self.releases[name]
-        added = (canaries.row(release, step, canary) for canary in sent.tolist())
-        positions = sent + canaries.first
-        if isinstance(rows, RowTotal):
-            for position, row in zip(positions.split(1), added, strict=True):
-                rows.add(position, row)
-        else:
-            rows = torch.cat([rows, *(row.to(rows) for row in added)])
-        return rows, torch.cat([clients.cpu(), positions])
+    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
+        total = self._sum(name, rows, clients)
+        return self.ranks.share(lambda: self._noised_sum(name, total, step))
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
@@ -458,14 +434,14 @@ class Rounds(Channel):
             text += f"; {self.sampler.separation} rounds from one to the next at least, which correlated noise needs"
         return text
 
-    def _state(self) -> dict[str, Tensor]:
-        return self.norms() or super()._state()
+    def state(self) -> dict[str, Tensor]:
+        return self.norms() or super().state()
 
-    def _restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: dict[str, Tensor]) -> None:
         if isinstance(self._adaptive, QuantileClip):
             self.set_norms(state)
         else:
-            super()._restore(state)
+            super().restore(state)
 
     def norms(self) -> dict[str, Tensor]:
         """Return the clip norms of the last round and of the next one, float64 (2,) for each release; none where they

@@ -31,7 +31,7 @@ from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import Metrics, evaluate_each, evaluate_models, numbers_of, summarize
-from .interval import plant
+from .interval import kind_of_channel, plant
 
 if TYPE_CHECKING:
     from .run import Run
@@ -134,6 +134,7 @@ def open_run(
         notes=problem.notes,
         replicates=settings.runs,
         ranks=problem.ranks,
+        kind=kind_of_channel(settings, plans),
         **options,
     )
     plant(settings, channel, problem.data.train.counts)

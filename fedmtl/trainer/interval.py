@@ -7,7 +7,7 @@ The canaries (:mod:`fedmtl.privacy.audit.canaries`) take part in the run; its mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
-from ..privacy import Activations, Price, Rounds
+from ..privacy import Activations, GradientPlan, Price, ReleasePlan, Rounds
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -71,7 +71,20 @@ def check_interval(settings: Trainer) -> None:
         raise ConfigError("audit measures one run; leave replicates and epsilons out, or audit.")
 
 
-def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None:
+def kind_of_channel(
+    settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
+) -> type[Rounds | Activations] | None:
+    """Return the kind of channel of a run with these releases; None where no canaries take part."""
+    if settings.audit is None:
+        return None
+    from ..privacy.audit.canaries import CanaryActivations, CanaryRounds, RecordCanaryRounds
+
+    if settings.algorithm.one_at_a_time:
+        return CanaryActivations
+    return RecordCanaryRounds if any(isinstance(plan, GradientPlan) for plan in plans) else CanaryRounds
+
+
+def plant(settings: Trainer, channel: Any, own: Tensor) -> None:
     """Add the canaries of a run to its channel, whose clients have ``own`` records, int64 (n,).
 
     Raises:
@@ -91,23 +104,19 @@ def plant(settings: Trainer, channel: Rounds | Activations, own: Tensor) -> None
             f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave audit out."
         )
     if records is not None:
-        planted = RecordCanaries(records.plan, own, records.law, channel.bound, settings.seed)
-        channel.record_canaries = planted
-        if len(np.unique(prices.kind[0][planted.clients])) > 1:
+        channel.canaries = RecordCanaries(records.plan, own, records.law, channel.bound, settings.seed)
+        if len(np.unique(prices.kind[0][channel.canaries.clients])) > 1:
             raise PrivacyError(
                 "Canaries join clients of one price; give one epsilon to all clients, or leave audit out."
             )
         if isinstance(channel, Activations):
             records.counts = own.numpy()  # canaries have no rows
         return
-    assert isinstance(channel, Rounds)
     channel.canaries = Canaries(settings.audit.canaries, len(settings.data), channel.sampler, settings.seed)
     channel.canaries.check(channel.releases)
 
 
-def certificate(
-    settings: Interval, channel: Rounds | Activations, epsilon: float, change: Tensor | None
-) -> dict[str, Any]:
+def certificate(settings: Interval, channel: Any, epsilon: float, change: Tensor | None) -> dict[str, Any]:
     """Return the certificate of a finished run, JSON-ready.
 
     Args:
@@ -118,25 +127,21 @@ def certificate(
     """
     from ..privacy.audit.interval import SHARE, guess
 
-    prices, spent = channel.prices, channel.account.spent[0]
-    clients, records = channel.canaries, channel.record_canaries
-    planted = records or clients
-    assert planted is not None
-    assert prices is not None
+    prices, spent, planted = channel.prices, channel.account.spent[0], channel.canaries
     scores = {RELEASES: planted.scores}
     record: dict[str, Any] = {"claimed": epsilon, "delta": prices.delta, "confidence": settings.confidence}
     accounts = np.arange(len(spent))
-    if records is not None:
-        dependence, accounts = records.dependence(), records.clients.numpy()
-        record |= {"unit": "record", "added": {"to": records.own_records, "each": records.each}}
-    elif clients is not None and channel.privacy is not None and isinstance(channel, Rounds):
+    if channel.records is not None:
+        dependence, accounts = planted.dependence(), planted.clients.numpy()
+        record |= {"unit": "record", "added": {"to": planted.own_records, "each": planted.each}}
+    else:
         adaptive = not isinstance(channel.privacy.clip_norm, float | int)
-        dependence = clients.dependence(channel.releases, adaptive=adaptive)
+        dependence = planted.dependence(channel.releases, adaptive=adaptive)
         record |= {"unit": "client"}
         size = 0 if change is None else change.numel()
         same = [each for each in channel.releases.values() if each.form == "vector" and each.dimension == size]
-        if change is not None and same and len(clients) <= size:
-            scores[MODEL] = clients.final_scores(same[0], change)
+        if change is not None and same and len(planted) <= size:
+            scores[MODEL] = planted.final_scores(same[0], change)
     record["dependence"] = dependence
     took_part = planted.uses > 0  # without those never drawn, unless none was; with secret sampling each may have been
     took_part |= ~took_part.any()

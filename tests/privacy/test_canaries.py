@@ -20,7 +20,7 @@ from fedmtl import (
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import GradientPlan, ReleasePlan, open_channel
 from fedmtl.privacy.accounting.composition import trade_off
-from fedmtl.privacy.audit.canaries import Canaries, RecordCanaries
+from fedmtl.privacy.audit.canaries import Canaries, CanaryActivations, CanaryRounds, RecordCanaries
 from fedmtl.privacy.audit.interval import guess, refuted
 from fedmtl.privacy.noise.laws import LAWS
 
@@ -33,7 +33,7 @@ def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="
     sampler = schedule.bind(CLIENTS + canaries)
     plan = ReleasePlan(name="update", dimension=dimension, form=form)
     privacy = ClientPrivacy(**{"clip_norm": clip, "noise_multiplier": NOISE, "delta": 1e-5} | more)
-    channel = open_channel(privacy, [plan], sampler, seed=3, steps=steps)
+    channel = open_channel(privacy, [plan], sampler, seed=3, steps=steps, kind=CanaryRounds)
     channel.canaries = Canaries(canaries, CLIENTS, channel.sampler, seed=5)
     channel.canaries.check(channel.releases)
     directions = torch.nn.functional.normalize(torch.randn(CLIENTS, dimension, dtype=torch.float64), dim=1)
@@ -146,7 +146,7 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
     values = []
     for streamed in (False, True):
         privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=NOISE, delta=1e-5)
-        channel = open_channel(privacy, [plan], sampler, seed=3, steps=1)
+        channel = open_channel(privacy, [plan], sampler, seed=3, steps=1, kind=CanaryRounds)
         channel.canaries = Canaries(8, CLIENTS, channel.sampler, seed=5)
         clients = channel.draw(0)
         channel.begin(0, clients)
@@ -200,9 +200,9 @@ def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0,
         **plan,
     )
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=noise, mechanism=mechanism, delta=1e-5)
-    channel = open_channel(privacy, (planned,), "a schedule", seed=seed)
+    channel = open_channel(privacy, (planned,), "a schedule", seed=seed, kind=CanaryActivations)
     law = LAWS[mechanism](1.0)
-    canaries = channel.record_canaries = RecordCanaries(planned, torch.from_numpy(OWN), law, channel.bound, seed)
+    canaries = channel.canaries = RecordCanaries(planned, torch.from_numpy(OWN), law, channel.bound, seed)
     channel.records.counts = OWN
     channel.begin(0, torch.tensor([acts]))
     for _ in acts:

@@ -176,7 +176,7 @@ def test_scores_of_records_have_their_law(monkeypatch, batch):
     audit = Interval(canaries=1000)
     found, _ = interval(**RECORDS | {"algorithm": FedAvg(local=local), "audit": audit})
     (channel,) = channels
-    canaries, sums = channel.record_canaries, 3 * 4
+    canaries, sums = channel.canaries, 3 * 4
     assert (len(canaries), canaries.each, found["unit"], found["uses"]) == (1000, 200, "record", 3)
     assert bool((canaries.uses == sums).all())
     assert channel.records.plan.counts.tolist() == [212] * 5

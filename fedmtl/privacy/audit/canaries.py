@@ -14,13 +14,16 @@ that of the run as it was made, so of its clip, sum, noise, sampling and charges
 Where the unit is one record, canaries are records of clients that have the same price. Their gradients are in every
 local step of DP-SGD, and in every activation of a client that acts one at a time, what the rows of canary clients are
 in a round.
+
+The channels of runs with canaries are subclasses of those of all other runs, which know nothing of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +31,19 @@ from torch import Tensor
 
 from ...errors import PrivacyError
 from ...random import derive_key
+from ..activations import Activations, Window
+from ..channel import Channel
+from ..clip import RowTotal
 from ..gradients import GradientPlan
 from ..noise.laws import NoiseLaw
+from ..noise.symmetric import smat
+from ..quantile import QuantileClip
+from ..records import LocalSteps
 from ..release import Release
+from ..rounds import Message, Rounds
 from ..samplers import BoundSampler
 
+_CANARIES = "canaries."
 _LOUD = 8.0
 """A canary's row over the clip norm, so that a clip that fails shows."""
 
@@ -258,6 +269,105 @@ class RecordCanaries(_Coins):
             part, values = slice(group * self.each, (group + 1) * self.each), self._bound * self._values
             self.scores[part] += self._ratios(self._law, noise, self._places, values, std, self._rates[client])
             self.uses[part] += 1
+
+
+class _Planted(Channel):
+    """A channel of a run in which canaries take part.
+
+    Attributes:
+        canaries: of the run; to be set before its first release.
+    """
+
+    canaries: Any
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {f"{_CANARIES}{name}": value for name, value in self.canaries.state().items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        own = {name: value for name, value in state.items() if name.startswith(_CANARIES)}
+        self.canaries.restore({name.removeprefix(_CANARIES): value for name, value in own.items()})
+        super().restore({name: value for name, value in state.items() if name not in own})
+
+
+class CanaryRounds(_Planted, Rounds):
+    """Rounds that :class:`Canaries` take part in, behind the clients: they are drawn and charged with these, their rows
+    are in the sums, and the attack gets every release."""
+
+    canaries: Canaries
+
+    def draw(self, step: int) -> Tensor:
+        drawn = super().draw(step)
+        return drawn[drawn < self.canaries.first]
+
+    def begin(self, step: int, members: Tensor) -> None:
+        everybody = self._draw(step)
+        super().begin(step, torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]))
+
+    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
+        rest, release = self._sum(name, rows, clients), self._current(name)[0]
+        positions = self.canaries.sending(self._cohort) + self.canaries.first
+        if isinstance(rows, RowTotal):
+            for position, row in zip(positions.split(1), self._added(name, step), strict=True):
+                rows.add(position, row)
+        else:
+            rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
+        value = super()._value(name, rows, torch.cat([clients.cpu(), positions]), step)
+        rest = smat(rest) if release.form == "symmetric" else rest
+        self.canaries.observe(release, step, self._cohort, value * self.denominator - rest)
+        return value
+
+    def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
+        rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
+        super()._adapt(name, rows, step, settings)
+
+    def _added(self, name: str, step: int) -> Iterator[Tensor]:
+        """Yield the rows (1, D) of the canaries that add one in this round."""
+        for canary in self.canaries.sending(self._cohort).tolist():
+            yield self.canaries.row(self.releases[name], step, canary)
+
+
+class RecordCanaryRounds(_Planted, Rounds):
+    """Rounds of DP-SGD in which :class:`RecordCanaries` are in the local steps of their clients."""
+
+    canaries: RecordCanaries
+
+    def begin(self, step: int, members: Tensor) -> None:
+        super().begin(step, members)
+        self.local = _CanarySteps(self, step, members.cpu().reshape(-1))
+
+
+class _CanarySteps(LocalSteps):
+    _channel: RecordCanaryRounds
+
+    def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        positions, drawn = super().batch(clients)
+        return positions, self._channel.canaries.without(clients, positions, drawn)
+
+    def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
+        canaries = self._channel.canaries
+        rows, owners = (part.to(total.device) for part in canaries.gradients(clients))
+        value = super()._noised(total + self._records.of_chunks([(rows, owners)], clients), clients, steps)
+        expected = torch.from_numpy(self.plan.expected)[clients].to(total.device)
+        canaries.observe(clients, value * expected[:, None] - total, self._scale(clients))
+        return value
+
+
+class CanaryActivations(_Planted, Activations):
+    """Activations in which :class:`RecordCanaries` are among the records of their clients, in the only replicate."""
+
+    canaries: RecordCanaries
+
+    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
+        clients, client = torch.from_numpy(window.clients[start]), int(window.clients[start, 0])
+        if client < 0:
+            return super()._noised(total, start, window)
+        drawn = self.records.drawn(client, window.uses[start], np.arange(1))
+        self.canaries.draw(client, None if drawn is None else drawn[0])
+        added = self.records.of_chunks([self.canaries.gradients(clients)], clients)
+        value = super()._noised(total + added.numpy(), start, window)
+        rest = value * window.divisors[start] - total
+        self.canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
+        return value
 
 
 @lru_cache(16)  # releases of a step
