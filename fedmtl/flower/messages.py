@@ -41,13 +41,13 @@ def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:
     """Return the tensors of a message under ``name``; none where there is no such record.
 
     Raises:
-        ValueError: bytes that are no array of numbers.
+        ValueError: bytes that are no array of numbers, whatever NumPy makes of them.
     """
     if name not in content.array_records:
         return {}
     try:
         return content.array_records[name].to_torch_state_dict()
-    except TypeError as error:
+    except Exception as error:
         raise ValueError(f"{name}: {error}") from error
 
 

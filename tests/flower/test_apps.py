@@ -28,7 +28,7 @@ from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, t
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
 from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, tensors_of
@@ -409,6 +409,38 @@ def test_rows_that_are_none(rows, text: str) -> None:
 def test_no_reply_is_no_row() -> None:
     with pytest.raises(ValueError, match="no answer in time"):
         checked_rows(None, {"update": 3})
+
+
+HOSTILE = {
+    "another format": b"PK\x03\x04" + bytes(40),
+    "a header that is cut off": b"(" * 9000,
+    "a header that is too deep": b"-" * 9000 + b"1",
+    "more numbers than fit in memory": b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, %d)}" % 2**60,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bytes_that_no_array_is_made_of_are_no_row(name: str) -> None:
+    """Whatever NumPy raises for the bytes of a node, its reply is left out, and the run goes on."""
+    raw = HOSTILE[name]
+    if not raw.startswith(b"PK"):
+        raw = b"\x93NUMPY\x01\x00" + (len(raw) + 1).to_bytes(2, "little") + raw + b"\n"
+    content = RecordDict({"rows": ArrayRecord({"update": Array("float32", (1, 3), "numpy.ndarray", raw)})})
+    with pytest.raises(ValueError, match="rows: "):
+        checked_rows(content, {"update": 3})
+
+
+@pytest.mark.parametrize("said", [["client-1"], b"client-1", 1.0])
+def test_a_node_whose_name_is_no_text_is_no_client(said: object, tmp_path: Path, log) -> None:
+    server, grid = apart(small(), tmp_path)
+
+    def lies(kind: str, client: str, number: int, content: RecordDict) -> RecordDict:
+        wrong = kind == NAME and client == "client-1"
+        return RecordDict({"facts": ConfigRecord({"name": said})}) if wrong else content  # type: ignore[dict-item]
+
+    grid.broken = lies
+    assert run(server, grid).stopped == "rounds"
+    assert "a node says no name of the population" in log.text
 
 
 # What a node says, and to whom
