@@ -12,7 +12,7 @@ is refuted.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import attr
@@ -29,128 +29,47 @@ _SAMPLED = ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent")
 _COARSE = 0.005  # of the epsilon that is looked at: the most by which rounding down lowers the figure
 _WIDEST, _NARROWEST = 1e-2, 5e-6
 _POINTS = 200_000  # of one law on its grid
-_LAWS = 64  # laws composed with one another; more of one kind are grouped
 _DEEPEST = 1e-14
-_LARGEST = 600.0  # the library's exponentials overflow at epsilons of about 700, and what it says beyond is too much
 _NODES = np.polynomial.legendre.leggauss(4)
 
 
-def least_epsilon(composition: Composition, delta: float, scale: float) -> float | None:
+def least_epsilon(composition: Composition, delta: float, scale: float) -> float:
     """Return a lower bound on the epsilon of a composition.
 
     Args:
         composition: events and their numbers of uses.
-        delta: in [0, 1); at 0 the pure epsilons are added.
+        delta: in (0, 1).
         scale: the epsilon that it is compared with, above 0: the grid of losses follows it.
-
-    Returns:
-        Epsilon, at most 600, or infinite where something is released without noise; None where a law is not covered:
-        several releases under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm
-        noise.
     """
     counts: dict[Any, int] = {}
     precision = 0.0
     for event, count in _flat(composition):
-        if isinstance(event, dp_event.NonPrivateDpEvent):
-            return math.inf
         if isinstance(event, dp_event.GaussianDpEvent):  # T Gaussian releases are one
             precision += count / event.noise_multiplier**2
             continue
         if type(event).__name__ in _SAMPLED:
-            inner = _alone(event.event)
-            if inner is None:
-                return None
-            event = attr.evolve(event, event=inner)
+            event = attr.evolve(event, event=_alone(event.event))
         counts[event] = counts.get(event, 0) + count
-    if not counts and not precision:
-        return 0.0
-    if delta == 0:
-        pure = [None if precision else _pure(event) for event in counts]
-        return math.inf if precision else _sum(pure, counts.values())
-    counts = _grouped(counts)
-    uses = sum(counts.values())
-    width = min(max(_COARSE * 2 * scale / max(uses, 1), _NARROWEST), _WIDEST)
-    laws: list[tuple[Any, int]] = [(event, count) for event, count in counts.items()]
+    width = min(max(_COARSE * 2 * scale / max(sum(counts.values()), 1), _NARROWEST), _WIDEST)
     if precision:
-        laws.append((dp_event.GaussianDpEvent(precision**-0.5), 1))
-    whole = None
-    for event, count in laws:
-        law = _law(event, width)
-        if law is None:
-            return None
-        law = law.self_compose(count) if count > 1 else law
-        whole = law if whole is None else whole.compose(law)
-    assert whole is not None
-    found = max(0.0, float(whole.get_epsilon_for_delta(delta)))
-    return found if math.isinf(found) else min(found, _LARGEST)
+        counts[dp_event.GaussianDpEvent(precision**-0.5)] = 1
+    laws = [_law(event, width).self_compose(count) for event, count in counts.items()]
+    return max(0.0, float(reduce(lambda one, other: one.compose(other), laws).get_epsilon_for_delta(delta)))
 
 
 def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
     for event, count in composition:
-        if not count:
-            continue
         if isinstance(event, dp_event.ComposedDpEvent):
             yield from _flat((part, count) for part in event.events)
         elif isinstance(event, dp_event.SelfComposedDpEvent):
             yield from _flat([(event.event, event.count * count)])
-        elif not isinstance(event, dp_event.NoOpDpEvent):
+        else:
             yield event, count
 
 
-def _sum(pure: Sequence[float | None], counts: Iterable[int]) -> float | None:
-    known = [value for value in pure if value is not None]
-    return None if len(known) < len(pure) else sum(v * c for v, c in zip(known, counts, strict=True))
-
-
-def _pure(event: Any) -> float | None:
-    """Return the largest loss of one event."""
-    name = type(event).__name__
-    if name == "GaussianDpEvent":
-        return math.inf
-    if name == "LaplaceDpEvent":
-        return 1 / float(event.noise_multiplier)
-    if name in ("KNormDpEvent", "PureDpEvent"):
-        return float(event.epsilon)
-    if name in ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent"):
-        inner = _pure(event.event)
-        return None if inner is None else math.log1p(float(event.sampling_probability) * math.expm1(inner))
-    return None
-
-
-def _grouped(counts: Mapping[Any, int]) -> dict[Any, int]:
-    """Return few laws for many: a multiplier counts as the next one of a geometric series, which is more noise."""
-    laws = dict(counts)
-    ratio = 1.001
-    while len(laws) > _LAWS:
-        grouped: dict[Any, int] = {}
-        for event, count in counts.items():
-            louder = _with_noise(event, ratio)
-            grouped[louder] = grouped.get(louder, 0) + count
-        if ratio > 4:
-            return grouped
-        laws, ratio = grouped, ratio**1.5
-    return laws
-
-
-def _with_noise(event: Any, ratio: float) -> Any:
-    name = type(event).__name__
-    if name in ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent"):
-        return type(event)(event.sampling_probability, _with_noise(event.event, ratio))
-    if name in ("GaussianDpEvent", "LaplaceDpEvent"):
-        return type(event)(_above(event.noise_multiplier, ratio))
-    if name == "KNormDpEvent":
-        return type(event)(epsilon=1 / _above(1 / event.epsilon, ratio), dimension=event.dimension)
-    return event
-
-
-def _above(multiplier: float, ratio: float) -> float:
-    return max(multiplier, ratio ** math.ceil(math.log(multiplier) / math.log(ratio) - 1e-9))
-
-
 @lru_cache(maxsize=256)
-def _law(event: Any, width: float) -> Any | None:
-    """Return the privacy loss distribution of one event, from below, on a grid of ``width``; None where it is not
-    covered."""
+def _law(event: Any, width: float) -> Any:
+    """Return the privacy loss distribution of one event, from below, on a grid of ``width``."""
     name, inner, q = type(event).__name__, event, 1.0
     options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
     options["use_connect_dots"] = False  # it has no estimate from below
@@ -167,19 +86,18 @@ def _law(event: Any, width: float) -> Any | None:
     return _pair(inner, {0.0: 1 - q, 1.0: q}, {0.0: 1.0}, width)
 
 
-def _alone(event: Any) -> Any | None:
-    """Return what is under one coin, where that is one law: Gaussian releases are one. None elsewhere."""
+def _alone(event: Any) -> Any:
+    """Return what is under one coin, which is one law: Gaussian releases are one."""
     parts = list(_flat([(event, 1)]))
     if all(type(part).__name__ == "GaussianDpEvent" for part, _ in parts):
         return dp_event.GaussianDpEvent(sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5)
-    return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else None
+    ((part, _),) = parts
+    return part
 
 
-def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any | None:
+def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any:
     """Return the losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
     density, nodes = _noise(noise)
-    if density is None:
-        return None
 
     def losses(over: Mapping[float, float], against: Mapping[float, float]) -> Any:
         values, masses = [], []
@@ -205,7 +123,7 @@ def _mixed(density: Any, mixture: Mapping[float, float], x: np.ndarray, y: np.nd
 
 
 @lru_cache(maxsize=64)
-def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | tuple[None, Any]:
+def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Log density (but for a constant) as a function of the coordinate along the shift and of the length across it; and
     nodes (x, y) with their masses, for noise at sensitivity 1."""
     name = type(event).__name__
@@ -215,13 +133,11 @@ def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] 
         x = z * special.ndtri(low)
         x, mass = np.concatenate([x, -x]), np.concatenate([mass, mass])
         return (lambda x, y: -(x**2) / (2 * z * z)), (x, np.zeros_like(x), mass)
-    if name == "LaplaceDpEvent" or (name == "KNormDpEvent" and event.dimension == 1):
-        b = float(event.noise_multiplier) if name == "LaplaceDpEvent" else 1 / float(event.epsilon)
+    if name == "LaplaceDpEvent":
+        b = float(event.noise_multiplier)
         x = b * np.log(2 * low)
         x, mass = np.concatenate([x, -x]), np.concatenate([mass, mass])
         return (lambda x, y: -np.abs(x) / b), (x, np.zeros_like(x), mass)
-    if name != "KNormDpEvent":
-        return None, None
     beta, d = float(event.epsilon), int(event.dimension)
     radius = np.concatenate([special.gammaincinv(d, low), special.gammainccinv(d, low)])[:, None] / beta
     half = special.betaincinv((d - 1) / 2, (d - 1) / 2, low)  # (1 + cosine) / 2 below its median

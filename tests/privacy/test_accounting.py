@@ -9,7 +9,7 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import ConfigError
 from fedmtl.privacy import (
     ClientPrivacy,
     FixedCohort,
@@ -22,19 +22,10 @@ from fedmtl.privacy import (
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import smallest_multiplier
 from fedmtl.privacy.accounting.composition import renyi_curve
-from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.price import Price
 from tests.helpers import gaussian_epsilon, price_of
 
 Gaussian, Poisson = dp_accounting.GaussianDpEvent, dp_accounting.PoissonSampledDpEvent
-
-
-def test_replace_one_is_accounted_at_twice_the_clip() -> None:
-    assert price_of(FullParticipation().bind(9), 1e-5).epsilon(1, 4.0) == pytest.approx(0.926, abs=1e-3)
-    fixed = FixedCohort(3).bind(9)
-    assert fixed.relation == "replace"
-    assert fixed.per_participation
-    # standard deviation 4 C is a multiplier of 2 on the sensitivity 2 C
-    assert price_of(fixed, 1e-5).epsilon(1, 2.0) == pytest.approx(1.993, abs=1e-3)
 
 
 POISSON_TABLE = [
@@ -98,11 +89,6 @@ def test_pld_is_below_the_library_s_rdp_and_monotone() -> None:
     assert by_z == sorted(by_z)
     for uses in (1, 30, 300):
         assert epsilon(event, uses, 1e-5) <= RdpAccountant().compose(event, uses).get_epsilon(1e-5)
-
-
-def test_renyi_divergences_of_other_events_are_refused_by_name() -> None:
-    with pytest.raises(PrivacyError, match="does not support Unsupported"):
-        renyi_curve(dp_accounting.UnsupportedDpEvent(), (2.0,))
 
 
 def test_the_affordable_uses_are_all_that_fit() -> None:
@@ -174,20 +160,28 @@ def test_two_releases_in_a_step_share_the_coin() -> None:
 # From epsilon to noise and back
 
 
-CASES = [
-    (PoissonSampling(100).bind(1000), 4.0, 1e-5, 100, 1),
-    (PoissonSampling(20).bind(200), 0.1, 1e-5, 1000, 1),
-    (PoissonSampling(1).bind(10**6), 8.0, 1e-7, 10, 1),
-    (PoissonSampling(10).bind(10), 3.0, 1e-5, 20, 1),
-    (PoissonSampling(100).bind(1000), 4.0, 1e-5, 100, 3),
-    (FullParticipation().bind(5), 2.0, 1e-5, 12, 1),
-    (FixedCohort(10).bind(100), 2.0, 1e-5, 3, 2),
-]
+def price(mechanism: str, size: int, delta: float, sampled: float = 1.0) -> Price:
+    return Price(mechanism=mechanism, sizes=(size,), delta=delta, sampled=sampled)
 
 
-@pytest.mark.parametrize(("sampler", "target", "delta", "uses", "releases"), CASES)
-def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, releases) -> None:
-    price = price_of(sampler, delta, releases=releases)
+@pytest.mark.parametrize(
+    ("price", "target", "uses"),
+    [
+        (price_of(PoissonSampling(100).bind(1000), 1e-5), 4.0, 100),
+        (price_of(PoissonSampling(20).bind(200), 1e-5), 0.1, 1000),
+        (price_of(PoissonSampling(1).bind(10**6), 1e-7), 8.0, 10),
+        (price_of(PoissonSampling(10).bind(10), 1e-5), 3.0, 20),
+        (price_of(PoissonSampling(100).bind(1000), 1e-5, releases=3), 4.0, 100),
+        (price_of(FullParticipation().bind(5), 1e-5), 2.0, 12),
+        (price_of(FixedCohort(10).bind(100), 1e-5, releases=2), 2.0, 3),
+        *(
+            (price(*law[:2], delta, *law[2:]), target, uses)
+            for law in (("laplace", 1), ("l2_laplace", 465), ("l2_laplace", 20, 0.2))
+            for target, delta, uses in ((1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400))
+        ),
+    ],
+)
+def test_the_target_is_met_and_nothing_is_wasted(price: Price, target: float, uses: int) -> None:
     z = price.multiplier(target, uses)
     assert price.epsilon(uses, z) <= target
     assert price.epsilon(uses, z * (1 - 1e-4)) > target
@@ -208,29 +202,6 @@ def test_calibration_takes_few_evaluations() -> None:
     before = composition._epsilon.cache_info().misses
     assert replace(price).multiplier(4.0, 100) == z
     assert composition._epsilon.cache_info().misses == before
-
-
-LAWS = {
-    "laplace": lambda z: dp_accounting.LaplaceDpEvent(z),
-    "k-norm": lambda z: KNormDpEvent(1 / z, 465),
-    "sampled k-norm": lambda z: dp_accounting.PoissonSampledDpEvent(0.2, KNormDpEvent(1 / z, 20)),
-    "gaussian and laplace": lambda z: dp_accounting.ComposedDpEvent(
-        [dp_accounting.GaussianDpEvent(z), dp_accounting.LaplaceDpEvent(2 * z)]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize(("target", "delta", "uses"), [(1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400)])
-def test_any_law_is_calibrated(name: str, target: float, delta: float, uses: int) -> None:
-    z = smallest_multiplier(
-        lambda value, coarsen: epsilon(LAWS[name](value), uses, delta, coarsen=coarsen),
-        target=target,
-        delta=delta,
-        what=f"{uses} steps",
-    )
-    assert epsilon(LAWS[name](z), uses, delta) <= target
-    assert epsilon(LAWS[name](z * (1 - 1e-4)), uses, delta) > target
 
 
 def test_a_target_that_needs_no_noise_is_refused() -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -24,7 +22,6 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
-from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 WEIGHTS = [np.array([1.0, 2.0, 3.0, 10.0]), np.ones(4), np.array([5.0, 5.0, 1.0, 1.0])]
@@ -307,56 +304,6 @@ def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
     channel.begin(3, torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2]]))
     assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
     assert (channel.account.epsilons() <= 2.0).all()
-
-
-def test_gaussian_answers_of_unequal_weight_are_one_of_the_joint_precision() -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, epsilon=1.5, delta=1e-5)
-    channel = door(privacy, allocation=WEIGHTS)
-    for client, weights in enumerate(WEIGHTS):
-        w = weights / weights.mean()
-        joint = channel.noise_multipliers[client] / math.sqrt((w**2).sum())
-        found = PLDAccountant().compose(dp_event.GaussianDpEvent(joint)).get_epsilon(1e-5)
-        assert found == pytest.approx(1.5, rel=2e-3)
-    channel.begin(0, torch.tensor([[0, 0, 0]]))
-    z = channel.noise_multipliers[0] / math.sqrt((1 + 4 + 9) / 16)  # weights 1, 2, 3 over their mean 4
-    expected = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(1e-5)
-    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=2e-3)
-
-
-def test_l2_laplace_answers_of_unequal_weight_are_composed_one_by_one() -> None:
-    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=3.0, delta=1e-5, mechanism="l2_laplace"), allocation=WEIGHTS)
-    z, w = channel.noise_multipliers[0], WEIGHTS[0] / 4
-    events = [KNormDpEvent(float(one) / z, D) for one in w]
-    assert epsilon(dp_event.ComposedDpEvent(events), 1, 1e-5) == pytest.approx(3.0, rel=1e-4)
-    channel.begin(0, torch.tensor([[0, 0]]))
-    expected = epsilon(dp_event.ComposedDpEvent(events[:2]), 1, 1e-5)
-    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
-def test_noise_falls_with_the_weight_of_the_answer(mechanism: str) -> None:
-    wide = 3000
-    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
-    channel = door(privacy, dimension=wide, allocation=WEIGHTS, replicates=2)
-    clients = np.array([[2, 0, 0, -1, 2, 2, 1], [0, 2, 2, 2, 0, 0, 2]])
-    values, uses, at = [], np.zeros((2, 3), dtype=int), 0
-    for block in (3, 4):  # the count of answers goes on from block to block
-        channel.begin(at, torch.from_numpy(clients[:, at : at + block]))
-        values.extend([channel.release(nothing).numpy() for _ in range(block)])
-        at += block
-    law = "norm" if mechanism == "gaussian" else "laplace"
-    for s, value in enumerate(values):
-        for r, client in enumerate(clients[:, s]):
-            if client < 0:
-                assert not value[r].any()
-                continue
-            weight = (WEIGHTS[client] / WEIGHTS[client].mean())[uses[r, client]]
-            uses[r, client] += 1
-            noise = value[r] / (3.0 / weight * 2 * 0.5 / COUNTS[client])
-            if mechanism == "l2_laplace":
-                assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
-            else:
-                assert stats.kstest(noise, law).pvalue > 1e-7
 
 
 def test_equal_weights_are_no_weights() -> None:

@@ -92,17 +92,6 @@ def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     assert abs(excess.mean() - 1e-2) < 5 * excess.std() / math.sqrt(samples) + 1e-5
 
 
-def test_hundreds_of_different_pure_uses_are_composed() -> None:
-    weights = normalized([t**0.4 for t in range(1, 201)])
-    privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="l2_laplace")
-    channel = opened(privacy, plan(weights=weights, d=8))
-    assert 2.0 * (1 - 1e-4) < channel.epsilon_at(200) <= 2.0
-    equal = Price(mechanism="l2_laplace", sizes=(36,), delta=1e-5)  # of symmetric matrices of eight rows
-    # a central limit of the losses: the square root of the mean of w^2, as for Gaussian noise
-    rms = math.sqrt(math.fsum(w * w for w in weights) / 200)
-    assert channel.epsilon_at(200) / rms == pytest.approx(equal.epsilon(200, channel.noise_multiplier), rel=0.05)
-
-
 def test_the_noise_of_each_use_follows_its_weight() -> None:
     channel = opened(GAUSSIAN, plan(form="vector", weights=normalized([1.0, 2.0, 5.0]), d=3))
     z = channel.noise_multiplier

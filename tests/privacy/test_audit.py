@@ -28,7 +28,6 @@ from fedmtl.privacy.audit.freshness import _lags
 from fedmtl.privacy.audit.noise import noise_law
 from fedmtl.privacy.audit.play import standardized, turns
 from fedmtl.privacy.audit.sensitivity import adversaries
-from fedmtl.privacy.audit.setup import composition as composition_of
 from fedmtl.privacy.audit.statistics import (
     correlations,
     energy_p,
@@ -136,6 +135,7 @@ UNUSUAL = {  # beside what the mutation gate passes as it is
     "laplace, secure": {"mechanism": "laplace", "source": "secure"},
     "everybody drawn": {"sampler": PoissonSampling(40)},
     "full, secure": {"sampler": FullParticipation(), "source": "secure"},
+    "two releases, secure": {"releases": 2, "source": "secure"},
 }
 
 
@@ -156,6 +156,7 @@ def test_nothing_sound_is_refuted(name: str) -> None:
     assert ("sampler: noise of part 0" in unchecked) == everybody
     assert ("sampler: pairs" in [finding.check for finding in findings]) == (made.sampler.amplified and not everybody)
     assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
+    assert any(finding.check == "freshness: part 0 and part 1" for finding in findings) == name.startswith("two")
 
 
 @pytest.mark.parametrize(
@@ -175,31 +176,6 @@ def test_outer_products(form: str, mechanism: str, sampler) -> None:
     assert not any_refuted(findings), table(findings)
     (moved,) = [finding.statistic for finding in findings if finding.check.startswith("sensitivity")]
     assert moved > 0.999  # the worst pair of neighbours is among those tried
-
-
-def test_several_releases_in_a_step() -> None:
-    both = setup(releases=2)
-    findings = audit_channel(both, effort=SMALL)
-    assert not any_refuted(findings), table(findings)
-    assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
-    claims = both.claims
-    # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
-    ((event, count),) = composition_of(*claims.price(), 3)
-    assert count == 3
-    assert claims.of("part 0").multiplier == pytest.approx(event.event.noise_multiplier * math.sqrt(2))
-
-
-def test_claims_follow_from_the_settings() -> None:
-    for sampler, relation, sensitivity in (
-        (PoissonSampling(8), "add_remove", 0.7),
-        (FixedCohort(8), "replace", 1.4),
-        (FullParticipation(), "add_remove", 0.7),
-    ):
-        one = setup(sampler, epsilon=None, noise_multiplier=2.0)
-        claim = one.claims.of("part 0")
-        m = 40 if isinstance(sampler, FullParticipation) else 8
-        assert (claim.relation, claim.sensitivity, claim.denominator) == (relation, sensitivity, m)
-        assert claim.scale == pytest.approx(2.0 * sensitivity / m)
 
 
 def test_without_noise_only_the_clip_is_checked() -> None:

@@ -2,8 +2,6 @@
 
 import gc
 import itertools
-import json
-import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -13,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import gaussian_mechanism
 from scipy import special
 
 from fedmtl import FedAvg
-from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
+from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
     CyclicCohorts,
@@ -159,36 +156,12 @@ def test_the_cost_of_every_pattern_of_participations(count: int) -> None:
     assert close @ precision @ close > 2.1
 
 
-def test_the_worst_pattern_by_a_dynamic_program() -> None:
-    """Largest squared sensitivity of a client with at most k turns, which adds up column by column: best[t] = max(best
-    of the round before, the column of t and the best of b rounds before)."""
-    count, steps, most = 4, 23, 5
-    bands = Bands.square_root(count)
-    columns = (matrix(bands, steps) ** 2).sum(0)
-    best = np.zeros((most + 1, steps + 1))
-    for k in range(1, most + 1):
-        for t in range(1, steps + 1):
-            best[k, t] = max(best[k, t - 1], columns[t - 1] + best[k - 1, max(0, t - count)])
-    assert best[:, -1] == pytest.approx(np.arange(most + 1), abs=1e-12)
-
-
 @pytest.mark.parametrize(("n", "cohort"), [(8, 2), (9, 2), (11, 3), (10, 10), (7, 5), (100, 7)])
 def test_the_separation_of_turns(n: int, cohort: int) -> None:
     sampler = CyclicCohorts(cohort).bind(n)
     rounds = np.stack([np.isin(np.arange(n), sampler.draw(t, None)) for t in range(60)])
     gaps = [np.diff(np.flatnonzero(rounds[:, k])).min() for k in range(n) if rounds[:, k].sum() > 1]
     assert min(gaps, default=sampler.separation) == sampler.separation
-
-
-def test_epsilon_is_that_of_participations() -> None:
-    channel = opened()
-    for step in range(12):
-        released(channel, range(step, step + 1))
-        uses = 1 + step // 4
-        expected = gaussian_mechanism.get_epsilon_gaussian(1.3 / math.sqrt(uses), 1e-5)
-        assert channel.epsilon == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(BudgetExhausted):
-        channel.begin(12, channel.draw(12))
 
 
 # Runs
@@ -230,16 +203,6 @@ def test_as_many_bands_as_asked_for() -> None:
     assert "4 rounds from one to the next at least" in channel.report.sampler
     gain = np.linalg.norm(np.linalg.inv(matrix(Bands.square_root(4), 400))[-1])
     assert channel.report.noise_std == pytest.approx(gain * 1.3 * 0.5 / 2)
-
-
-def test_a_seeded_session_continues_the_noise(tmp_path: Path) -> None:
-    channel = opened(ledger_path=tmp_path / "ledger.jsonl")
-    first = released(channel, range(6))
-    channel.close()
-    second = released(opened(ledger_path=tmp_path / "ledger.jsonl", resume=True), range(6, 9))
-    assert np.array_equal(np.concatenate([first, second]), released(opened(), range(9)))
-    header = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
-    assert header["bands"] == list(Bands.square_root(4).coefficients)
 
 
 def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

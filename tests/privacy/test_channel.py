@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event, rdp
+from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fedmtl.algorithms.mp_mtl.published import WishartNoise
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
@@ -112,6 +111,11 @@ def test_misuse_is_refused() -> None:
         channel.release("other", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(k, 5), ranks[[0] * k])
+    alone = channel.ranks
+    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [ranks[:2], ranks[1:3]])  # of two processes
+    with pytest.raises(PrivacyError, match="each client once"):
+        channel.release("update", torch.ones(2, 5), ranks[:2])
+    channel.ranks = alone
     channel.release("update", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="already"):
         channel.release("update", torch.ones(k, 5), ranks)
@@ -132,15 +136,6 @@ def test_a_release_takes_rows_of_clients_that_were_drawn_and_of_no_others(privac
     channel.release("update", torch.ones(len(members) - 1, 5), members[1:])
 
 
-def test_a_client_sends_one_row_over_all_ranks() -> None:
-    channel = door(NOISED)
-    members = begin(channel)
-    one, other = members[:2], members[1:3]
-    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [one, other])
-    with pytest.raises(PrivacyError, match="each client once"):
-        channel.release("update", torch.ones(2, 5), one)
-
-
 def test_plans_are_checked() -> None:
     with pytest.raises(PrivacyError, match="same name"):
         door(NOISED, names=("a", "a"))
@@ -151,6 +146,9 @@ def test_plans_are_checked() -> None:
         ReleasePlan(name="a", dimension=0)
     with pytest.raises(ConfigError, match="'/count'"):  # such noise is that of the count of 'a'
         ReleasePlan(name="a/count", dimension=1)
+    sampling = PoissonSampling(4).bind(40)
+    with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*clip bounds the l1"):
+        Release(name="a", dimension=3, sampling=sampling, clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0))
     with pytest.raises(ConfigError, match="one round"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
 
@@ -166,16 +164,6 @@ def test_default_delta() -> None:
     assert privacy.resolved_delta(100) == 1e-5
     assert privacy.resolved_delta(10**6) == pytest.approx(10**-6.6)
     assert ClientPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-3).resolved_delta(100) == 1e-3
-
-
-def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
-    sampler = PoissonSampling(4).bind(40)
-    fields = {"name": "a", "dimension": 3, "sampling": sampler}
-    release = Release(clip=Clip(0.5), noise=GaussianNoise(3.0), **fields)
-    assert release.sensitivity == 0.5
-    assert release.noise_std == 0.375
-    with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*clip bounds the l1"):
-        Release(clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0), **fields)
 
 
 def test_signal_to_noise_uses_public_quantities() -> None:
@@ -215,6 +203,8 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
     secure = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0, source="secure")).report
     assert secure.headline.startswith("private")
     assert "whole numbers" in secure.text()
+    assert not any("precision" in text for text in secure.outside)
+    assert any("took to draw" in text for text in secure.outside)
 
 
 # Secure mode
@@ -325,32 +315,6 @@ def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
 
 
 # Laplace laws
-
-
-def test_laplace_noise_comes_with_an_l1_clip() -> None:
-    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
-    channel = everybody(privacy, dimension=4000)
-    noise = zeros(channel)
-    assert stats.kstest(noise * CLIENTS / (4.0 * 0.5), "laplace").pvalue > 1e-6
-    rows = torch.ones(CLIENTS, 4000)
-    clear = everybody(privacy, dimension=4000)
-    moved = clear.release("update", rows, begin(clear)).numpy() - noise
-    assert np.abs(moved).sum() == pytest.approx(0.5, rel=1e-5)  # the mean of thirty rows of L1 norm 0.5
-    for step in range(1, STEPS):
-        zeros(channel, step)
-    expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(4.0), STEPS).get_epsilon(1e-5)
-    assert channel.epsilon == pytest.approx(expected, rel=1e-3)
-    assert channel.report.mechanism == "laplace"
-
-
-def test_l2_laplace_noise_has_a_gamma_radius_and_composes_better_than_its_pure_epsilon() -> None:
-    privacy = ClientPrivacy(clip_norm=0.5, epsilon=0.5, mechanism="l2_laplace", delta=1e-5)
-    channel = everybody(privacy, dimension=2000)
-    z = channel.noise_multiplier
-    radii = [float(np.linalg.norm(zeros(channel, step))) * CLIENTS / (z * 0.5) for step in range(STEPS)]
-    assert all(stats.gamma(2000).ppf(1e-7) < r < stats.gamma(2000).isf(1e-7) for r in radii)
-    assert 0.499 < channel.epsilon <= 0.5
-    assert STEPS / z > 10 * 0.5  # basic composition of the pure epsilons 1 / z
 
 
 def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins() -> None:
@@ -481,20 +445,12 @@ def test_both_releases_together_are_the_total(z, relation):
     assert (update**-2 + count**-2) ** -0.5 == pytest.approx(z, rel=1e-12)
     if relation == "add_remove":
         assert update == pytest.approx((z**-2 - (2 * COHORT / 20) ** -2) ** -0.5, rel=1e-12)
-    orders = [2.0, 8.0, 32.0]
-    together = rdp.RdpAccountant(orders)
-    together.compose(dp_event.GaussianDpEvent(update)).compose(dp_event.GaussianDpEvent(count))
-    alone = rdp.RdpAccountant(orders).compose(dp_event.GaussianDpEvent(z))
-    assert together.get_epsilon(1e-5) == pytest.approx(alone.get_epsilon(1e-5), rel=1e-9)
 
 
-@pytest.mark.parametrize("count", [0.5, 1.0])
-def test_an_impossible_split_is_refused(count):
-    with pytest.raises(PrivacyError, match=r"count_noise"):
-        split_multiplier(1.0, count)
-
-
-def test_a_split_that_is_nearly_impossible_is_accurate():
+def test_an_impossible_split_is_refused_and_a_nearly_impossible_one_accurate():
+    for count in (0.5, 1.0):
+        with pytest.raises(PrivacyError, match=r"count_noise"):
+            split_multiplier(1.0, count)
     assert split_multiplier(1.0, 1.0 + 2.0**-40) == pytest.approx(2.0**19.5, rel=1e-9)
 
 

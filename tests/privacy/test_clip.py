@@ -88,8 +88,7 @@ def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
     np.testing.assert_allclose(whole, sum(slow_clip(row, clip) for row in rows), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_the_sums_of_accelerators_are_those_of_the_cpu(clip):
+def test_the_sums_of_accelerators_are_those_of_the_cpu():
     rows = hard_rows(60, 23, torch.float64)
     rows = torch.where(torch.isfinite(rows), rows, 0.0).clamp(-10, 10)
     client = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) % 7

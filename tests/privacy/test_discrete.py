@@ -21,11 +21,9 @@ from fedmtl.privacy import (
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
-    GaussianNoise,
     GradientPlan,
     PoissonSampling,
     Price,
-    QuantileClip,
     RecordPrivacy,
     ReleasePlan,
     epsilon,
@@ -33,7 +31,6 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.noise import discrete
 from fedmtl.privacy.noise.discrete import discrete_gaussian, exponential, slack
-from fedmtl.privacy.noise.grid import grid_width
 from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from tests.mutation import edit
@@ -207,23 +204,6 @@ def test_deviations_out_of_range(deviation):
 # What it costs
 
 
-def gaussian_masses(k: np.ndarray, deviation: float) -> np.ndarray:
-    """Probabilities of a rounded Gaussian, by its lower tail on both sides."""
-    upper = -np.abs(k)
-    return stats.norm.cdf((upper + 0.5) / deviation) - stats.norm.cdf((upper - 0.5) / deviation)
-
-
-@pytest.mark.parametrize("deviation", [1.0, 1.3, 2.0, 4.0, 30.0])
-def test_the_ratio_of_both_laws_is_within_the_bounds(deviation):
-    k, p = masses(deviation)
-    ratio = np.log(p / gaussian_masses(k, deviation))[np.abs(k) <= 8 * deviation]
-    k = k[np.abs(k) <= 8 * deviation]
-    wide = 2.1 * math.exp(-2 * (math.pi * deviation) ** 2)
-    assert ratio.max() <= 1 / (24 * deviation**2) * (1 + 1e-6)
-    assert ratio.max() > 0.5 / (24 * deviation**2) - wide  # and the bound is not loose
-    assert (-ratio <= k**2 / (8 * deviation**4) + wide + 1e-12).all()
-
-
 @pytest.mark.parametrize("numbers", [1, 10**6, 10**12])
 def test_the_slack_covers_the_bounds_at_the_least_deviation(numbers):
     for value in (1e-3, 1.0, 50.0, 1e6):
@@ -324,43 +304,11 @@ def test_a_release_is_the_rounded_sum_and_whole_noise(schedule, monkeypatch):
         assert value.tolist() == expected
 
 
-def test_secure_releases_lie_on_the_grid_that_is_stated():
-    channel = opened(SECURE, [plan(2000)], FullParticipation().bind(12))
-    channel.begin(0, channel.draw(0))
-    value = channel.release("update", torch.zeros(1, 2000), torch.tensor([3]))
-    kept = channel.on_grid["update"]
-    assert kept.off_grid == 0
-    assert kept.width == grid_width(GaussianNoise, 0.7, 2000, 1.3 * 0.7) <= 2.0**-40
-    assert float(value.std()) == pytest.approx(1.3 * 0.7 / 12, rel=0.1)
-    assert "whole numbers" in channel.report.numerics
-    assert not any("precision" in text for text in channel.report.outside)
-    assert any("took to draw" in text for text in channel.report.outside)
-
-
 def test_a_simulation_has_the_price_of_the_secure_run():
     both = [opened(replace(SECURE, noise_multiplier=None, epsilon=4.0, source=source), [plan()],
                    PoissonSampling(cohort=5).bind(100)) for source in ("seeded", "secure")]  # fmt: skip
     assert both[0].noise_multiplier == both[1].noise_multiplier
     assert both[0].epsilon_at(4) == both[1].epsilon_at(4) <= 4
-
-
-@pytest.mark.parametrize(
-    ("options", "plans"),
-    [
-        ({}, [plan(12, form="symmetric")]),
-        ({}, [plan(60, form="diagonal")]),
-        ({"clip_norm": QuantileClip(0.5, count_noise=3.0)}, [plan()]),
-        ({}, [plan(), plan(30, name="other")]),
-    ],
-    ids=["symmetric", "diagonal", "adaptive", "two"],
-)
-def test_every_kind_of_release_has_whole_noise(options, plans):
-    channel = opened(replace(SECURE, **options), plans, FullParticipation().bind(9))
-    channel.begin(0, channel.draw(0))
-    for one in plans:
-        value = channel.release(one.name, torch.zeros(9, one.dimension), torch.arange(9))
-        assert channel.on_grid[one.name].off_grid == 0
-        assert float(value.std() / channel.noise_std(one.name)) == pytest.approx(1, abs=0.6)
 
 
 def test_every_law_has_noise_in_secure_mode():

@@ -1,5 +1,4 @@
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -61,22 +60,6 @@ def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
     width = grid_width(LaplaceNoise if clip.norm == "l1" else L2LaplaceNoise, clip.bound, dimension, 1.0)
     assert clip.bound * (1 - 2.0**-20) < worst_move(clip, dimension, width) <= clip.bound
     assert worst_move(clip, dimension, 8 * width) > clip.bound
-
-
-@pytest.mark.parametrize("law", [GaussianNoise(1.0), LaplaceNoise(1.0), L2LaplaceNoise(1.0)])
-def test_a_release_is_the_rounded_sum_plus_noise_that_does_not_know_it(law):
-    dimension = 500
-    width = grid_width(law, 1.0, dimension, law.std(1.0, dimension))
-    cells = law.whole(SecureSource(), "noise", 0, (dimension,), 1 / width)
-    assert np.array_equal(cells, np.rint(cells))
-    noise = torch.from_numpy(cells) * width
-    generator = torch.Generator().manual_seed(0)
-    for scale in (1e-9, 1e-3, 1.0, 100.0):
-        total = torch.randn(dimension, dtype=torch.float64, generator=generator) * scale
-        value = noised(total, noise, width)
-        for j in range(0, dimension, 50):
-            exact = round(Fraction(float(total[j])) / Fraction(width)) + int(cells[j])
-            assert Fraction(float(value[j])) == exact * Fraction(width)
 
 
 def test_dither_takes_noise_to_either_side_in_proportion():

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from fedmtl.errors import PrivacyError, ResumeError
-from fedmtl.privacy import ClientPrivacy, FixedCohort, Ledger, PoissonSampling, ReleasePlan, open_channel
+from fedmtl.privacy import ClientPrivacy, Ledger, PoissonSampling, ReleasePlan, open_channel
 from fedmtl.privacy.chain import Head, head_file
 from fedmtl.privacy.noise import sources
 
@@ -199,52 +198,6 @@ def test_a_line_a_step_and_before_any_noise(path: Path, monkeypatch: pytest.Monk
     assert flushed[-1] == path.stat().st_size
 
 
-def test_kill_at_random_times_between_charge_and_release(tmp_path: Path) -> None:
-    """Children die by SIGKILL anywhere; the spend never decreases and the releases are the same bits."""
-    whole = advance(door(None), 0, STEPS)
-    path, out = tmp_path / "ledger.jsonl", tmp_path / "releases"
-    out.mkdir()
-    choose, spent, start = random.Random(0), 0, 0
-    while start < STEPS:
-        limit = choose.randrange(1, 14)
-        child = os.fork()
-        if child == 0:
-            try:
-                channel, budget = door(path, resume=True), limit
-                for step in range(start, STEPS):
-                    for stage in ("draw", "begin", "release"):
-                        if budget == 0:
-                            os.kill(os.getpid(), signal.SIGKILL)
-                        budget -= 1
-                        if stage == "draw":
-                            ranks = channel.draw(step)
-                        elif stage == "begin":
-                            channel.begin(step, ranks)
-                        else:
-                            value = channel.release("update", torch.ones(len(ranks), 4), ranks)
-                            torch.save(value, out / f"{step}")
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        now = Ledger(path, json_header(path), fingerprint="a", replays_free=True, resume=True)
-        assert now.charged >= spent
-        spent = now.charged
-        now.close()
-        done = [step for step in range(STEPS) if (out / f"{step}").exists()]
-        assert now.reached > max(done, default=-1)
-        assert all(torch.equal(torch.load(out / f"{step}"), whole[step]) for step in done)
-        start = max(0, len(done) - choose.randrange(0, 3))  # a checkpoint that lags behind
-        start = len(done) if len(done) == STEPS else start
-    assert spent == STEPS
-
-
-def json_header(path: Path) -> dict:
-    header = json.loads(path.read_bytes().splitlines()[0])
-    return {
-        key: value for key, value in header.items() if key not in {"kind", "version", "fingerprint", "replays_free"}
-    }
-
-
 @pytest.mark.parametrize("free", [True, False])
 def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> None:
     """The specification, one step at a time: charges (step, client), each step once (seeded) or every time (secure)."""
@@ -300,30 +253,6 @@ def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source
     third.charge_remaining(20)
     assert third.account.spent.max() == charged
     crash(third)
-
-
-def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -> None:
-    sampler = FixedCohort(4).bind(12)
-    whole = door(None, sampler=sampler)
-    expected = advance(whole, 0, STEPS)
-    path = tmp_path / "ledger"
-    first = door(path, sampler=sampler)
-    advance(first, 0, 17)
-    crash(first)
-    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert sum(len(cohort) for line in lines for cohort in line.get("cohorts", ())) == 17 * 4
-    second = door(path, resume=True, sampler=sampler)
-    values = advance(second, 14, STEPS)
-    assert all(torch.equal(a, b) for a, b in zip(expected[14:], values, strict=True))
-    assert int(second.account.uses.max()) == int(whole.account.uses.max()) == int(second.account.spent.max())
-    assert second.report.releases == STEPS
-
-    secure = door(tmp_path / "secure", sampler=sampler, source="secure")
-    advance(secure, 0, 10)
-    crash(secure)
-    again = door(tmp_path / "secure", resume=True, sampler=sampler, source="secure")
-    advance(again, 5, 10)
-    assert int(again.account.participations.sum()) == 15 * 4
 
 
 @pytest.mark.parametrize("free", [True, False])

@@ -65,39 +65,6 @@ def begin(channel, step: int = 0) -> torch.Tensor:
     return clients
 
 
-def test_every_client_draws_its_own_poisson_subset() -> None:
-    who = plan_of((12, 30, 50), batch=6)
-    channel = door(NOISED, rounds=150, who=who)
-    clients, taken = torch.arange(3), [np.zeros(n) for n in (12, 30, 50)]
-    sizes: list[list[int]] = [[], [], []]
-    last: list[np.ndarray] = [np.zeros(n) for n in (12, 30, 50)]
-    together = np.zeros(3)
-    draws = 0
-    for step in range(150):
-        begin(channel, step)
-        for _ in range(2):
-            index, mask = channel.local.batch(clients)
-            channel.local.make(clients)
-            draws += 1
-            for k, n in enumerate((12, 30, 50)):
-                drawn = np.zeros(n)
-                drawn[index[k][mask[k]].numpy()] = 1
-                assert drawn.sum() == mask[k].sum(), "a record was drawn twice"
-                taken[k] += drawn
-                sizes[k].append(int(drawn.sum()))
-                together[k] += (drawn * last[k]).sum()
-                last[k] = drawn
-    for k, n in enumerate((12, 30, 50)):
-        q = 6 / n
-        law = stats.binom(n, q)
-        dispersion = ((np.array(sizes[k]) - n * q) ** 2).sum() / law.var()
-        assert stats.chi2.ppf(1e-7, draws) < dispersion < stats.chi2.isf(1e-7, draws)
-        fair = ((taken[k] - draws * q) ** 2).sum() / (draws * q * (1 - q))
-        assert stats.chi2.ppf(1e-7, n) < fair < stats.chi2.isf(1e-7, n)
-        assert together[k] == pytest.approx((draws - 1) * n * q * q, abs=6 * math.sqrt(draws * n) * q)
-    assert np.corrcoef(sizes)[np.triu_indices(3, 1)] == pytest.approx(0, abs=6 / math.sqrt(draws))
-
-
 def test_subsets_do_not_depend_on_who_is_drawn_together() -> None:
     channel = door(NOISED)
     begin(channel)
@@ -346,19 +313,6 @@ def test_what_clients_send_is_added_up_as_it_is() -> None:
     ranks = begin(channel)
     rows = 100.0 * torch.arange(5 * DIMENSION).reshape(5, DIMENSION)
     assert torch.equal(channel.release("update", rows, ranks), rows.double().sum(0) / 5)
-
-
-def test_secure_noise_is_fresh_and_on_the_grid(tmp_path: Path) -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, source="secure", delta=1e-5)
-    values = []
-    for name in "ab":
-        channel = door(privacy, ledger_path=tmp_path / name)
-        begin(channel)
-        values.append(channel.local.release(torch.tensor([2]), [EMPTY]))
-        assert channel.report.headline.startswith("private: epsilon")
-        assert channel.on_grid["gradient"].off_grid == 0
-        assert channel.on_grid["gradient"].width <= 0.5 * 1.7 * 2.0**-40 < 2 * channel.on_grid["gradient"].width
-    assert not torch.isclose(*values).any()
 
 
 def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 published numbers, and dp-accounting."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import special
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.library import TOLERANCE, library_epsilon
-from fedmtl.privacy.accounting.losses import PureDpEvent, ReplacedPoissonDpEvent
+from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent
 from tests.helpers import gaussian_epsilon, l2_laplace_losses
 from tests.oracles.accountant import least_epsilon
 
@@ -30,12 +31,6 @@ def test_sampled_gaussian_releases_of_published_figures(noise: float, budget: fl
     """3,400 clients, cohorts of 100, 500 rounds at delta = 1 / 3400."""
     least = least_epsilon([(Poisson(100 / 3400, Gauss(noise)), 500)], 1 / 3400, budget)
     assert 0.98 * budget < least < 1.001 * budget
-
-
-def test_laplace_releases_and_the_k_norm_in_one_dimension() -> None:
-    for event in (Laplace(10.0), KNormDpEvent(0.1, 1)):
-        assert least_epsilon([(event, 100)], 1e-5, 4.2) == pytest.approx(4.22, rel=0.01)
-        assert least_epsilon([(event, 100)], 1e-5, 4.2) <= 4.2225
 
 
 @pytest.mark.parametrize(("beta", "dimension", "uses", "delta"), [(1.0, 3, 1, 1e-2), (0.5, 20, 8, 1e-2)])
@@ -102,17 +97,6 @@ def test_epsilon_of_every_law_is_just_above_the_oracle(name: str) -> None:
     assert 0.9 * claim < least <= claim * (1 + 1e-5)  # that of a replaced record is not tight
 
 
-@pytest.mark.parametrize("name", [name for name in LAWS if "k-norm" not in name and "replaced" not in name])
-def test_epsilon_is_that_of_dp_accounting(name: str) -> None:
-    event, uses, delta = LAWS[name], 12, 1e-4
-    claim = epsilon(event, uses, delta)
-    if name == "mixed":
-        event = dp_event.ComposedDpEvent([event.events[0], event.events[2]])
-        claim = epsilon(event, uses, delta)
-    assert library_epsilon([(event, uses)], delta, claim) == pytest.approx(claim, rel=TOLERANCE / 2)
-    assert library_epsilon([(event, uses)], delta, claim / 2) == pytest.approx(claim, rel=TOLERANCE / 2)
-
-
 @pytest.mark.parametrize("uses", [100, 10_000, 100_000])
 def test_dp_accounting_agrees_over_many_uses(uses: int) -> None:
     for event in (Poisson(0.01, Gauss(2.0)), Laplace(4 * math.sqrt(uses))):
@@ -128,36 +112,19 @@ def test_dp_accounting_says_what_it_lacks() -> None:
     assert library_epsilon([(Laplace(4.0), 3), (Laplace(2.0), 1)], 0.0, 1.0) == 1.25
 
 
-def test_pure_epsilons_add_up() -> None:
-    parts = [(Laplace(4.0), 3), (KNormDpEvent(0.5, 7), 2), (Poisson(0.5, Laplace(1.0)), 1)]
-    exact = 0.75 + 1.0 + math.log1p(0.5 * math.expm1(1.0))
-    assert least_epsilon(parts, 0.0, 1.0) == pytest.approx(exact, rel=1e-12)
-    assert least_epsilon([(Gauss(1.0), 1)], 0.0, 1.0) == math.inf
-
-
-def test_many_laws_are_grouped_towards_more_noise() -> None:
+def test_hundreds_of_different_laws_are_composed() -> None:
     multipliers = np.linspace(20.0, 60.0, 300)
-    events = [Laplace(float(b)) for b in multipliers]
-    whole = epsilon(dp_event.ComposedDpEvent(events), 1, 1e-5)
-    least = least_epsilon([(event, 1) for event in events], 1e-5, whole)
+    whole = epsilon(dp_event.ComposedDpEvent([Laplace(float(b)) for b in multipliers]), 1, 1e-5)
+    noisier = Counter(np.ceil(multipliers).tolist())
+    least = least_epsilon([(Laplace(b), count) for b, count in noisier.items()], 1e-5, whole)
     assert 0.9 * whole < least <= whole
 
 
-def test_the_oracle_says_what_it_does_not_cover() -> None:
-    two = Poisson(0.2, dp_event.ComposedDpEvent([Laplace(2.0), Laplace(3.0)]))
-    for event in (two, PureDpEvent(0.5)):
-        assert least_epsilon([(event, 3)], 1e-5, 1.0) is None
-    assert least_epsilon([], 1e-5, 1.0) == 0.0
-    assert least_epsilon([(dp_event.NonPrivateDpEvent(), 1)], 1e-5, 1.0) == math.inf
-
-
 @pytest.mark.parametrize("noise", [0.03, 0.025])
-def test_nothing_is_refuted_where_exponentials_overflow(noise: float) -> None:
+def test_epsilons_where_exponentials_overflow(noise: float) -> None:
     """The loss is N(1 / (2 z^2), 1 / z^2) and its 1 - delta quantile is above epsilon."""
     for event in (Gauss(noise), Poisson(0.5, Gauss(noise))):
-        claim = epsilon(event, 1, 1e-5)
-        assert claim <= 1 / (2 * noise**2) - special.ndtri(1e-5) / noise
-        assert 600 <= least_epsilon([(event, 1)], 1e-5, claim) <= claim
+        assert 600 <= epsilon(event, 1, 1e-5) <= 1 / (2 * noise**2) - special.ndtri(1e-5) / noise
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,6 @@ def test_words_of_clients_are_those_of_their_counters(size, block, monkeypatch):
         assert words[k].tolist() == expected[:size]
 
 
-def test_uses_of_clients_never_overlap():
-    """In 64 bits, a word that is seen twice is the same word: only the start of a longer row is the shorter one."""
-    clients, uses = (one.ravel().astype(np.uint64) for one in np.mgrid[0:3, 0:9])
-    words = sources.client_words(np.full_like(uses, 11), clients, uses, 70)
-    assert len(np.unique(words)) == words.size
-    assert np.array_equal(sources.client_words(np.full_like(uses, 11), clients, uses, 7), words[:, :7])
-
-
 def test_a_use_beyond_the_counter_is_refused():
     address = (np.array([value], np.uint64) for value in (1, 2, 2**32))
     with pytest.raises(PrivacyError, match="Use 4294967296 of a client"):
