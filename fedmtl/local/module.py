@@ -366,7 +366,8 @@ def prepare_module(
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
             channels = child.num_features
-            groups = next(count for count in (8, 4, 2, 1) if channels % count == 0)
+            vectors = isinstance(child, nn.BatchNorm1d)  # a group with a single number of them would be constant
+            groups = 1 if vectors else next(count for count in (8, 4, 2, 1) if channels % count == 0)
             raise ModelError(
                 f"Layer {name or type(child).__name__!r} is {type(child).__name__}: its running statistics mix clients "
                 f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({groups}, "

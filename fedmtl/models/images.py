@@ -118,11 +118,13 @@ def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
 
     Args:
         module: any module.
-        groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken.
+        groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken. A layer
+            of vectors (``nn.BatchNorm1d``) has one group, since a group with a single number would be constant.
     """
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):
-            layer = _group_norm(child.num_features, groups, eps=child.eps, affine=child.affine)
+            most = 1 if isinstance(child, nn.BatchNorm1d) else groups
+            layer = _group_norm(child.num_features, most, eps=child.eps, affine=child.affine)
             if child.affine:
                 layer.load_state_dict({"weight": child.weight.detach(), "bias": child.bias.detach()})
             setattr(module, name, layer)

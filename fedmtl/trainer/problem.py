@@ -25,7 +25,7 @@ from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, MappedImages, Packed
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, FedmtlError, ModelError, first_line
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
@@ -141,6 +141,7 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
 
     Raises:
         ConfigError: a function that does not take the shape only, or that returns no module.
+        ModelError: a function that fails.
     """
     if isinstance(model, nn.Module):
         return model
@@ -153,7 +154,12 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
         ) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(seed, "model") >> 1)
-        module = model(spec)
+        try:
+            module = model(spec)
+        except FedmtlError:
+            raise
+        except Exception as error:
+            raise ModelError(f"The model cannot be made for data of {spec}: {first_line(error)}.") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model is a function that returned {type(module).__name__}; it must return an nn.Module.")
     return module

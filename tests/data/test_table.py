@@ -104,7 +104,7 @@ NUMERIC = {"features": ["age"]}
 BAD = {
     "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the"),
     "missing target column": (HEAD + ROWS, {"target": "los"}, r"target column 'los' is missing; the columns are"),
-    "no target": (HEAD + ROWS, {"target": None}, r"a target column is needed; the columns are 'ward'"),
+    "no target": (HEAD + ROWS, {"target": None}, r"a target column is needed \(data.target=COLUMN\); the columns are"),
     "nearly a column": (HEAD + ROWS, {"client": "wards"}, r"'wards' is missing; did you mean 'ward'\? the columns are"),
     "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
     "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{kind: \[A, B\]\}' by command"),

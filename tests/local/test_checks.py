@@ -33,7 +33,7 @@ class Counting(nn.Module):
 
 def test_batch_normalization_is_refused_with_its_name_and_advice():
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    with pytest.raises(ModelError, match=r"Layer '1' is BatchNorm1d.*GroupNorm\(8, 8\)"):
+    with pytest.raises(ModelError, match=r"Layer '1' is BatchNorm1d.*GroupNorm\(1, 8\)"):
         prepare_module(net, torch.zeros(2, 4), seed=0)
 
 

@@ -62,6 +62,14 @@ def test_the_image_networks_have_the_papers_sizes():
             factory(DataSpec((784,), 2, 3))
 
 
+def test_batch_normalization_of_vectors_becomes_that_of_a_layer():
+    """A group of each number would be constant, whatever goes in."""
+    net = models.with_group_norm(torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.BatchNorm1d(16)))
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(net(x), torch.nn.functional.layer_norm(net[0](x), (16,)))
+    torch.testing.assert_close(net(x[:1]), net(x)[:1])
+
+
 def test_batch_normalization_becomes_group_normalization():
     plain = torchvision.models.resnet18(num_classes=10)
     names = [n for n, m in plain.named_modules() if isinstance(m, torch.nn.BatchNorm2d)]

@@ -386,7 +386,7 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     printed = capsys.readouterr()
     assert printed.err.count("looks like an id") == 1
     assert "client column 'wards' is missing; did you mean 'ward'?" in printed.err
-    assert "a target column is needed; the columns are 'ward', 'age', 'cost', 'id'" in printed.err
+    assert "a target column is needed (data.target=COLUMN); the columns are 'ward', 'age', 'cost', 'id'" in printed.err
     assert not printed.out
     assert not (tmp_path / "experiment").exists()
     words = [*TABLE, "data.client=ward", "data.target=cost", "data.features=[age]"]

@@ -442,8 +442,12 @@ def test_repetitions_and_budgets_take_numbers_of_numpy():
         (lambda spec, width: nn.Linear(4, width), "missing a required argument: 'width'"),
         (lambda spec: nn.Linear, "returned type; it must return an nn.Module"),
         (lambda spec: None, "returned NoneType"),
+        (
+            lambda spec: nn.Linear(spec.shape[1], 3),
+            "The model cannot be made for data of DataSpec.* index out of range",
+        ),
     ],
 )
 def test_a_function_that_makes_no_model_is_refused(model, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         fit(ragged_classification(3), model)

@@ -109,7 +109,8 @@ class Table:
                 columns = list(map(str, self.frame.columns))
                 close = difflib.get_close_matches(str(column), columns, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
-                wrong = f"{role}column {column!r} is missing" if column is not None else f"a {role}column is needed"
+                needed_as = f"a {role}column is needed (data.{role.strip()}=COLUMN)"
+                wrong = f"{role}column {column!r} is missing" if column is not None else needed_as
                 raise DataError(f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:

@@ -215,8 +215,9 @@ def _advice(values: pd.Series, name: str) -> str:
     if looks_like_id(texts):
         return "the column looks like an id of rows: leave it out of data.features"
     return (
-        f"or of texts bounds={{{name!r}: [A, B]}} with every category, 'data.bounds={{{name}: [A, B]}}' by command, of "
-        "which fedmtl check writes a draft; or leave the row or the column out"
+        f"or for texts the list of all categories, bounds={{{name!r}: [A, B]}}, which is "
+        f"'data.bounds={{{name}: [A, B]}}' by command, and of which fedmtl check writes a draft; or leave the row or "
+        "the column out"
     )
 
 
