@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
 from ..local import Executor, Layout, LocalSolver
+from ..local.batches import LANES
 from ..local.losses import Loss
 from ..privacy import GradientPlan, ReleasePlan, Rounds
+from ..privacy.clip import RowTotal
 from ..privacy.rounds import Message
 from ..ranks import SINGLE, Ranks
 from ..report._names import METHODS, Method
 from ..schedules import Block
 from .cohort import Cohort, Own
 from .store import ClientStore, Fields
+
+_PIECE_BYTES = 1 << 25  # of models that are computed at a time
 
 
 @dataclass
@@ -100,6 +104,12 @@ class Problem:
         members = self.own(torch.arange(self.clients))
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
+    def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
+        """Return ``clients``, int64 (k,), in parts that are computed one after another: a stack, or as many as have
+        32 MiB of parameters."""
+        row = self.dimension * self.initial.element_size()
+        return clients.split(max(self.executor.chunk, _PIECE_BYTES // max(1, row), LANES))
+
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Return ``work(clients)``, a row a client (k, ...), at every rank; each calls it with its own clients."""
         if self.owner is None:
@@ -147,6 +157,12 @@ class Problem:
         joined = {name: self.ranks.join(store.gather(name, own), own, self.clients) for name in store.fields}
         whole.scatter_all(torch.arange(self.clients), joined)
         return whole
+
+
+def joined(parts: Sequence[Message]) -> Message:
+    """Return what the clients of several pieces send as one message; a sum is the same object in all of them."""
+    first = parts[0]
+    return first if isinstance(first, RowTotal) or len(parts) == 1 else torch.cat([*parts], dim=-2)  # type: ignore[list-item]
 
 
 @dataclass(frozen=True)
@@ -307,27 +323,35 @@ class Algorithm(Checked):
             channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
-        cohort, store = block.cohort, state.private
-        clients = cohort[problem.own(cohort)]
-        part, ids = problem, clients
-        if self.all_at_once and problem.owner is not None:
-            part, ids = problem.mine, torch.arange(len(clients))
-        c = Cohort(
-            problem=part,
-            ids=ids,
-            public=state.public,
-            own=store.gather_all(clients),
-            round=block.first,
-            clip=channel.clip,
-            local=channel.local,
-            members=cohort,
-            total=channel.total,
-        )
-        rows, own = self.client(c)
-        store.scatter_all(clients, own)
-        state.public = self.conclude(problem, state.public, rows, block, channel)
+        cohort, store, total = block.cohort, state.private, cache(channel.total)
+        ascending = replace(block, clients=torch.sort(block.clients).values)  # as the store has its rows
+        clients = ascending.cohort[problem.own(ascending.cohort)]
+        pieces = (clients,) if self.all_at_once else problem.pieces(clients)
+        mine = self.all_at_once and problem.owner is not None
+
+        def piece(ids: Tensor) -> Cohort:
+            return Cohort(
+                problem=problem.mine if mine else problem,
+                ids=torch.arange(len(ids)) if mine else ids,
+                public=state.public,
+                own=store.gather_all(ids),
+                round=block.first,
+                clip=channel.clip,
+                local=channel.local,
+                members=cohort,
+                total=total,
+            )
+
+        sent = []
+        for ids in pieces:
+            rows, own = self.client(piece(ids))
+            store.scatter_all(ids, own)
+            sent.append(rows)
+        messages = {name: joined([rows[name] for rows in sent]) for name in sent[0]}
+        state.public = self.conclude(problem, state.public, messages, ascending, channel)
         if type(self).receive is not Algorithm.receive:
-            store.scatter_all(clients, self.receive(replace(c, public=state.public, own=own)))
+            for ids in pieces:
+                store.scatter_all(ids, self.receive(piece(ids)))
         return state
 
     def conclude(

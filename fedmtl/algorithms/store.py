@@ -23,6 +23,7 @@ Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """{name: (shape of one client's value, dtype)}."""
 
 _BYTES = 1 << 26  # of rows that are copied at once
+_WHOLE_BYTES = 1 << 30  # of a field
 
 
 class ClientStore:
@@ -141,8 +142,13 @@ class ClientStore:
         those."""
         first, count = len(self._ids), len(self._ids) + len(new)
         for name, held in self._rows.items():
-            if count > len(held):  # to twice the size, so that a run copies every row a few times
-                grown = held.new_empty(min(max(count, 2 * first), self.clients), *held.shape[1:])
+            if count > len(held):
+                # for all clients, which takes no memory before it is written; of many to twice the size, so that a run
+                # copies every row a few times
+                every = held.element_size() * math.prod(held.shape[1:]) * self.clients <= _WHOLE_BYTES
+                grown = held.new_empty(
+                    self.clients if every else min(max(count, 2 * first), self.clients), *held.shape[1:]
+                )
                 grown[:first] = held[:first]
                 self._rows[name] = grown
             if name not in but:

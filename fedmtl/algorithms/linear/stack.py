@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...privacy import Rounds
-from ...schedules import Block
 from ..base import Problem, State
 from ..cohort import Cohort, Own
 from .data import LinearAlgorithm, LinearData, LinearLoss, prepared
@@ -132,10 +130,6 @@ class TaskAlgorithm(LinearAlgorithm):
 
     all_at_once = True
     loss: TaskLoss
-
-    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
-        """Make one round."""
-        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 
     def fits(self, own: Own) -> Tensor:
         """Return the models (n, R, D) float64 of tasks that keep ``own``, in every repetition."""
