@@ -14,10 +14,13 @@ from fedmtl import (
     FixedCohort,
     FullParticipation,
     LocalSGD,
+    PoissonSampling,
     RecordPrivacy,
     models,
 )
+from fedmtl.algorithms import base
 from fedmtl.local import Layout
+from tests import small
 from tests.helpers import regression
 from tests.methods import NETWORKS
 
@@ -54,6 +57,28 @@ def test_order_chunks_and_processes_do_not_matter(name, unit):
         assert_close(run_of(**common | other), expected, 1e-10)
     with pytest.raises(AssertionError):
         assert_close(run_of(**common | {"seed": 1}), expected, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [*((name, ClientPrivacy) for name in NETWORKS), *((name, RecordPrivacy) for name in ("fedavg", "ditto", "apfl"))],
+)
+def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
+    """Short rows are joined in the clients' order, and long ones are added to one sum."""
+    privacy = unit(clip_norm=0.5, noise_multiplier=NOISE, delta=DELTA)
+    common = {"algorithm": NETWORKS[name], "schedule": PoissonSampling(cohort=10), "privacy": privacy, "rounds": 2}
+    common |= {"dtype": "float32", "execution": Execution(chunk=4)}
+    if name.startswith("prior_layers"):  # has one round of all clients
+        common |= {"schedule": FullParticipation(), "rounds": 1, "eval_every": 1}
+    whole = run_of(**common)
+    if unit is ClientPrivacy:
+        monkeypatch.setattr("fedmtl.privacy.clip._LONG", 8)
+        small.check_same(run_of(**common), whole)
+    cut = []
+    monkeypatch.setattr(base, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(base, "joined", lambda parts, joined=base.joined: cut.append(len(parts)) or joined(parts))
+    small.check_same(run_of(**common), whole)
+    assert name == "local" or max(cut) >= 2
 
 
 @pytest.mark.parametrize("schedule", [FixedCohort(cohort=4), FullParticipation()], ids=["fixed", "full"])
