@@ -278,3 +278,17 @@ class TestGuess:
         for right, made, canaries in [(-1, 2, 2), (3, 2, 2), (1, 3, 2), (0, 0, 0)]:
             with pytest.raises(ConfigError, match="impossible"):
                 Guesses(right, made, canaries)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_more_right_guesses_than_sampling_explains_at_any_noise_are_refuted_down_to_the_least_noise(
+    mechanism: str,
+) -> None:
+    """A canary that takes part with probability q in each of 3 rounds is guessed right with (1 + 1 - (1 - q)^3) / 2 at
+    most, whatever the noise is: 120 of 200 refute all of it."""
+    rate = 5 / 212
+    assert stats.binom.sf(119, 200, 1 - (1 - rate) ** 3 / 2) < 0.05
+    price = Price(mechanism=mechanism, sizes=(10,), delta=1e-5, sampled=rate)
+    for right in (120, 200):
+        bound = lower_bound(Guesses(right, 200, 200), price, 3, independent=True)
+        assert bound == pytest.approx(price.epsilon(3, 2.0**-5), rel=1e-3)

@@ -1,7 +1,7 @@
 """No client's numbers depend on another client's data except through a release, numbers of records included."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -137,8 +137,11 @@ def test_networks_that_train_again_under_a_prior(proximal: bool, dtype: str) -> 
 
 
 def test_numbers_of_records_are_public_where_single_records_are_protected() -> None:
-    (found,) = findings_of(trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
-    assert (found.check, found.refuted) == ("independence: values of one client", False)
+    found = findings_of(trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
+    assert [(one.check, one.refuted) for one in found] == [
+        ("independence: values of one client", False),
+        ("independence: all clients but one", False),
+    ]
 
 
 def test_rounds_in_which_nobody_takes_part() -> None:
@@ -251,6 +254,41 @@ def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.Monke
     assert found.refuted
     assert "'model' in the store of client 'client-0'" in found.detail
     assert "first after round 1" in found.detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaking(PMTL):
+    """PMTL in which all clients take a millionth of the mean of one of them."""
+
+    leaks: str
+    client_that_leaks: int
+
+    def _leak(self, c: Cohort) -> float:
+        data, client = c.problem.data.train, self.client_that_leaks
+        return 1e-6 * float(data.x[data.offsets[client] : data.offsets[client + 1]].double().mean())
+
+    def client(self, c: Cohort) -> Any:
+        sent, kept = super().client(c)
+        if self.leaks == "what is sent":
+            sent = {name: rows + self._leak(c) for name, rows in sent.items()}
+        if self.leaks == "what is kept":
+            kept = {name: rows + self._leak(c) for name, rows in kept.items()}
+        return sent, kept
+
+    def personal(self, c: Cohort) -> torch.Tensor:
+        return super().personal(c) + (self._leak(c) if self.leaks == "the model" else 0.0)
+
+
+@pytest.mark.parametrize("leaks", ["what is sent", "what is kept", "the model"])
+@pytest.mark.parametrize("client", [0, 10, 12])
+def test_what_all_clients_take_from_one_is_found_whichever_that_is(leaks: str, client: int) -> None:
+    """Client 10 is the first of the first cohort, 0 is in it, and 12 is not."""
+    algorithm = Leaking(lam=0.5, local=SOLVERS["small batches"], leaks=leaks, client_that_leaks=client)
+    run = trainer(algorithm=algorithm, data=ragged_classification(13, largest=9), dtype="float64", rounds=1)
+    first = watched(run, 1)
+    assert (first.first[0], {0, 12} & set(first.first)) == (10, {0})
+    found = [finding.check for finding in independence(run, first, rounds=1) if finding.refuted]
+    assert ("independence: values of one client" if client == 10 else "independence: all clients but one") in found
 
 
 # One client's data

@@ -69,7 +69,7 @@ from ..price import Price
 
 SHARE = 0.1  # of the canaries that are guessed where any are allowed: good from 1,000 canaries on
 _PRECISION = 1e-4
-_MOST = 2.0**20
+_LEAST, _MOST = 2.0**-5, 2.0**20  # multipliers: below, curves overflow, and hardly any number of guesses is refuted
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,15 @@ def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
 
 
 def _smallest(holds: Callable[[float], bool]) -> float:
-    """Return the smallest positive number for which ``holds``, true from some number on, is true; infinity if that is
-    beyond ``_MOST``."""
+    """Return the smallest number from ``_LEAST`` on for which ``holds``, true from some number on, is true; infinity if
+    that is beyond ``_MOST``."""
     high = 1.0
     while not holds(high):
         high *= 2
         if high > _MOST:
             return math.inf
     low = high / 2
-    while holds(low):
+    while low > _LEAST and holds(low):
         low, high = low / 2, low
     while high > (1 + _PRECISION) * low:
         middle = math.sqrt(low * high)

@@ -22,23 +22,29 @@ from .rerun import Notes, differing, watched, when
 
 def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
     """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
-    the others' numbers with those of the ``first`` run, which has the same coins."""
+    the others' numbers with those of the ``first`` run, which has the same coins. Replace those of all others, and
+    compare the client's numbers: so what all clients take from one of them is found, whichever that is."""
     counts, ids = trainer.data.train.counts, trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
-    sizes = {"values": int(counts[client])}
-    if not trainer.algorithm.one_at_a_time and not isinstance(trainer.privacy, RecordPrivacy):
+    sizes: dict[str, int | None] = {"values": None}
+    if private := not trainer.algorithm.one_at_a_time and not isinstance(trainer.privacy, RecordPrivacy):
         sizes |= {"many records": 2 * int(counts.max()) + 1, "one record": 1}
+    changes = [(f"{kind} of one client", torch.tensor([client]), size) for kind, size in sizes.items()]
+    rest = torch.tensor([k for k in range(len(ids)) if k != client], dtype=torch.int64)
+    changes.append(("all clients but one", rest, 1 if private else None))
     findings = []
-    for kind, size in sizes.items():
-        again = watched(trainer, rounds, data=replaced_client(trainer.data, client, size, seed), replay=first.releases)
+    for kind, clients, size in changes:
+        data, changed = replaced_client(trainer.data, clients, size, seed), set(clients.tolist())
+        again = watched(trainer, rounds, data=data, replay=first.releases)
         pairs = differing(first.store, again.store) + differing(first.messages, again.messages)
+        whose = f"client {ids[client]!r}" if client in changed else "other clients"
         wrong = [
-            f"{what} of client {ids[other]!r} depends on the data of client {ids[client]!r} otherwise than through the "
-            f"releases, first {when(event)}"
-            for event, what, other in sorted(key for key in pairs if key[2] != client)
+            f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than through the releases, "
+            f"first {when(event)}"
+            for event, what, other in sorted(key for key in pairs if key[2] not in changed)
         ]
-        detail = "numbers of other clients that differ, one client's data replaced and releases forced"
-        findings.append(exact(f"independence: {kind} of one client", wrong, detail))
+        detail = "numbers of clients whose data stay that differ, the data of others replaced and releases forced"
+        findings.append(exact(f"independence: {kind}", wrong, detail))
     return findings
 
 

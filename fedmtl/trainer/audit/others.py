@@ -45,16 +45,16 @@ def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: i
     return replace(data, train=side, notes=(), verify=False)
 
 
-def replaced_client(data: FederatedDataset, client: int, records: int, seed: int) -> FederatedDataset:
-    """Return the same data, but ``client`` has ``records`` training examples, whose features are as large as any, or
-    tiny.
+def replaced_client(data: FederatedDataset, client: int | Tensor, records: int | None, seed: int) -> FederatedDataset:
+    """Return the same data, but ``client``, or each of several int64 (k,), has ``records`` training examples, or with
+    None as many as before, whose features are as large as any, or tiny.
 
     Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
     its labels are the first or the last class, its targets the largest or the smallest.
     """
-    generator = _generator(seed, "audit/one client")
-    train = _replaced_part(data.train, client, records, generator)
-    test = _replaced_part(data.test, client, int(data.test.counts[client]), generator)
+    clients, generator = torch.as_tensor(client).reshape(-1), _generator(seed, "audit/one client")
+    train = _replaced_part(data.train, clients, records, generator)
+    test = _replaced_part(data.test, clients, None, generator)
     return replace(data, train=train, test=test, notes=(), verify=False)
 
 
@@ -101,11 +101,11 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
     return mixed
 
 
-def _replaced_part(side: Examples, client: int, records: int, generator: torch.Generator) -> Examples:
-    counts = side.counts.index_fill(0, torch.tensor([client]), records)
+def _replaced_part(side: Examples, clients: Tensor, records: int | None, generator: torch.Generator) -> Examples:
+    counts = side.counts if records is None else side.counts.index_fill(0, clients, records)
     index, client_of = ranges(side.offsets[:-1], counts)
-    own = client_of == client
-    index[own] = side.offsets[client] + torch.arange(records) % max(1, int(side.counts[client]))
+    own, start = torch.isin(client_of, clients), side.offsets[client_of]
+    index = torch.where(own, start + (index - start) % side.counts[client_of].clamp(min=1), index)
 
     def extremes(values: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what draws the largest or the smallest of all numbers."""
