@@ -114,17 +114,18 @@ class Finetune(Personalization):
     """Local training of every client after the run.
 
     Args:
-        kind: ``"vanilla"``, ``"mean"``, ``"kl"`` or ``"ewc"``, see the module's first lines; ``"kl"`` needs one of the
-            losses that have a name. ``"auto"`` is ``"kl"``, and of real targets :class:`~fedmtl.Average` for linear
-            models, whose step size nobody has to choose, and ``"mean"`` for others.
-        lam: strength of the pull to the model that a client starts from; without meaning for ``"vanilla"``.
-        local: the local solver: step size, steps or epochs, batches. Its ``decay``, which goes by rounds, is not used;
-            ``"ewc"`` takes its pull by the proximal step always, since the strengths come from the data.
-        start: the model to start from: the ``"shared"`` one that was released, each client's ``"personal"`` one, or
-            ``"auto"``, the shared one where the algorithm has one.
-        validation: 0, or the share of its own training records, in (0, 1), that every client keeps out of the whole
-            run and of finetuning, to choose among the shared, its personal, its finetuned and its local model (trained
-            by ``local`` from the public starting point) the one of the least loss on them.
+        kind: ``"vanilla"`` has no penalty; ``"mean"``, ``"kl"`` and ``"ewc"`` penalize a distance to the model that a
+            client starts from, ``"kl"`` that of its predictions, for losses that have a name. ``"auto"`` is ``"kl"``
+            for classes; for real targets it is :class:`~fedmtl.Average`, which needs no step size, if the model is
+            linear, and else ``"mean"``.
+        lam: strength of the penalty; without effect for ``"vanilla"``.
+        local: the local solver: step size, steps or epochs, batches. Its ``decay``, which is per round, is not used.
+            ``"ewc"`` always makes proximal steps, since the strengths of its penalty come from the data.
+        start: the model to start from: the released ``"shared"`` one, each client's ``"personal"`` one, or ``"auto"``,
+            which is the shared one if there is one.
+        validation: 0, or a share in (0, 1) of the training records of every client that is used neither in the run nor
+            in finetuning. On these records the client chooses the model of the least loss: the shared, its personal,
+            its finetuned, or its local one (trained by ``local`` from the public starting point).
 
     Raises:
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the proximal step.

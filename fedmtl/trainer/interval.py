@@ -31,17 +31,17 @@ NOT_COVERED = "the measured bound on epsilon and its guesses, which are counted 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval(Checked):
-    """A lower bound on epsilon beside the claim, measured in the run itself.
+    """A lower bound on epsilon that is measured in the run itself, beside the claimed epsilon.
 
-    ``canaries`` members join the population: the sampler draws them, the ledger charges them, and where they take part
-    their rows are clipped, added up and noised with those of the clients. Each is in or out by a fair coin that the run
-    does not know, and an attack guesses the coins from what the run releases. Their rows are worst-case ones, in a
-    direction of their own, so that the models are those of a run that also met ``canaries`` adverse clients; more of
-    them measure more precisely, and cost more accuracy. Where the unit is one record, about as many records join those
-    of the clients with the most common number of records, or, where clients act one at a time, of activations.
+    ``canaries`` invented clients join the population: the sampler draws them, the ledger charges them, and their rows
+    are clipped, added up and noised with those of the clients. Each of them is put in or left out by a fair coin, and
+    an attack guesses the coins from what the run releases. Each canary sends a row as long as the clip allows, in a
+    direction of its own, and so changes the models as an adversarial client would: more canaries measure more precisely
+    and cost more accuracy. If the unit is one record, the canaries are about as many records of the clients with the
+    most common number of records, or of activations where clients act one at a time.
 
     Args:
-        canaries: number of members that join.
+        canaries: number of canaries.
         confidence: of the bound.
 
     Example:

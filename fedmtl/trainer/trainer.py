@@ -52,68 +52,66 @@ logger = logging.getLogger("fedmtl")
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """Trains one model per client and reports what it cost.
+    """Trains one model per client and reports the epsilon that it cost.
 
     Args:
-        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` for automatic settings of linear
-            models, and of a network of classes that ``model`` is, which follow from public facts
-            (:func:`~fedmtl.trainer.automatic.automatic`): also of ``model``, ``schedule``, ``rounds``, ``finetune`` and
-            the clip norm of ``privacy`` where they are left out.
+        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` chooses it by public facts, for
+            linear models and for networks of classes (:func:`~fedmtl.trainer.automatic.automatic`), and also ``model``,
+            ``schedule``, ``rounds``, ``finetune`` and the clip norm of ``privacy`` unless they are given.
         data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
-            torch Dataset, of which a fifth is for test. Floating targets 0 and 1, or -1 and +1, are two classes under a
-            logistic or hinge loss.
+            torch Dataset, a fifth of which is held out for test. With a logistic or hinge loss floating targets 0 and
+            1, or -1 and +1, are two classes.
         model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the name of one
             (``"mlp"``).
         schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
             whose clients act one at a time.
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
-            is one record of a client (local training is then DP-SGD, but for :class:`~fedmtl.Local`, which sends
+            is one record of a client (local training is then DP-SGD, except with :class:`~fedmtl.Local`, which sends
             nothing); ``None`` means no clip and no noise.
-        rounds: number of rounds, or most activations where clients act one at a time.
+        rounds: number of rounds, or the largest number of activations if clients act one at a time.
         trainable: names of the model's parameters or modules that are trained, such as ``("head",)`` or
-            ``("*.lora_B",)``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files. All others are
-            frozen and public as the model has them: they are not trained, clipped, sent, noised or kept by clients, and
-            are in every model of the result. ``None`` trains those with ``requires_grad``.
+            ``("*.lora_B",)``, with ``*``, ``?`` and ``[...]`` as in names of files. All others are frozen and public:
+            they keep the values of ``model`` and are not clipped, sent, noised or kept by clients. ``None`` trains
+            those with ``requires_grad``.
         loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
             ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
             (outputs, targets) -> (N,).
-        seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
-        folder: where the run is saved, with the tensors that clients keep, which are read from there after a
-            checkpoint; ``None`` saves nothing, and these tensors and the ledger are in memory.
+        seed: of the starting point, the batches and dropout; in seeded mode also of the cohorts and the noise.
+        folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing and keeps these
+            tensors and the ledger in memory.
         baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
-            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; each has its own ledger
-            and is marked as not released. Beside automatic settings ``"local"`` is
-            tuned by records left out.
-        finetune: how every client continues after the run, from a released or its personal model, on its own data;
-            ``None`` does not, and ``"auto"`` is ``None`` beside an algorithm. The finetuned models are the personal
-            models of the result and cost no epsilon, since nothing is sent. Baselines are finetuned, too, except local
-            training.
+            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms. Each has its own ledger
+            and is marked as not released. With automatic settings ``"local"`` is tuned on left-out records.
+        finetune: how every client trains further after the run, from a released model or its own, on its own data;
+            ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
+            personal models of the result, and cost no epsilon because nothing is sent. Baselines are finetuned as
+            well, except local training.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
-        evaluate_clients: how many clients are evaluated, of a large population: a sample of those that have test
-            examples, drawn by the seed, the same at every evaluation and for every baseline. Means are then estimates,
-            printed with their standard error, and the result has the models and scores of these clients only.
-            ``None`` evaluates all.
+        evaluate_clients: number of clients of a large population that are evaluated: a random sample of those with
+            test examples, the same at every evaluation and for every baseline. Means are then estimates, printed with
+            their standard error, and the result has the models and scores of these clients only. ``None`` evaluates
+            all.
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
-        early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
-            charged as all the planned rounds.
-        audit: :class:`~fedmtl.Interval` for a lower bound on epsilon that is measured in this run, by canaries that
-            join its clients, in :attr:`Result.privacy <fedmtl.Result>`; ``None`` measures none.
-        replicates: R repetitions, each with its own schedule and noise, computed as one batched program by algorithms
-            that can; the history then has means and percentiles, and everything else is of the first repetition. The
-            data and their split are the same in all. An epsilon is that of one run.
-        epsilons: budgets, each with R repetitions of its own, in place of the ``epsilon`` of ``privacy``.
+        early_stopping: ends the run when the shared model has stopped moving. This depends only on what was released,
+            and all planned rounds are charged.
+        audit: :class:`~fedmtl.Interval` adds canaries to the clients, with which the run measures a lower bound on its
+            epsilon, see :attr:`Result.privacy <fedmtl.Result>`; ``None`` measures none.
+        replicates: R repetitions, each with its own schedule and noise, computed as one batch by algorithms that
+            support it. The history then has means and percentiles, and everything else is of the first repetition. All
+            have the same data and split. Epsilon is that of one repetition.
+        epsilons: budgets instead of the ``epsilon`` of ``privacy``, each for R repetitions.
         metrics: what is measured beside the loss and the main metric (accuracy, mean squared error, or recall at 5 for
             more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``, ``"f1"``, ``"balanced_accuracy"``,
             ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``, ``"mae"``, ``"nmse"``, ..., see
             :mod:`fedmtl.trainer.metrics`; or a function ``metric(outputs, targets) -> float`` of the outputs and
-            targets (N, ...) of one client's test rows, on the CPU, with the column ``custom_NAME``. Where less is
-            better it has an attribute ``higher_is_better = False``. NaN, or an error at a client, leaves the client out
-            of the mean.
+            targets (N, ...) of one client's test rows, on the CPU. Its column is ``custom_NAME``; give it the attribute
+            ``higher_is_better = False`` if less is better. A client for which it returns NaN or fails is left out of
+            the mean.
         callbacks: called around the loop.
-        progress: show a progress bar, and before it what automatic settings are.
+        progress: show a progress bar, and before it the automatic settings.
 
     Raises:
         ConfigError: a value outside its range.
