@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from fedmtl import cli
 from fedmtl._files import write_bytes
@@ -121,6 +122,7 @@ def process(
         (["report", "nowhere"], "nowhere is not a folder"),
         (["--config-dir", "nowhere", "algorithm=own"], "--config-dir is nowhere, which is no folder; give one with "),
         (["audit", "--config-dir", "nowhere"], "--config-dir is nowhere, which is no folder"),
+        (["audit", "privacy.epsilom=1"], "did you mean privacy.epsilon? accepted: clip_norm, epsilon,"),
         (["audit", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
     ],
 )  # fmt: skip
@@ -487,6 +489,21 @@ def test_cfg_prints_the_settings_and_trains_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_cfg_prints_what_would_run(tmp_path: Path) -> None:
+    """Also where the command line replaces an option for which an experiment has settings."""
+    words = ("experiment=pmtl_femnist", "data.root=x", "algorithm=fedavg")
+    shown = yaml.safe_load(command(*words, "--cfg", "job", cwd=tmp_path).stdout)
+    assert shown == OmegaConf.to_container(compose(words))
+    assert "lam" in yaml.safe_load(command(*words[:2], "--cfg", "job", cwd=tmp_path).stdout)["algorithm"]
+    assert "lam" not in shown["algorithm"]
+    part = command(*words, "--cfg=job", "--package=algorithm.local", "--resolve", cwd=tmp_path).stdout
+    assert part.startswith("# @package algorithm.local\n_target_: fedmtl.LocalSGD\n")
+    assert command("--cfg=job", "--package=rounds", cwd=tmp_path).stdout == "100\n"
+    refused = command("--cfg=job", "--package=nothing", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--package is nothing, and no setting is there" in refused.stderr
+
+
 def test_a_primary_file_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/job.yaml").write_text("defaults:\n  - config\n  - _self_\nrounds: 3\n")
@@ -496,12 +513,25 @@ def test_a_primary_file_of_the_user(tmp_path: Path) -> None:
     assert "rouns is no setting; did you mean rounds?" in refused.stderr
 
 
-def test_a_primary_file_has_values_of_a_sweep(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "words", "lines"),
+    [
+        ("", ["-m"], ["[1] seed=0", "[2] seed=1"]),
+        ("  mode: MULTIRUN\n", [], ["[1] seed=0", "[2] seed=1"]),
+        ("  mode: MULTIRUN\n", ["seed=2,3"], ["[1] seed=2", "[2] seed=3"]),
+    ],
+)
+def test_a_primary_file_has_values_and_the_mode_of_a_sweep(
+    mode: str, words: list[str], lines: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
-    values = "rounds: 1\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+    values = f"rounds: 1\nhydra:\n{mode}  sweeper:\n    params:\n      seed: 0,1\n"
     (tmp_path / "mine/job.yaml").write_text(f"defaults:\n  - config\n  - _self_\n{values}")
-    done = command("-m", "--config-dir=mine", "--config-name=job", *TINY[:2], "baselines=[]", cwd=tmp_path)
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()[:2]] == ["[1] seed=0", "[2] seed=1"]
+    done = command(*words, "--config-dir=mine", "--config-name=job", *TINY[:2], "baselines=[]", cwd=tmp_path)
+    printed = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in printed[:2]] == lines
+    assert printed[2] == ""
+    assert printed[3].startswith("not private: choosing among runs")
 
 
 SWEEPER = """

@@ -32,6 +32,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
@@ -222,6 +223,40 @@ def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
     register()
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
         return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
+
+
+def sweeps(overrides: Sequence[str], name: str) -> bool:
+    """Return whether a file or an override chooses Hydra's mode of a sweep, ``hydra.mode: MULTIRUN``, as ``-m`` does.
+
+    Args:
+        overrides: as typed.
+        name: of the primary configuration file.
+    """
+    register()
+    with hydra.initialize(None, version_base=VERSION):
+        app = GlobalHydra.instance().hydra
+        return app is not None and app.get_mode(name, list(overrides)) == RunMode.MULTIRUN
+
+
+def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
+    """Return what ``--cfg job`` prints, which Hydra would print with the leftovers of options that are replaced.
+
+    Args:
+        config: composed.
+        place: the dotted key of the only part to be printed, of ``--package``.
+        resolve: whether values take the place of the references to them.
+
+    Raises:
+        ConfigError: nothing is at ``place``, or a reference leads nowhere.
+    """
+    with refusals(()):
+        if resolve:
+            OmegaConf.resolve(config)
+        part = OmegaConf.select(config, place) if place else config
+    if part is None:
+        raise ConfigError(f"--package is {place}, and no setting is there; fedmtl --cfg job prints all.")
+    head = f"# @package {place}\n" if place else ""
+    return head + OmegaConf.to_yaml(part) if OmegaConf.is_config(part) else f"{part}\n"
 
 
 @contextmanager

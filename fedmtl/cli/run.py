@@ -154,11 +154,18 @@ def train(words: list[str], process: Process) -> int:
     words = conf.with_automatic(words)
     options = hydra_options(words)
     typed, ranks = options.overrides, process.ranks
+    shows = options.cfg or options.info or options.hydra_help or options.shell_completion
+    options.multirun = options.multirun or (not shows and conf.sweeps(typed, options.config_name))
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in conf.parse(typed))
     several = [override.input_line for override in conf.parse(typed) if override.is_sweep_override()]
     if several and not options.multirun:
         raise ConfigError(f"{several[0]} has several values: fedmtl -m sweeps over them; a list is written [1,2].")
-    shows = options.cfg or options.info or options.hydra_help or options.shell_completion
+    if options.cfg == "job" and not options.multirun:
+        with process.agree():
+            text = conf.printed(conf.compose(typed, options.config_name), options.package, resolve=options.resolve)
+        if process.writes:
+            print(text, end="")
+        return 0
     runs = conf.combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
         configs = [conf.resolve(conf.compose(run, options.config_name)) for run in runs]
@@ -199,7 +206,7 @@ def train(words: list[str], process: Process) -> int:
         return None
 
     with process.agree() if shows else nullcontext():
-        _hydra(words, (lambda config: None) if shows else task, options)
+        _hydra(words, task, options)
     return end_of_sweep(process) if options.multirun else 0
 
 
