@@ -21,19 +21,11 @@ from .._fingerprint import differing
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..data import FederatedDataset
-from ..errors import ConfigError, FedmtlError, ResumeError
+from ..errors import ConfigError, DataError, FedmtlError, ResumeError
 from ..privacy import Rounds
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
-from ..trainer.folder import (
-    RunFolder,
-    bound_note,
-    clients_frame,
-    read_parts,
-    write_json,
-    write_model,
-    write_parts,
-)
+from ..trainer.folder import RunFolder, bound_note, clients_frame, read_parts, write_json, write_model, write_parts
 from ..trainer.metrics import main_metric
 from ..trainer.personalize import finetuned, held_out, rows_at
 from ..trainer.problem import coded_for, fingerprint
@@ -98,7 +90,11 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
     number = int(config.get("partition-id", -1))
     name = str(config["client"]) if "client" in config else dict(enumerate(names)).get(number, f"number {number}")
     if name not in names:
-        raise ConfigError(f"client {name!r} is not in the population, which has {len(names):,} names.")
+        some = ", ".join(names[:10]) + ", …" * (len(names) > 10)
+        raise ConfigError(
+            f"client {name!r} is not in the population, whose {len(names):,} names are {some}. Give one of them in "
+            "--node-config 'client=\"...\"' and start the node again."
+        )
     return name
 
 
@@ -154,7 +150,14 @@ class Node:
         self.bound = self.algorithm.row_bound(problem)
         problem = replace(problem, data=problem.data.bounded(self.bound))
         self.settings = fingerprint(problem, trainer)
-        data, self.validation = held_out(self._records(records(), problem), trainer.finetune)
+        try:
+            data = self._records(records(), problem)
+        except OSError as error:
+            raise DataError(
+                f"the records of client {name!r} cannot be read: {error}. Name a file that can be read from "
+                f"{Path.cwd()}, or a whole path, in --node-config and start the node again."
+            ) from error
+        data, self.validation = held_out(data, trainer.finetune)
         self.problem = replace(problem, data=data)
         self.account = NodeAccount(trainer, problem, self.problem, RunFolder(self.folder))
         self.channel = self.account.channel
@@ -176,9 +179,9 @@ class Node:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
-        own, facts = self._state(content), facts_of(content)
+        (own, last), facts = self._state(content), facts_of(content)
         asked, step = _digest(content, own), int(facts["round"])
-        answer = self._repeated(content, step, asked)
+        answer = self._repeated(content, last, step, asked)
         if answer is None:
             with self.account.answer(step, asked) as channel:
                 sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
@@ -188,14 +191,13 @@ class Node:
                 answer.write(self._path(content))
         return pack({}, rows=answer.parts["rows"])
 
-    def _repeated(self, content: RecordDict, step: int, asked: str) -> Answer | None:
+    def _repeated(self, content: RecordDict, answer: Answer | None, step: int, asked: str) -> Answer | None:
         """Return the answer to a round that was answered before, which is received anew; None where it was not.
 
         Raises:
             ConfigError: there is no such round.
             ResumeError: the round was asked with other values, or later ones were answered.
         """
-        answer = self._last(content)
         if not 0 <= step < self.problem.rounds:
             raise ConfigError(f"the server asks for round {step + 1}, and the settings have {self.problem.rounds}.")
         if answer is None or step >= answer.after:
@@ -216,7 +218,7 @@ class Node:
 
     def finish(self, content: RecordDict) -> RecordDict:
         """Make the client's model of the last public state; it and its scores stay in the folder."""
-        own, place = self._state(content), self._path(content).parent
+        (own, _), place = self._state(content), self._path(content).parent
         public = self._public(content)
         row = self.algorithm.personal(Cohort(self.problem, ONE, public, own))
         scored = self._scored(row, self.algorithm.shared(State(public, self.first.private)))
@@ -257,19 +259,16 @@ class Node:
             raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
         return self.folder / run / "state.safetensors"
 
-    def _last(self, content: RecordDict) -> Answer | None:
-        """Return the last answer in the run of a message; None without one."""
-        path = self._path(content)
-        return Answer.read(path, self.problem.initial.device) if path.exists() else None
-
-    def _state(self, content: RecordDict) -> Own:
-        """Take the clip norms of a message; return what the client keeps, as of the last of its rounds that counted.
+    def _state(self, content: RecordDict) -> tuple[Own, Answer | None]:
+        """Take the clip norms of a message; return what the client keeps, as of the last of its rounds that counted,
+        and its last answer in this run, None without one.
 
         Raises:
             ConfigError: the server has other settings, or sends what is no clip norm.
             ResumeError: it speaks of a round of which there is nothing here.
         """
-        facts, path, answer = facts_of(content), self._path(content), self._last(content)
+        facts, path = facts_of(content), self._path(content)
+        answer = Answer.read(path, self.problem.initial.device) if path.exists() else None
         other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
         if other:
             raise ConfigError(f"the server has other settings than this node: {', '.join(sorted(other))}.")
@@ -281,20 +280,20 @@ class Node:
         if answer is None:
             if counted:
                 logger.warning("%s: %s is missing, so this client begins anew", self.name, path)
-            return self.first.private.gather_all(ONE)
+            return self.first.private.gather_all(ONE), None
         if counted not in (answer.before, answer.after):
             raise ResumeError(
                 f"{path} has the states after {answer.before} and {answer.after} rounds, but the server counts "
                 f"{counted}; one of the two was rolled back."
             )
         if counted != answer.after:
-            return answer.parts["before"]
+            return answer.parts["before"], answer
         own, received = answer.parts["after"], answer.parts["received"]
         if received or type(self.algorithm).receive is Algorithm.receive:
-            return received or own
+            return received or own, answer
         received = {**own, **self.algorithm.receive(self._cohort(content, own, counted - 1, self.channel))}
         replace(answer, parts={**answer.parts, "received": received}).write(path)
-        return received
+        return received, answer
 
 
 def _digest(content: RecordDict, own: Own) -> str:

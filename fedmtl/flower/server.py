@@ -74,8 +74,7 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
 def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
     """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
     :func:`server_app`."""
-    records = isinstance(trainer.privacy, RecordPrivacy)
-    trust = OWN_ACCOUNTS if records else TRUST
+    trust = OWN_ACCOUNTS if isinstance(trainer.privacy, RecordPrivacy) else TRUST
     logger.info("not covered by epsilon: %s", trust)
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather, len(nodes.names))
@@ -241,9 +240,10 @@ class NodeEngine(Engine):
         facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.fingerprint}
         common = pack({}, public=state.public, channel=run.channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
-        names = [run.problem.data.ids[client] for client in clients.tolist()]
-        each = zip(names, (ConfigRecord(facts | {"counted": rounds}) for rounds in counted), strict=True)
-        return {name: RecordDict({**common, "facts": record}) for name, record in each}
+        return {
+            run.problem.data.ids[client]: RecordDict({**common, "facts": ConfigRecord(facts | {"counted": rounds})})
+            for client, rounds in zip(clients.tolist(), counted, strict=True)
+        }
 
     def step(self, run: Run, state: State, block: Block) -> State:
         """One round: the cohort is asked, and who does not answer as it should adds nothing to any sum, as if it were
@@ -252,8 +252,12 @@ class NodeEngine(Engine):
         logger.info("round %d of %d", step + 1, run.stop)
         self.nodes.gather(self.nodes.patience, 1)
         replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
-        each = enumerate(self._rows(name, replies.get(name), step) for name in contents)
-        sent = {place: rows for place, rows in each if rows is not None}
+        sent: dict[int, dict[str, Tensor]] = {}
+        for place, client in enumerate(contents):
+            try:
+                sent[place] = checked_rows(replies.get(client), self.sizes)
+            except ValueError as error:
+                logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, error)
         counted = cohort[list(sent)]
         rows = {
             name: torch.cat([torch.zeros(0, d), *(own[name] for own in sent.values())])
@@ -265,14 +269,6 @@ class NodeEngine(Engine):
         if type(algorithm).receive is not Algorithm.receive:
             self.nodes.ask(RECEIVE, self.contents(run, state, step, counted))
         return state
-
-    def _rows(self, client: str, reply: RecordDict | None, step: int) -> dict[str, Tensor] | None:
-        """Return the rows of a reply, or None where it does not count."""
-        try:
-            return checked_rows(reply, self.sizes)
-        except ValueError as error:
-            logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, error)
-            return None
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Nothing is measured where there are no records."""

@@ -387,6 +387,7 @@ def test_secret_coins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
+        ("no reply", "no answer in time"),
         (None, "it has no rows"),
         ({}, "its releases are not"),
         ({"other": np.zeros((1, 3))}, "its releases are not"),
@@ -400,15 +401,10 @@ def test_secret_coins(tmp_path: Path) -> None:
 )
 def test_rows_that_are_none(rows, text: str) -> None:
     content = RecordDict()
-    if rows is not None:
+    if isinstance(rows, dict):
         content["rows"] = ArrayRecord({name: Array(value) for name, value in rows.items()})
     with pytest.raises(ValueError, match=text):
-        checked_rows(content, {"update": 3})
-
-
-def test_no_reply_is_no_row() -> None:
-    with pytest.raises(ValueError, match="no answer in time"):
-        checked_rows(None, {"update": 3})
+        checked_rows(None if rows == "no reply" else content, {"update": 3})
 
 
 HOSTILE = {
@@ -456,17 +452,23 @@ def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path
             return torch.zeros(5, 77), torch.zeros(5, dtype=torch.int64)
         if name == "client-2":
             raise ValueError(secret)
+        if name == "client-3":
+            torch.load(tmp_path / "missing.pt")
         return trainer.data.subset([name])
 
     replies = []
     grid.app = client_app(server, records, folder=tmp_path / "nodes")
     grid.broken = lambda kind, client, number, content: replies.append((client, content)) or content
     run(server, grid)
-    assert all(not content for client, content in replies if client in ("client-1", "client-2"))
+    assert all(not content for client, content in replies if client in ("client-1", "client-2", "client-3"))
     assert secret not in repr(replies)
     said = [text for text in log.messages if "no answer" in text]
     assert any("have shape (77,); the population's is (5,)" in text for text in said)
     assert any(secret in text for text in said)
+    (missing,) = [record for record in log.records if "missing.pt" in record.message]
+    assert "the records of client 'client-3' cannot be read: [Errno 2] No such file" in missing.message
+    assert f"can be read from {Path.cwd()}, or a whole path, in --node-config" in missing.message
+    assert (missing.exc_info or None) is None  # one line, without a traceback
     assert not [one for one in grid.sent if one[:2] == (ROUND, "client-1")]  # it never said its name
 
 
@@ -526,11 +528,14 @@ def test_a_name_that_is_taken_or_nobodys(tmp_path: Path, log) -> None:
     assert asked.count("client-0") > 2  # until the other one is gone
 
 
+WRONG = r"client 'x' is not in the population, whose 6 names are client-0, .*, client-5\. Give one of them in --node-"
+
+
 def test_names_of_nodes(tmp_path: Path) -> None:
     server, _ = apart(small(), tmp_path)
     assert name_of(server, {"partition-id": 2}) == "client-2"
     assert name_of(server, {"client": "client-5", "partition-id": 2}) == "client-5"
-    for config, text in [({}, "--node-config"), ({"partition-id": 6}, "number 6"), ({"client": "x"}, "'x' is not in")]:
+    for config, text in [({}, "--node-config"), ({"partition-id": 6}, "number 6"), ({"client": "x"}, WRONG)]:
         with pytest.raises(ConfigError, match=text):
             name_of(server, config)
 
