@@ -3,6 +3,7 @@
 import struct
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -40,44 +41,36 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
-    rows, local = history(), history(best=0.6, epsilon=0.0)
+def test_history_draws_every_method_the_objective_and_the_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = [row | {"objective": 5 - row["accuracy"]} for row in history()]
+    local = history(best=0.6, epsilon=0.0)
     path = figures.plot_rounds({"pmtl": rows, "local": local, "fedavg": local[-1:]}, tmp_path / "private" / "a.png")
     assert min(png_size(path)) > 600
     assert path.stat().st_size < 300_000
-    upper, lower = drawn[0].axes
+    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["mean accuracy", "objective", "epsilon"]
+    upper, middle, lower = drawn[0].axes
     curves = [np.asarray(line.get_ydata(), dtype=float) for line in upper.lines]
     assert any(np.array_equal(curve, [r["accuracy"] for r in rows]) for curve in curves)
     assert any(np.array_equal(curve, [r["accuracy"] for r in local]) for curve in curves)
     assert any(len(curve) == 2 and set(curve) == {local[-1]["accuracy"]} for curve in curves)
+    (objective,) = middle.lines
+    assert objective.get_ydata().tolist() == [row["objective"] for row in rows]
     assert np.array_equal(lower.lines[0].get_ydata(), [0.0, *(r["epsilon"] for r in rows)])
-    written = legend(drawn[0])
-    assert {f"PMTL {rows[-1]['accuracy']:.3f}", f"FedAvg {local[-1]['accuracy']:.3f}"} <= written
-
-
-def test_the_objective_has_a_panel_between_the_score_and_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
-    rows = [row | {"objective": 5 - row["accuracy"]} for row in history()]
-    figures.plot_rounds({"pmtl": rows, "local": history()}, tmp_path / "a.png")
-    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["mean accuracy", "objective", "epsilon"]
-    (line,) = drawn[0].axes[1].lines
-    assert line.get_ydata().tolist() == [row["objective"] for row in rows]
-    assert len(legend(drawn[0])) == 2
+    last = {"PMTL": rows, "Local": local, "FedAvg": local}
+    assert legend(drawn[0]) == {f"{title} {own[-1]['accuracy']:.3f}" for title, own in last.items()}
+    assert drawn[0].get_supxlabel() == figures.NOT_PRIVATE
 
 
 def test_history_without_privacy_has_no_epsilon_curve(tmp_path: Path, drawn: list[Figure]) -> None:
+    """Nor has it a point of a row that was not measured."""
     rows = [{**row, "epsilon": float("inf")} for row in history()]
-    figures.plot_rounds({"pmtl": rows}, tmp_path / "a.png")
-    lower = drawn[0].axes[1]
-    assert not lower.lines
-    assert "not private" in lower.texts[0].get_text()
-
-
-def test_history_skips_rows_that_were_not_measured(tmp_path: Path, drawn: list[Figure]) -> None:
-    rows = history()
     rows[3]["accuracy"] = float("nan")
     del rows[5]["accuracy"]
     figures.plot_rounds({"pmtl": rows}, tmp_path / "a.png")
-    assert len(drawn[0].axes[0].lines[0].get_ydata()) == len(rows) - 2
+    upper, lower = drawn[0].axes
+    assert len(upper.lines[0].get_ydata()) == len(rows) - 2
+    assert not lower.lines
+    assert "not private" in lower.texts[0].get_text()
 
 
 def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -95,12 +88,6 @@ def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_private_figures_say_so(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_rounds({"pmtl": history()}, tmp_path / "a.png")
-    figures.plot_clients({"pmtl": [0.5, 1.0]}, tmp_path / "b.png")
-    assert [figure.get_supxlabel() for figure in drawn] == 2 * [figures.NOT_PRIVATE]
-
-
 def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     table = {"pmtl": [0.9, 0.2, 0.5, 0.7], "local": [0.5, 0.2, 0.6, 0.1]}
     path = figures.plot_clients(table, tmp_path / "clients.png", shares={"local": (0.5, 0.433, 0.067)})
@@ -113,6 +100,7 @@ def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Pat
     assert [bar.get_width() for bar in right.patches] == pytest.approx([0.5, 0.433, 0.067])  # better, equal, worse
     assert {text.get_text() for text in right.texts} == {"than Local", "50/43/7"}  # however short a bar is
     assert legend(drawn[0]) == {"PMTL 0.575", "Local 0.350"}
+    assert drawn[0].get_supxlabel() == figures.NOT_PRIVATE
 
 
 def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -140,13 +128,16 @@ def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[
         figures.plot_clients(table, tmp_path / "c.png")
 
 
-def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
+def test_epsilon_by_round_above_what_canaries_measured(tmp_path: Path, drawn: list[Figure]) -> None:
+    figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png", measured=0.1299)
+    assert plt.get_fignums() == []  # pyplot is left alone
     axes = drawn[0].axes[1]
     assert list(axes.lines[0].get_xdata()) == [0, 1, 5, 10]
     assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.5, 2.25]
     assert axes.lines[0].get_drawstyle() == "steps-pre"  # never less than was spent, also between evaluations
-    assert axes.texts[0].get_text() == "2.25"
+    assert [text.get_text() for text in axes.texts] == ["2.25", "at least\n0.129"]
+    ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
+    assert bar[:, 1].tolist() == pytest.approx([0.1299, 2.25])
 
 
 def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> None:
@@ -177,13 +168,6 @@ def test_impossible_figures_are_refused(name: str, paper: float | None, message:
     with pytest.raises(ConfigError, match=message):
         figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / name, paper=paper)
     assert not list(tmp_path.iterdir())
-
-
-def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
-    assert plt.get_fignums() == []
 
 
 OWN = sorted({cls.name for cls in vars(algorithms).values() if getattr(cls, "colour", "")})
@@ -265,14 +249,6 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
     assert not any("$" in text for text in written)
 
 
-def test_what_canaries_measured_is_drawn_below_what_was_spent(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_rounds({"pmtl": history()}, tmp_path / "b.png", measured=0.1299)
-    axes = drawn[0].axes[-1]
-    ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
-    assert bar[:, 1].tolist() == pytest.approx([0.1299, axes.lines[0].get_ydata()[-1]])
-    assert "at least\n0.129" in [text.get_text() for text in axes.texts]
-
-
 def repeated(objective: float, rounds: int = 5) -> list[dict[str, float]]:
     """Two budgets; the objective falls from 10 to ``objective``, the accuracy rises."""
     rows = []
@@ -307,5 +283,4 @@ def test_every_budget_has_its_median_and_its_band(
         edges = np.concatenate([part.get_paths()[0].vertices[:, 1] for part in axes.collections])
         for mark in (5, 25, 75, 95):
             assert {row[f"{number}_p{mark}"] for row in rows} <= set(edges)
-    named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
-    assert named == {"epsilon 1", "epsilon 10"}
+    assert legend(drawn[0]) == {"epsilon 1", "epsilon 10"}

@@ -215,17 +215,6 @@ def test_a_column_of_large_numbers_has_one_format(tmp_path: Path) -> None:
     assert (number_text(8.9e8, 1.5e9), number_text(8.9e8)) == ("8.9e+08", "890000000")
 
 
-def test_the_plot_has_the_deviation_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
-    groups = tables.grouped(frame([sweep]))
-    figures.plot_frontier(groups, tmp_path / "f.png")
-    (axes,) = drawn[0].axes
-    bars = [segment for one in axes.containers for segment in one.lines[2][0].get_segments()]
-    assert bars
-    for (_, low), (_, high) in bars:
-        assert (high - low) / 2 == pytest.approx(statistics.stdev([0.0, 0.01]))
-    assert "±0.007" in tables.markdown_text(groups)
-
-
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
         accuracy = 0.85 + 0.01 * (kind == "kl")
@@ -263,11 +252,7 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "0.855 ±0.007" in printed
     assert "not covered by epsilon" in printed
-
-
-def test_a_report_is_not_a_run(sweep: Path) -> None:
-    report([sweep], show=False)
-    assert len(frame([sweep])) == 15
+    assert len(frame([sweep])) == 15  # the report is no run
 
 
 def test_one_run_keeps_its_report_private(sweep: Path) -> None:
@@ -280,7 +265,7 @@ def horizontal(axes: Any) -> set[float]:
     return {float(line.get_ydata()[0]) for line in axes.lines if list(line.get_xdata()) == [0, 1]}
 
 
-def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+def test_curves_and_bounds_with_the_deviations_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_frontier(tables.grouped(frame([sweep])), tmp_path / "f.png")
     (axes,) = drawn[0].axes
     curves = [(list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata())) for bar in axes.containers]
@@ -290,6 +275,8 @@ def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> 
     labels = {text.get_text() for text in drawn[0].legends[0].get_texts()}
     assert {"Local, epsilon 0", "PMTL, no privacy", "PMTL"} <= labels
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
+    bars = [segment for one in axes.containers for segment in one.lines[2][0].get_segments()]
+    assert [(high - low) / 2 for (_, low), (_, high) in bars] == pytest.approx(6 * [statistics.stdev([0.0, 0.01])])
 
 
 def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
@@ -351,23 +338,17 @@ def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
     assert list(frame([tmp_path]).algorithm) == ["pmtl", "local"]
 
 
-def test_failed_runs_are_no_unfinished_ones(sweep: Path) -> None:
-    half = sweep / "half" / "private"
-    half.mkdir(parents=True)
-    (half / "config.yaml").write_text("seed: 0\n")
-    (half / "error.txt").write_text("schedule.cohort is 31.\n")
-    made = report([sweep], show=False)
-    assert made.left_out == {sweep / "half": "failed: schedule.cohort is 31."}
-    with pytest.raises(DataError, match=r"half failed: schedule.cohort is 31\.$"):
-        report([sweep / "half"])
-
-
-def test_unfinished_runs_are_named(sweep: Path, tmp_path: Path) -> None:
+def test_unfinished_runs_are_named_and_failed_ones_are_others(sweep: Path) -> None:
     half = sweep / "half" / "private"
     half.mkdir(parents=True)
     (half / "config.yaml").write_text("seed: 0\n")
     assert list(report([sweep], show=False).left_out) == [sweep / "half"]
     with pytest.raises(DataError, match=r"no finished run.*fedmtl resume .*half"):
+        report([sweep / "half"])
+    (half / "error.txt").write_text("schedule.cohort is 31.\n")
+    made = report([sweep], show=False)
+    assert made.left_out == {sweep / "half": "failed: schedule.cohort is 31."}
+    with pytest.raises(DataError, match=r"half failed: schedule.cohort is 31\.$"):
         report([sweep / "half"])
 
 
