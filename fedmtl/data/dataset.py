@@ -314,7 +314,8 @@ class FederatedDataset:
     def take_clients(self, clients: Tensor) -> FederatedDataset:
         """Return the clients at some positions (k,), in the order of these."""
         ids = tuple(self.ids[i] for i in clients.tolist())
-        return self._replace(self.train.take_clients(clients), self.test.take_clients(clients), ids)
+        train, test = self.train.take_clients(clients), self.test.take_clients(clients)
+        return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
         """Return the same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and
@@ -332,7 +333,7 @@ class FederatedDataset:
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """Return the features and targets on another device; offsets and keys stay on the host."""
-        return self._replace(self.train.to(device), self.test.to(device), self.ids)
+        return replace(self, train=self.train.to(device), test=self.test.to(device), verify=False)
 
     def fingerprint(self) -> str:
         """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
@@ -352,9 +353,6 @@ class FederatedDataset:
                     for start, stop in checks.chunks(tensor):
                         digest.update(tensor[start:stop].cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-    def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
-        return replace(self, train=train, test=test, ids=ids, verify=False)
 
 
 def _scaled(x: Tensor, transform: Transform | None, domain: Domain | None) -> tuple[Transform, Domain | None]:

@@ -129,6 +129,10 @@ class Examples:
         """Return the examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
+        return self._take(index, counts)
+
+    def _take(self, index: Tensor, counts: Tensor) -> Examples:
+        """Return the examples of some rows (K,), of clients with ``counts`` (k,) of them."""
         x, y = rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index.to(self.y.device))
         return Examples(x, y, rows.offsets_of(counts))
 
@@ -168,9 +172,5 @@ def cut(
     held = torch.round(counts * test_fraction).long().clamp(min=1).minimum(counts - 1)
     test = torch.zeros(len(client_of), dtype=torch.bool)
     test[order[position < held[client_of]]] = True
-    sides = []
-    for chosen, number in ((~test, counts - held), (test, held)):
-        index = chosen.nonzero().squeeze(1)
-        x, y = rows.select(whole.x, index.to(whole.x.device)), rows.take(whole.y, index.to(whole.y.device))
-        sides.append(Examples(x, y, rows.offsets_of(number)))
-    return sides[0], sides[1]
+    train = whole._take((~test).nonzero().squeeze(1), counts - held)
+    return train, whole._take(test.nonzero().squeeze(1), held)

@@ -222,22 +222,20 @@ class PrivateSearch(Checked):
             raise ResumeError("There is nothing to resume without a folder.")
         if root is not None and root.started and not resume:
             raise ResumeError(f"{root.root} already holds a run; resume it, or choose another folder.")
-        plan = self.plan()
+        search = _Search(self, self.plan(), root)
         header = {
             "account": "search",
             "mean": self.mean,
             "shape": str(self.shape),
             "score_noise": self.score_noise,
             "score_bound": self.score_bound,
-            "noise_multiplier": plan.noise_multiplier,
-            "candidates": dict(plan.fingerprints),
+            "noise_multiplier": search.plan.noise_multiplier,
+            "candidates": dict(search.plan.fingerprints),
         }
-        # The search's own ledger pins its settings and locks its folder; charges are in those of its runs.
+        # The search's own ledger pins its settings and locks its folder; charges are in those of its runs. A copy of a
+        # secure search would release a second choice.
         path = None if root is None else root.ledger
-        privacy = self._first.privacy
-        secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
-        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
-            search = _Search(self, plan, root)
+        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure):
             result = search.run()
         if root is not None:
             root.write_lists()
@@ -276,9 +274,7 @@ class _Search:
                 best_run = result
             self._say(index, chosen[index], scores[-1], time.monotonic() - began)
         best = _best(scores)
-        if best is None:
-            return self._result(chosen, scores, None, None)
-        if best_run is None:  # the best was trained before an interruption
+        if best is not None and best_run is None:  # the best was trained before an interruption
             best_run = self._train(best, chosen[best])
         return self._result(chosen, scores, best, best_run)
 

@@ -134,7 +134,7 @@ def evaluate_each(
 
 def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
-    test, limit = problem.data.test, problem.data.limit
+    test = problem.data.test
     counts, first = test.counts[clients], test.offsets[clients]
     widths = batch_widths(counts, None) * (counts > 0)
     table = _unscored(len(clients), metrics)
@@ -143,14 +143,10 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
         for part in problem.executor.slices(len(chosen), grain=grain):
             members, own = alike[chosen[part]], real[part]
-            parameters, batches = rows[members.to(rows.device)], list[tuple[Tensor, Tensor]]()
             mask = torch.arange(width) < counts[members][:, None]
             index = first[members][:, None] + torch.where(mask, torch.arange(width), 0)
-            for some in index.split(_EXAMPLES, 1):
-                x, y = problem.data.gather("test", some, dtype=rows.dtype, device=rows.device)
-                batches.append((problem.executor.stack.predict(parameters, x).clamp(-limit, limit), y))
-            outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
-            values, mask = torch.stack(per_example(problem, outputs, y)).cpu(), mask & own[:, None]
+            outputs, y, values = _predicted(problem, rows[members.to(rows.device)], index, _EXAMPLES)
+            mask &= own[:, None]
             there = mask.to(outputs.device)
             scored = outputs[there][None], y[there], values[:, None, mask]
             table[members[own]] = _table(problem, *scored, counts[members[own]], metrics)[0]
@@ -160,19 +156,25 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
     common, on the test examples of each."""
-    test, count, limit = problem.data.test, len(models), problem.data.limit
+    test, count = problem.data.test, len(models)
     index = torch.arange(int(test.offsets[clients[0]]), int(test.offsets[clients[-1] + 1]))
     if not len(index):
         return _unscored(len(clients), metrics).expand(count, -1, -1)
-    batches = list[tuple[Tensor, Tensor]]()
-    stack = problem.executor.stack
-    for some in index.split(_FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))):
-        x, y = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
-        y = y.expand(count, *y.shape)
-        batches.append((stack.predict(models, x.expand(count, *x.shape)).clamp(-limit, limit), y))
-    outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
-    values = torch.stack(per_example(problem, outputs, y)).cpu()
+    columns = _FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))
+    outputs, y, values = _predicted(problem, models, index[None], columns)
     return _table(problem, outputs, y[0], values, test.counts[clients], metrics)
+
+
+def _predicted(problem: Problem, models: Tensor, index: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B) on the host, of models
+    (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all of them; ``columns`` of them at once."""
+    batches, limit = list[tuple[Tensor, Tensor]](), problem.data.limit
+    for some in index.split(columns, 1):
+        gathered = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
+        x, y = (part.expand(len(models), *part.shape[1:]) for part in gathered)
+        batches.append((problem.executor.stack.predict(models, x).clamp(-limit, limit), y))
+    outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
+    return outputs, y, torch.stack(per_example(problem, outputs, y)).cpu()
 
 
 def _unscored(clients: int, metrics: Sequence[Metric]) -> Tensor:

@@ -272,7 +272,10 @@ class RunFolder:
             from .plots import plot_result
 
         plot_result(result, self.private)
-        write_bytes(self.private / "clients.csv", clients_bytes(result, data))
+        frame = clients_frame(result, data.ids)
+        frame.insert(0, "train_examples", data.train.counts.numpy())
+        frame.insert(1, "test_examples", data.test.counts.numpy())
+        write_bytes(self.private / "clients.csv", frame.to_csv(index_label="client", lineterminator="\n").encode())
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
@@ -468,15 +471,6 @@ def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
     if scored.finetuned is not None and scored.finetuned.chosen:
         frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
     return frame
-
-
-def clients_bytes(scored: Scored, data: FederatedDataset) -> bytes:
-    """Return the rows of :func:`clients_frame` as CSV, after the clients' sizes; a cell is empty where a score is not
-    defined."""
-    frame = clients_frame(scored, data.ids)
-    frame.insert(0, "train_examples", data.train.counts.numpy())
-    frame.insert(1, "test_examples", data.test.counts.numpy())
-    return frame.to_csv(index_label="client", lineterminator="\n").encode()
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:

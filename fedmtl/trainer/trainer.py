@@ -283,8 +283,8 @@ class Trainer:
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines, canaries and folder."""
-        single = replace(self, replicates=1, epsilons=None, privacy=self.privacies[0], audit=None)
-        return replace(single, baselines=(), folder=None)
+        privacy = self.privacies[0]
+        return replace(self, replicates=1, epsilons=None, privacy=privacy, audit=None, baselines=(), folder=None)
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.

@@ -23,7 +23,7 @@ from ..loaders import reader
 from ..rows import by_number
 from .columns import AS_WRITTEN, Table, loaded
 from .images import image_clients
-from .leaf import Pair, numbers, read_sides
+from .leaf import Pair, read_sides
 
 IMAGES = "img_align_celeba"
 ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
@@ -82,12 +82,12 @@ def read_celeba(
     return image_clients(sides, folder, size=size, cache=cache, name="celeba", source=str(root), classes=2, **options)
 
 
-def _names(x: list[Any], y: list[Any], where: str) -> Pair:
-    """Return LEAF's examples as names of images."""
+def _names(x: list[Any], where: str) -> np.ndarray:
+    """Return LEAF's features as names of images."""
     for number, name in enumerate(x):
         if not _is_file_name(name):
             raise DataError(f"{where}, example {number}, field 'x' holds {name!r}; accepted: {FILE_NAME}.")
-    return np.array(x, dtype=str), numbers(y, where, "y")
+    return np.array(x, dtype=str)
 
 
 def _is_file_name(name: Any) -> bool:

@@ -84,10 +84,10 @@ def _read(root: Path) -> tuple[dict[str, Pair], dict[str, Pair]]:
             train, test = (read(side) if side else {} for side in sides)
             return train, test
 
-    def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
-        return _pixels(numbers(x, where, "x"), f"{where}, field 'x'"), numbers(y, where, "y")
+    def pixels(x: list[Any], where: str) -> np.ndarray:
+        return _pixels(numbers(x, where, "x"), f"{where}, field 'x'")
 
-    return read_sides(root, from_leaf, other="parquet or HDF5 files")
+    return read_sides(root, pixels, other="parquet or HDF5 files")
 
 
 def _pixels(x: np.ndarray, where: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,8 @@ from ..loaders import reader
 from ..transforms import Integers
 
 Pair = tuple[np.ndarray, np.ndarray]
-Stored = TypeVar("Stored")
-Store = Callable[[list[Any], list[Any], str], Stored]
-"""(a client's x and y as in the file, of the same length; where it stands) -> what is kept of it."""
+Features = Callable[[list[Any], str], np.ndarray]
+"""(a client's x as in the file; where it stands) -> what is kept of it, one row an example."""
 Part = tuple[str, Callable[[], bytes]]
 """A file's name for messages, and what reads it."""
 
@@ -64,7 +63,7 @@ def read_leaf(
     """
     root = Path(path)
 
-    def stored(x: list[Any], y: list[Any], where: str) -> Pair:
+    def features(x: list[Any], where: str) -> np.ndarray:
         rows = numbers(x, where, "x")
         if shape is not None:
             if rows[0].size != math.prod(shape):
@@ -79,9 +78,9 @@ def read_leaf(
                 f"{where}, example {row[0]}, field 'x' holds {rows[tuple(row)]}; with integers=True every number is "
                 "whole."
             )
-        return rows.astype(np.int64 if integers else np.float32), numbers(y, where, "y")
+        return rows.astype(np.int64 if integers else np.float32)
 
-    sides = read_sides(root, stored)
+    sides = read_sides(root, features)
     real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())  # of one client, so of all
     kind = np.float32 if real else np.int64
     train, test = ({client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides)
@@ -98,7 +97,7 @@ def read_leaf(
     )
 
 
-def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[dict[str, Stored], dict[str, Stored]]:
+def read_sides(root: Path, features: Features, *, other: str = "") -> tuple[dict[str, Pair], dict[str, Pair]]:
     """Return all clients of the train side (or of the undivided parts) and of the test side; ``other`` names what else
     would be accepted in the place of LEAF data."""
     if not root.exists():
@@ -108,15 +107,15 @@ def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[di
             "of either."
         )
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
-        return _read_parts(root / "train", store, other), _read_parts(root / "test", store, other)
-    return _read_parts(root, store, other), {}
+        return _read_parts(root / "train", features, other), _read_parts(root / "test", features, other)
+    return _read_parts(root, features, other), {}
 
 
-def _read_parts(root: Path, store: Store[Stored], other: str) -> dict[str, Stored]:
-    clients: dict[str, Stored] = {}
+def _read_parts(root: Path, features: Features, other: str) -> dict[str, Pair]:
+    clients: dict[str, Pair] = {}
     origin: dict[str, str] = {}
     for part, read in _parts(root, other):
-        for client, pair in _read_part(part, read, store):
+        for client, pair in _read_part(part, read, features):
             if client in clients:
                 raise DataError(
                     f"{part}: client {client!r} is already in {origin[client]}; each client must be in one part only."
@@ -149,7 +148,7 @@ def _zip_parts(file: Path) -> list[Part]:
     return [(f"{file}/{name}", partial(archive.read, name)) for name in visible]
 
 
-def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> Iterator[tuple[str, Stored]]:
+def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iterator[tuple[str, Pair]]:
     try:
         content = json.loads(read())
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -178,7 +177,7 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
         where = f"{part}: client {client!r}"
         x, y = _read_client(data.pop(client), where)
         if y:
-            yield client, store(x, y, where)
+            yield client, (features(x, where), numbers(y, where, "y"))
 
 
 def _read_client(entry: Any, where: str) -> tuple[list[Any], list[Any]]:
