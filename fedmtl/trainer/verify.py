@@ -95,14 +95,10 @@ class Verification:
         """Whether nothing failed."""
         return all(check.verdict != FAILED for check in self.checks)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of checks by verdict."""
-        numbers = Counter(check.verdict for check in self.checks)
-        return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
-
     def conclusion(self) -> str:
         """Return in sentences what the checks say in total, what was not checked, and what no check can see."""
-        total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        counts = Counter(check.verdict for check in self.checks)
+        total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (CONFIRMED, FAILED, OPEN))
         if not self.fits:
             return f"{total}: the run does not fit."
         sentences = [f"{total}: the files that were compared agree with one another."]
@@ -121,8 +117,7 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate that can travel with a model, JSON-ready."""
-        whole = asdict(self) | {"checks": [asdict(check) for check in self.checks]}
-        return {"fedmtl": __version__, "fits": self.fits, "conclusion": self.conclusion(), **whole}
+        return {"fedmtl": __version__, "fits": self.fits, "conclusion": self.conclusion(), **asdict(self)}
 
 
 def verify(folder: str | Path) -> Verification:
