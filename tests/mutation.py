@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from fedmtl.privacy import price
+
 
 def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., None]:
     """Return what breaks a function of the package under a MonkeyPatch, wherever it has been imported: ``broken``
@@ -20,6 +22,12 @@ def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., 
         patch.setattr(function, "__code__", _compiled(function, line, broken))
 
     return apply
+
+
+def forget_multipliers(patch: pytest.MonkeyPatch) -> None:
+    """Calibrate anew while the patch lasts: noise multipliers that sound code made are not those of broken code, nor
+    the other way round."""
+    patch.setattr(price, "_multiplier", cache(price._multiplier.__wrapped__))
 
 
 @cache

@@ -93,7 +93,7 @@ from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.run import Run
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
-from tests.mutation import edit
+from tests.mutation import edit, forget_multipliers
 
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5  # in rounds
 AGENTS, USES, FEATURES = 5, 8, 6  # one at a time
@@ -328,6 +328,7 @@ def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str
     with pytest.MonkeyPatch.context() as patch:
         for private in ("plot_rounds", "plot_clients"):  # which no check reads
             patch.setattr(figures, private, lambda *of, **named: None)
+        forget_multipliers(patch)
         mutant.apply(patch, trainer)
         return [finding.check for finding in audit(trainer, checks=checks) if finding.refuted]
 
@@ -403,6 +404,18 @@ def _constant_length(noise, law):
 
 def _repeated_within(noise, law):
     return np.resize(noise[..., : (noise.shape[-1] + 1) // 2], noise.shape)
+
+
+def _repeated_in_another_tensor(noise, law):
+    noise[..., 96:144] = noise[..., :48]
+    return noise
+
+
+def _between_tensors(noise, law):
+    """The first tensor has more noise and the third less: 147 numbers in tensors of 80, 16, 48 and 3."""
+    noise[..., :80] *= 1.3**0.5
+    noise[..., 96:144] *= 0.5**0.5
+    return noise
 
 
 def _every_rank(noise, law):
@@ -500,9 +513,7 @@ def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(SecureSource, "words", lambda self, *address: _words(known, *address))
 
 
-@_instead(SecureSource, "coins")
-def _known_cohort(_, self, purpose, step):
-    return SeededSource(7).coins(purpose, step)
+_known_cohort = _set(SecureSource, "coins", lambda self, *address: SeededSource(7).coins(*address))
 
 
 @_instead(SeededSource, "normal")
@@ -559,6 +570,7 @@ _noise_of_the_cohort = edit(
 _noise_of_the_local_cohort = edit(
     LocalSteps._noised, "noise[:, 0]", "(noise * len(channel._cohort) / channel.sampler.n)[:, 0]"
 )
+_doubled_in_a_step = edit(Rounds._noised_sum, "noise, width)", "noise * (1 + (step == 3)), width)")
 _addressed_by_the_sum = edit(
     Rounds._noised_sum, "source, step)", "source, step + int(1e6 * float(total.abs().sum())) % 2**30)"
 )
@@ -590,6 +602,7 @@ def _in_place(change: _Patch) -> _Patch:
     return apply
 
 
+_no_bounds = edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")
 _added_twice = edit(RowTotal.add, "in rows", "in [rows[0], *rows]")
 _added_unseen = edit(RowTotal.add, "in rows", "in [*rows[: self._tap is None], *rows]")
 _part_lost = edit(RowTotal.add, "in rows", "in rows[:-1]")
@@ -808,6 +821,14 @@ def _exchanged(original, self, problem, state, block, channel):
 _released_without_records = edit(Activations._acting, "self.records.plan.counts[clients] > 0", "clients >= 0")
 
 
+@_instead(None, "step")
+def _quieter(original, self, problem, state, block, channel):
+    """The method makes the noise of its releases quieter on its way."""
+    for name, own in channel.releases.items():
+        channel.releases[name] = replace(own, noise=replace(own.noise, multiplier=1e-3 * own.noise.multiplier))
+    return original(self, problem, state, block, channel)
+
+
 # Cohorts
 
 _fixed_size = edit(
@@ -820,6 +841,13 @@ _fixed_size = edit(
 @_instead(samplers.BoundPoisson, "draw")
 def _same_for_two_steps(original, self, step, coins, uses=None):
     return original(self, 0, SeededSource(0).coins("cohort", step // 2), uses)
+
+
+@_instead(samplers.BoundPoisson, "draw")
+def _couples(original, self, step, coins, uses=None):
+    """Two clients take part together, each as often as it should."""
+    first = original(self, step, coins, uses)
+    return torch.cat([first[first % 2 == 0], first[first % 2 == 0] + 1]).sort().values
 
 
 @_instead(samplers.BoundPoisson, "draw")
@@ -854,6 +882,7 @@ def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
 
 
 _more_bands = edit(samplers.BoundCyclic.separation.fget, "self.n // self.cohort", "self.n // self.cohort + 3")
+_independent = _set(CorrelatedNoise, "at", lambda self, step: self._draw(step))
 _one_band_forgotten = edit(CorrelatedNoise._advance, "zip(further", "zip(further[:-1]")
 
 
@@ -951,7 +980,6 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Every epsilon is half of what it is, wherever one is computed: noise is calibrated to it, and claims state it."""
     whole = composition._epsilon
     patch.setattr(composition, "_epsilon", lambda *of: whole(*of) / 2)
-    patch.setattr(price, "_multiplier", price._multiplier.__wrapped__)  # what is cached is sound
 
 
 @_instead(Account, "epsilons")
@@ -1357,6 +1385,7 @@ NO_OP = [
     ),
     Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
+    Mutant("no-op, rows added where they are made", _in_place(_nothing), (), ("poisson",), ("fedavg",)),
     Mutant("cohort that is charged in the public state", _in_public(_members), (), ("fixed",), ("fedavg",)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
     Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(FURTHER)),
@@ -1364,9 +1393,9 @@ NO_OP = [
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
-EXACT, BESIDE = ("exact sum",), ("sampler: noise",)
+EXACT, BESIDE, COUNT = ("exact sum",), ("sampler: noise",), ("sensitivity: update/count",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
-PUBLISHED = ("transcript: published files",)
+PUBLISHED, VALUES = ("transcript: published files",), ("transcript: published values",)
 RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
 INDEPENDENCE, BUDGET, LEDGER = ("independence",), ("charges: budget",), ("charges: steps",)
 BANDS = ("bands", "bands, secure")
@@ -1389,6 +1418,9 @@ MUTANTS = [
     Mutant("noise left out", _scaled(0.0), NOISE, ("poisson", *CLOCK_GAUSS)),
     Mutant("noise on the first coordinates only", _noise(_first_coordinates_only), NOISE, ("poisson", *CLOCK)),
     Mutant("noise on every rank", _noise(_every_rank), NOISE),
+    Mutant("noise x 0.94", _scaled(0.94), ("noise law: total",)),
+    Mutant("noise of one tensor moved to another", _noise(_between_tensors), ("noise law: tensors",)),
+    Mutant("noise doubled in one step", _doubled_in_a_step, ("noise law: steps",), algorithms=_AVERAGED),
     Mutant("Laplace noise", _another_law("laplace"), NOISE, ("poisson", "l2_laplace", *CLOCK_GAUSS)),
     Mutant("Gaussian noise", _another_law("gaussian"), NOISE, ("laplace", *CLOCK, *CLOCK_L2)),
     Mutant("noise of constant length", _noise(_constant_length), NOISE),
@@ -1401,12 +1433,7 @@ MUTANTS = [
     Mutant("noise in pairs in the loop over one run", _in_pairs, FRESH, CLOCK, _LOOPED),
     Mutant("sums twice in the loop over one run", _twice_in_the_loop, SENSITIVITY, CLOCK, _LOOPED),
     Mutant("noise for the largest number of records", _largest, ("noise law: clients",), CLOCK),
-    Mutant(
-        "replace-one charged at C: noise",
-        _half_as_large,
-        NOISE,
-        CLOCK,
-    ),
+    Mutant("replace-one charged at C: noise", _half_as_large, NOISE, CLOCK),
     Mutant("replace-one charged at C: event", _event_at_clip, (*NOISE, *CHARGES), CLOCK),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed",)),
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
@@ -1423,6 +1450,7 @@ MUTANTS = [
     Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
     Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
+    Mutant("noise of a tensor in another", _noise(_repeated_in_another_tensor), ("freshness: tensors",)),
     Mutant("noise addressed by session", _by_session, ("freshness: after a restore",), ("poisson", *CLOCK)),
     Mutant("one noise for all repetitions", _one_source, ("freshness: replicates",), CLOCK),
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("secure", *CLOCK_SECURE)),
@@ -1453,12 +1481,10 @@ MUTANTS = [
     Mutant("norm in float32", _float32_norm, SENSITIVITY),
     Mutant("rows that are not finite", _all_rows, SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
-    Mutant(
-        "count noise of the realized cohort", _count_noise_of_the_cohort, ("sensitivity: update/count",), ("adaptive",)
-    ),
+    Mutant("count noise of the realized cohort", _count_noise_of_the_cohort, COUNT, ("adaptive",)),
     Mutant("noise of the realized cohort", _noise_of_the_local_cohort, ("freshness: noise beside",), RECORDS),
     Mutant("noise addressed by the sum", _addressed_by_the_sum, SENSITIVITY),
-    Mutant("a client counts for several", _all_that_is_clipped, ("sensitivity: update/count",), ("adaptive",)),
+    Mutant("a client counts for several", _all_that_is_clipped, COUNT, ("adaptive",)),
     Mutant("noise of the realized cohort", _noise_of_the_cohort, SENSITIVITY, ("poisson", "full")),
     Mutant("data-dependent denominator", _finite_denominator, SENSITIVITY),
     Mutant("realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)),
@@ -1470,9 +1496,7 @@ MUTANTS = [
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
     Mutant("turns accounted as Poisson", _charged_as_poisson(samplers.BoundCyclic), SAMPLER, ("in turn",)),
     # noise that is correlated over rounds
-    Mutant(
-        "bands charged, noise independent", _set(CorrelatedNoise, "at", lambda self, t: self._draw(t)), FRESH, BANDS
-    ),
+    Mutant("bands charged, noise independent", _independent, FRESH, BANDS),
     Mutant("bands of the largest 1, not of norm 1", _bands(lambda c: c / c[0]), SENSITIVITY, BANDS),
     Mutant("bands a little too long", _bands(lambda c: 1.03 * c), SENSITIVITY, BANDS, _AVERAGED),
     Mutant("later bands too long", _bands(lambda c: np.append(c[0], 1.2 * c[1:])), SENSITIVITY, BANDS, _AVERAGED),
@@ -1484,9 +1508,10 @@ MUTANTS = [
     Mutant("noise halved", _scaled(0.5), NOISE, ("bands",)),
     Mutant("noise of one seed", _addressed(_one_seed), FRESH, ("bands",)),
     Mutant("noise of one step", _addressed(_one_step), FRESH, ("bands",)),
-    Mutant("one cohort for two steps", _same_for_two_steps, SAMPLER),
-    Mutant("some clients drawn more often", _favourites, SAMPLER),
-    Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, ("secure",)),
+    Mutant("one cohort for two steps", _same_for_two_steps, ("sampler: rounds",)),
+    Mutant("couples of clients", _couples, ("sampler: pairs",)),
+    Mutant("some clients drawn more often", _favourites, ("sampler: fairness",)),
+    Mutant("cohort of a known seed in secure mode", _known_cohort, ("sampler: channels",), ("secure",)),
     Mutant("batches of a fixed size accounted as Poisson", _shuffled_batches, SAMPLER, RECORDS),
     Mutant("one batch for all local steps", _one_batch_a_round, SAMPLER, RECORDS),
     Mutant("one record in every batch", _always_the_first, ("sampler: records not drawn",), RECORDS),
@@ -1565,27 +1590,13 @@ MUTANTS = [
     Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
     Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
     Mutant("a run ends by its rows", _ends_by_the_rows, PUBLISHED),
-    Mutant(
-        "sums without noise in public",
-        _sum_on_the_grid,
-        ("transcript: published values",),
-        ("secure", "curator, secure"),
-    ),
+    Mutant("sums without noise in public", _sum_on_the_grid, VALUES, ("secure", "curator, secure")),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
-    Mutant(
-        "a client added twice where nobody watches",
-        _in_place(_added_unseen),
-        RELEASES,
-        *_LONG,
-    ),
+    Mutant("a client added twice where nobody watches", _in_place(_added_unseen), RELEASES, *_LONG),
     Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
-    Mutant(
-        "clip skipped where rows are made",
-        _in_place(edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")),
-        RELEASES,
-        *_LONG,
-    ),
+    Mutant("noise that a method makes quieter", _quieter, RELEASES, ("full",), ("fedavg",)),
+    Mutant("clip skipped where rows are made", _in_place(_no_bounds), RELEASES, *_LONG),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant(

@@ -19,7 +19,6 @@ from fedmtl.privacy import (
     QuantileClip,
     RecordPrivacy,
     ReleasePlan,
-    price,
 )
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.audit import CHECKS, Claim, Effort, Finding, Setup, any_refuted, audit_channel, table
@@ -36,6 +35,7 @@ from fedmtl.privacy.audit.statistics import (
     normal_p,
 )
 from fedmtl.privacy.samplers import BoundFixed
+from tests.mutation import forget_multipliers
 
 SMALL = Effort(noise=3000, cohorts=60)
 
@@ -256,7 +256,7 @@ def test_an_accountant_that_is_wrong_for_small_figures_is_refuted(monkeypatch: p
     """The budgets of clients differ, and the largest epsilon is right."""
     whole = composition._epsilon
     monkeypatch.setattr(composition, "_epsilon", lambda *of: (lambda made: made / 2 if made < 2 else made)(whole(*of)))
-    monkeypatch.setattr(price, "_multiplier", price._multiplier.__wrapped__)  # what is cached is sound
+    forget_multipliers(monkeypatch)
     ids, counts = ("a", "b", "c"), np.array([6, 7, 8])
     privacy = RecordPrivacy(clip_norm=1.0, epsilon={"a": 0.5, "b": 0.7, "c": 8.0}, delta=1e-4)
     plan = GradientPlan(ids=ids, counts=counts, dimension=20, steps=np.array([2, 2, 2]), batch_size=4)

@@ -29,7 +29,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.noise.symmetric import smat
-from fedmtl.privacy.quantile import count_rows, count_sensitivity, split_multiplier
+from fedmtl.privacy.quantile import count_rows, split_multiplier
 from fedmtl.privacy.report import SIMULATED
 from tests.algorithms.test_composed import optimum
 
@@ -425,26 +425,6 @@ def test_the_norm_converges_to_the_quantile(quantile, initial):
     fraction = float((norms <= reached).double().mean())
     assert abs(fraction - quantile) < 0.04
     assert abs(math.log(reached / target)) < 0.15
-
-
-def test_sensitivity_of_the_count():
-    reachable = count_rows(torch.tensor([0.0, 1.0, 1.0001, math.inf, math.nan]), 1.0).flatten().tolist()
-    assert reachable == [0.5, 0.5, -0.5, -0.5, -0.5]
-    assert count_sensitivity("add_remove") == max(map(abs, reachable))
-    assert count_sensitivity("replace") == max(a - b for a in reachable for b in reachable)
-
-
-@pytest.mark.parametrize("z", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("relation", ["add_remove", "replace"])
-def test_both_releases_together_are_the_total(z, relation):
-    settings = QuantileClip(initial=1.0)
-    count = settings.count_multiplier(COHORT, relation)
-    assert count == (10.0 if relation == "add_remove" else 5.0)
-    update = split_multiplier(z, count)
-    assert update > z
-    assert (update**-2 + count**-2) ** -0.5 == pytest.approx(z, rel=1e-12)
-    if relation == "add_remove":
-        assert update == pytest.approx((z**-2 - (2 * COHORT / 20) ** -2) ** -0.5, rel=1e-12)
 
 
 def test_an_impossible_split_is_refused_and_a_nearly_impossible_one_accurate():

@@ -68,11 +68,7 @@ def test_without_noise_nothing_is_claimed() -> None:
         assert first.skipped
 
 
-# Peer-to-peer learning: what its own settings release passes; what would leak beside them is among the mutants
-
-
-WEIGHTED = {"allocation": 2.0}
-ONCE = {"releases": 1}
+# Peer-to-peer learning
 
 
 def trainer(configuration: str, **settings) -> Trainer:
@@ -80,23 +76,6 @@ def trainer(configuration: str, **settings) -> Trainer:
     kind = PeerAveraging if "releases" in settings else PeerToPeer
     algorithm = kind(**{"row_norm": 1.0, "graph": Ring(), "mu": 0.5} | settings)
     return replace(trainer_of("p2p", f"clocks, {configuration}"), algorithm=algorithm)
-
-
-@pytest.mark.parametrize(
-    ("configuration", "settings"),
-    [
-        ("laplace", WEIGHTED),
-        ("gaussian", ONCE),
-        ("secure", ONCE),
-        ("secure", WEIGHTED | {"releases": 3}),
-        ("gaussian", WEIGHTED | {"releases": 3}),
-    ],
-)
-def test_weighted_wakeups_and_free_ones_after_the_last_release_pass(configuration: str, settings: dict) -> None:
-    checks = ("noise law", "charges", "transcript")
-    findings = audit(trainer(configuration, **settings), checks=checks)
-    assert [finding.check for finding in findings if finding.refuted] == []
-    assert any(finding.check == "transcript: public state" and not finding.skipped for finding in findings)
 
 
 def test_a_graph_of_the_records_is_outside_and_the_transcript_says_so() -> None:

@@ -47,10 +47,10 @@ def activations(law: str) -> Setup:
 
 FEWER = replace(EFFORT, noise=480, checks=("noise law", "freshness"))
 SETUPS = {  # with the number of seeds
-    "sums": (setup, EFFORT, 60),
-    "rows": (rows_setup, FEWER, 60),
-    "activations, laplace": (partial(activations, "laplace"), FEWER, 30),
-    "activations, l2_laplace": (partial(activations, "l2_laplace"), FEWER, 30),
+    "sums": (setup, EFFORT, 40),
+    "rows": (rows_setup, FEWER, 40),
+    "activations, laplace": (partial(activations, "laplace"), FEWER, 20),
+    "activations, l2_laplace": (partial(activations, "l2_laplace"), FEWER, 20),
 }
 
 

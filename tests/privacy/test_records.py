@@ -10,7 +10,6 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -116,15 +115,6 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, whose, clipped)
     expected[1] += small[0].double() * min(1.0, 0.5 / float(small.double().norm(p=order)))
     assert torch.allclose(with_rows - noise, expected / BATCH, rtol=1e-5, atol=1e-9)
-    # noise: multiplier times C in the units of the law, over q n = 8
-    scale = 1.7 * 0.5 / BATCH
-    values = noise.numpy() / scale
-    if mechanism == "l2_laplace":
-        radii = np.linalg.norm(values, axis=1)
-        assert all(stats.gamma(wide).ppf(1e-7) < r < stats.gamma(wide).isf(1e-7) for r in radii)
-    else:
-        assert stats.kstest(values.ravel(), "norm" if mechanism == "gaussian" else "laplace").pvalue > 1e-7
-    assert np.abs(np.corrcoef(values)[np.triu_indices(3, 1)]).max() < 6 / math.sqrt(wide)
 
 
 def test_noise_belongs_to_the_client_the_round_and_the_local_step() -> None:

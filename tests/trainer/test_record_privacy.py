@@ -16,11 +16,9 @@ from fedmtl import (
     FullParticipation,
     Local,
     LocalSGD,
-    PoissonSampling,
     RecordPrivacy,
 )
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import open_channel
 from tests.helpers import regression
 
 from .settings import CLIENTS, DATA, DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
@@ -104,31 +102,6 @@ def test_a_client_that_never_took_part_keeps_the_shared_model():
     result = run_of(schedule=FixedCohort(2), rounds=2, algorithm=PMTL(lam=0.5, local=SOLVER))
     same = [torch.equal(row, result.shared) for row in result.personal]
     assert CLIENTS - 4 <= sum(same) < CLIENTS
-
-
-def test_models_are_functions_of_the_released_gradients(monkeypatch):
-    """Other records, the same recording: the same models to the bit, shared and personal."""
-    from fedmtl.trainer import engine as module
-
-    settings = {"algorithm": PMTL(lam=0.5, local=SOLVER), "schedule": PoissonSampling(cohort=4)}
-    recordings: list = []
-
-    def recorded(*args, **options):
-        channel = open_channel(*args, **options)
-        channel.record = []
-        recordings.append(channel.record)
-        return channel
-
-    monkeypatch.setattr(module, "open_channel", recorded)
-    first = run_of(**settings)
-    monkeypatch.setattr(module, "open_channel", lambda *a, **o: open_channel(*a, **o | {"replay": recordings[0]}))
-    data = copy.deepcopy(DATA)
-    data.train.x.neg_().add_(3.0)
-    other = run_of(data=data, **settings)
-    assert torch.equal(first.personal, other.personal)
-    assert torch.equal(first.shared, other.shared)
-    monkeypatch.setattr(module, "open_channel", open_channel)
-    assert not torch.equal(first.personal, run_of(data=data, **settings).personal)
 
 
 def test_an_algorithm_without_local_training_is_refused():
