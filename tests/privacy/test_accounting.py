@@ -147,16 +147,6 @@ def test_stateful_clients_cost_no_more_under_poisson_sampling(name: str) -> None
         assert delta == pytest.approx(bound, rel=1e-2)
 
 
-def test_two_releases_in_a_step_share_the_coin() -> None:
-    shared = (1 - Q) * np.outer(density(0.0), density(0.0)) + Q * np.outer(density(1.0), density(1.0))
-    delta = hockey_stick(shared, np.outer(density(0.0), density(0.0)))
-    sampler = PoissonSampling(30).bind(100)
-    step = price_of(sampler, 1e-5, releases=2).event(SIGMA)
-    assert step.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
-    assert delta == pytest.approx(composed_delta(SIGMA / math.sqrt(2), 1), rel=1e-2)
-    assert delta > 1.2 * composed_delta(SIGMA, 2)  # independent composition would understate it
-
-
 # From epsilon to noise and back
 
 

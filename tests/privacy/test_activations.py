@@ -136,17 +136,6 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
         opened().start(9)
 
 
-def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
-    channel = door()
-    channel.begin(0, torch.tensor([[0, 1]]))
-    for _ in range(2):
-        channel.release(ones)
-    assert channel.report.epsilon == channel.epsilon == pytest.approx(0.5)
-    channel.charge_remaining(2)
-    assert channel.report.epsilon == channel.epsilon == pytest.approx(2.0)
-    assert channel.report.by_client == pytest.approx((2.0, 2.0, 2.0))
-
-
 @pytest.mark.parametrize(("row", "factor"), [(math.inf, 1.0), (math.nan, 1.0), (1e-200, 1e210)])
 def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
     """Rows that are not finite, and rows so small that their norm underflows."""

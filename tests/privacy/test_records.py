@@ -279,17 +279,6 @@ def test_nobody_takes_part_more_often_than_the_cap() -> None:
     assert (channel.account.caps == cap).all()
 
 
-def test_without_noise_a_resumed_run_knows_who_took_part() -> None:
-    clip_only = RecordPrivacy(clip_norm=1.0, epsilon=math.inf)
-    whole, resumed = (door(clip_only, rounds=8, sampler=FixedCohort(2, max_uses=4), seed=3) for _ in range(2))
-    cohorts = [begin(whole, step).tolist() for step in range(5)]
-    resumed.restore(whole.state())
-    resumed.start(5)
-    cohorts += [begin(whole, step).tolist() for step in range(5, 8)]
-    assert [begin(resumed, step).tolist() for step in range(5, 8)] == cohorts[5:]
-    assert np.array_equal(resumed.account.participations, whole.account.participations)
-
-
 def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=math.inf))
     begin(channel)
@@ -339,21 +328,6 @@ def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) ->
         begin(longer, step)
     assert longer.account.participations.tolist() == [[3] * 5]
     assert 1.9 < longer.report.epsilon <= 2.0
-
-
-def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    first = door(NOISED, ledger_path=path)
-    for step in range(3):
-        begin(first, step)
-    spent = first.report
-    first.close()
-    second = door(NOISED, ledger_path=path, resume=True)
-    second.start(1)  # from an older checkpoint
-    begin(second, 1)
-    assert second.report.epsilon == spent.epsilon > second.epsilon
-    assert second.report.releases == spent.releases
-    assert second.report.by_client == spent.by_client
 
 
 def test_impossible_requests_are_refused_by_name() -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedmtl import (
     APFL,
-    PMTL,
     ClientPrivacy,
     Ditto,
     FedAvg,
@@ -159,11 +158,9 @@ SGD = LocalSGD(lr=0.2, batch_size=4)
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [
-        (FedAvg(local=SGD), "perceptron"),
         (FedAvg(local=LocalOptimizer(lr=0.01, batch_size=4)), "dropout"),
         (FedAvg(local=LocalSGD(lr=0.3, epochs=2, batch_size=4)), "perceptron"),
         (FedProx(mu=0.3, local=SGD), "convolutions"),
-        (PMTL(lam=0.3, local=SGD), "perceptron"),
         (Ditto(lam=0.3, local=SGD), "dropout"),
         (APFL(local=SGD), "perceptron"),
     ],

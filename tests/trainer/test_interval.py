@@ -265,23 +265,16 @@ def test_a_baseline_has_no_canaries():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (
-            {"privacy": None},
-            "audit measures a claimed epsilon, and privacy is None of fedavg",
-        ),
+        ({"privacy": None}, "audit measures a claimed epsilon, and privacy is None of fedavg"),
         ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
         ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),
         ({"replicates": 2}, "audit measures one run; leave replicates and epsilons out"),
+        ({"algorithm": Local(local=SOLVER)}, "audit measures what is released, and local releases nothing"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(settings, match):
     with pytest.raises(ConfigError, match=match):
-        trainer(**AUDITED | settings)
-
-
-def test_a_run_that_releases_nothing_is_refused():
-    with pytest.raises(ConfigError, match="audit measures what is released, and local releases nothing"):
-        interval(algorithm=Local(local=SOLVER))
+        trainer(**AUDITED | settings).fit()
 
 
 def test_several_processes_are_refused():
