@@ -1198,6 +1198,14 @@ def _raw_local_start(original, self, problem, replicates=1):
     return replace(state, public={name: trained.clone() for name in state.public})
 
 
+@_instead(None, "step")
+def _means_beside(original, self, problem, state, block, channel):
+    """What clients send after training on single records has more in it than the released gradients."""
+    release, mean = type(channel).release, problem.data.train.x.mean().to(problem.initial)
+    channel.release = lambda name, rows, clients: release(channel, name, rows + mean, clients)
+    return original(self, problem, state, block, channel)
+
+
 @_instead(Cohort, "_train_on_records")
 def _raw_gradients(original, self, run):
     """Local training on the records themselves, after the private run."""
@@ -1599,6 +1607,7 @@ MUTANTS = [
     Mutant("clip skipped where rows are made", _in_place(_no_bounds), RELEASES, *_LONG),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
+    Mutant("means of raw records in messages", _means_beside, TRANSCRIPT, RECORDS, ("fedavg",)),
     Mutant(
         "public start of private rows",
         _set(PublicStart, "public_rows", lambda self, problem: LinearData.of(problem)),

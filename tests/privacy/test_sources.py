@@ -43,18 +43,6 @@ def test_the_law_of_tails(source, keys):
     assert stats.kstest(deep * 2.0**7, "uniform").pvalue > ALPHA
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "clients"])
-def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
-    _, tail = source.tails("noise", 0, COUNT // (1 if keys is None else len(keys)), keys)
-    tail = tail.ravel()
-    for part in (tail[tail > 0.25], tail[tail < 2.0**-5]):
-        bits = part.view(np.uint64)
-        ones = [int(((bits >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(52)]
-        worst = max(ones, key=lambda count: abs(count - part.size / 2))
-        assert stats.binomtest(worst, part.size).pvalue > ALPHA / 52
-
-
 A = [2**52 + 1, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 3, 2**54 - 1, 2**54, 2**54 + 1, 2**54 + 2, 2**54 + 6, 2**55 + 4]
 
 

@@ -253,26 +253,6 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
     assert kinds == set(CHECKS) - {"grid", "exact sum"}
 
 
-def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sees more than the released gradients is found although it uses the channel."""
-    run = trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3))
-    step = FedAvg.step
-
-    def leaky(self, problem, state, event, channel):
-        mean = problem.data.train.x.mean().to(problem.initial)
-        release = channel.release
-
-        def more(name, rows, clients):
-            return release(name, rows + mean if isinstance(rows, torch.Tensor) else rows, clients)
-
-        monkeypatch.setattr(channel, "release", more)
-        return step(self, problem, state, event, channel)
-
-    assert not public_state(run, 2).refuted
-    monkeypatch.setattr(FedAvg, "step", leaky)
-    assert public_state(run, 2).refuted
-
-
 # Early stops, trainings of one participation, public grids
 
 
