@@ -125,8 +125,10 @@ def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> Non
 
 
 def test_releases_that_share_a_coin() -> None:
-    together = PoissonSampledDpEvent(0.2, ComposedDpEvent([GaussianDpEvent(2.0), GaussianDpEvent(3.0)]))
-    joint = PoissonSampledDpEvent(0.2, GaussianDpEvent((1 / 4 + 1 / 9) ** -0.5))
+    inner = ComposedDpEvent([GaussianDpEvent(2.0), SelfComposedDpEvent(GaussianDpEvent(4.0), 2)])
+    together, joint = (
+        PoissonSampledDpEvent(0.2, event) for event in (inner, GaussianDpEvent((1 / 4 + 2 / 16) ** -0.5))
+    )
     claim = epsilon(together, 9, 1e-5)
     assert claim == epsilon(joint, 9, 1e-5)
     assert library.library_epsilon([(together, 9)], 1e-5, claim) == pytest.approx(claim, rel=library.TOLERANCE / 2)
