@@ -35,6 +35,19 @@ def test_subsets_are_uniform(source) -> None:
             assert stats.chisquare(list(subsets.values())).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("source", [SeededSource(0), SecureSource()])
+def test_poisson_cohorts_have_binomial_sizes_and_every_client_as_likely(source) -> None:
+    bound, rounds = PoissonSampling(3).bind(10), 2000
+    cohorts = [bound.draw(step, source.coins("cohort", step)).numpy() for step in range(rounds)]
+    taken = np.bincount(np.concatenate(cohorts), minlength=10)
+    assert stats.chi2.sf(((taken - 0.3 * rounds) ** 2).sum() / (0.21 * rounds), 10) > 1e-6
+    sizes = np.array(list(map(len, cohorts)))
+    expected = stats.binom.pmf(np.arange(11), 10, 0.3) * len(sizes)
+    observed = np.bincount(sizes, minlength=11)
+    expected, observed = (np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed))
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
+
+
 @pytest.mark.parametrize(("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)])
 def test_cohort_sizes_are_quantiles_of_the_binomial_law(n: int, q: float) -> None:
     coins = np.concatenate([np.random.default_rng(0).random(500), [0.0, 2.0**-53, 1e-12, 1 - 1e-12]])
