@@ -131,6 +131,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     assert third.account.uses.tolist() == [[1, 1, 0]]
     assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them client 2's
     assert third.report.releases == 7
+    assert third.report.by_client == pytest.approx((2.0 / 9 * 2, 2.0 / 9 * 2, 2.0 / 9 * 3))
     third.close()
     with pytest.raises(ResumeError, match="step 7 is not charged"):
         opened().start(9)
