@@ -205,15 +205,6 @@ def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
 
 
-def test_an_owner_that_never_answers_keeps_its_copy_at_the_start() -> None:
-    work, learner = problem(), AsyncLearner(step_size=0.1)
-    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (2, 30)))
-    state, channel = run(learner, work, clients)
-    assert not state.public["theta"][:, 3].any()
-    assert bool(state.public["theta"][:, :3].any(-1).all())
-    assert not channel.account.epsilons()[:, 3].any()
-
-
 def test_data_of_another_loss_are_refused() -> None:
     with pytest.raises(DataError, match="two classes"):
         AsyncLearner(loss="hinge").init(problem())

@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+from torch.distributions import Categorical, kl_divergence
 
 from fedmtl import Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
-from fedmtl.algorithms.finetune import FINETUNE_ROUND, fisher_diagonals
+from fedmtl.algorithms.finetune import FINETUNE_ROUND
 from fedmtl.errors import ConfigError
-from fedmtl.local.losses import bernoulli_divergence, mse, softmax_divergence
 from fedmtl.trainer.audit.others import replaced_client
 from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of
@@ -72,34 +71,6 @@ def test_the_pull_to_predictions_is_that_of_a_plain_loop() -> None:
                 for parameter, gradient in zip(module.parameters(), gradients, strict=True):
                     parameter -= 0.1 * gradient
         torch.testing.assert_close(found[k], problem.layout.flatten(module), rtol=1e-9, atol=1e-11)
-
-
-def test_divergences_are_those_of_torch() -> None:
-    p, q = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-    def both(law):
-        return kl_divergence(law(p), law(q)) + kl_divergence(law(q), law(p))
-
-    torch.testing.assert_close(softmax_divergence(p, q), both(lambda z: Categorical(logits=z)))
-    torch.testing.assert_close(bernoulli_divergence(p, q), both(lambda z: Bernoulli(logits=z)).mean(1))
-    torch.testing.assert_close(mse(p, q), both(lambda z: Normal(z, 1.0)).mean(1))
-
-
-def test_fisher_diagonals_are_mean_squares_of_single_gradients() -> None:
-    problem = classification(3)
-    start = problem.initial + 0.1 * torch.arange(3, dtype=torch.float64)[:, None]
-    found = fisher_diagonals(problem, start, everybody(problem))
-    for k in range(3):
-        module = problem.layout.load(models.mlp(hidden=5)(problem.data.spec).double(), start[k])
-        squares = torch.zeros(problem.dimension, dtype=torch.float64)
-        rows = range(*problem.data.train.offsets[k : k + 2].tolist())
-        for row in rows:
-            loss = torch.nn.functional.cross_entropy(
-                module(problem.data.train.x[row : row + 1]), problem.data.train.y[row : row + 1]
-            )
-            gradients = torch.autograd.grad(loss, list(module.parameters()))
-            squares += torch.cat([g.reshape(-1) for g in gradients]).square()
-        torch.testing.assert_close(found[k], squares / len(rows), rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])

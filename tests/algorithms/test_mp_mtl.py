@@ -10,11 +10,11 @@ from scipy import optimize
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, models
-from fedmtl.algorithms import MPMTL, Problem, Released, State
+from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
-from fedmtl.algorithms.mp_mtl.sharing import budget_weights, map_of, shifted_covariance
+from fedmtl.algorithms.mp_mtl.sharing import budget_weights
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
 from tests import small
@@ -204,21 +204,6 @@ def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> N
 # Noise
 
 
-def test_large_noise_leaves_single_task_learning() -> None:
-    problem = linear(8)
-    rows = rows_of(problem)
-    loud = ClientPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5)
-    alone = ridge_fits(rows, 0.05)
-    for _ in range(7):
-        alone -= gradients(rows, alone, "squared")
-    for penalty in ("nuclear", "l21"):
-        kept = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
-        found = everyone(problem, kept, run(kept, problem, privacy=loud)).numpy()
-        np.testing.assert_allclose(found, alone, atol=1e-3)
-    lost = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
-    assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
-
-
 @pytest.mark.parametrize(
     ("kind", "mechanism", "penalty"),
     [(MPMTL, "l2_laplace", "nuclear"), (MPMTL, "laplace", "l21"), (PublishedMPMTL, "wishart", "nuclear")],
@@ -389,20 +374,3 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             MPMTL(row_norm=1.0, **settings)  # type: ignore[arg-type]
-
-
-def test_the_shift_that_keeps_every_direction() -> None:
-    """The spectrum of the noise ends at sigma sqrt(2 d), and fluctuates beyond it; a shift of 1.25 clears it."""
-    d, draws = 30, 400
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(draws, d, d, generator=generator, dtype=torch.float64)
-    noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
-
-    def lost(rho: float) -> float:
-        released = Released({"covariance": noise}, denominator=1.0, noise_std=lambda name: torch.ones(draws))
-        maps = map_of(shifted_covariance(released, "covariance", "symmetric", rho), "symmetric", 1e-6)
-        return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
-
-    assert lost(0.0) == 1.0
-    assert 0.02 < lost(1.0) < 0.5
-    assert lost(1.25) == 0.0

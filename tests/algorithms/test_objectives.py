@@ -113,15 +113,6 @@ def test_every_client_counts_the_same() -> None:
     np.testing.assert_allclose(two, np.mean([ridge(X[k], Y[k], 2.0, LAM, one) for k in X], 0), rtol=1e-6)
 
 
-def test_a_step_without_a_pull_goes_along_the_mean_loss() -> None:
-    step = LocalSGD(lr=0.1, steps=1, batch_size=None)
-    slopes = np.stack([2 * X[k].T @ Y[k] / len(Y[k]) for k in X])
-    np.testing.assert_allclose(fit(Local(local=step), loss="mse").personal.numpy(), 0.1 * slopes, rtol=1e-12)
-    shared = fit(FedAvg(local=step), loss="mse").shared
-    assert shared is not None
-    np.testing.assert_allclose(shared.numpy(), 0.1 * slopes.mean(0), rtol=1e-12)
-
-
 @covers("finetune=mean", "finetune=ewc")
 @pytest.mark.parametrize("kind", ["mean", "ewc"])
 def test_finetuning_to_a_quadratic_pull(kind: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import optimize
-from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedmtl.algorithms.linear import solve
 from fedmtl.algorithms.linear.data import LinearLoss
@@ -33,20 +32,6 @@ def fitness(loss: str, x: Array, y: Array, reg: float, theta: Array) -> float:
 
 
 # The whole loss
-
-
-@pytest.mark.parametrize("reg", [1e-5, 1e-2])
-def test_minimizers_inside_the_box_are_those_of_scikit_learn(reg: float) -> None:
-    x, y = records("squared")
-    found = minimize(LinearLoss("squared"), x, y, 2 * reg, box=50.0)
-    ridge = Ridge(alpha=reg * len(y), fit_intercept=False, solver="svd").fit(x, y)
-    assert np.allclose(found.theta, ridge.coef_, rtol=1e-9)
-    x, y = records("logistic")
-    found = minimize(LinearLoss("logistic"), x, y, 2 * reg, box=50.0)
-    model = LogisticRegression(
-        C=1 / (2 * reg * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
-    )
-    assert np.allclose(found.theta, model.fit(x, y).coef_[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

@@ -10,7 +10,6 @@ from hinge import Hinges, minimize_hinge
 from scipy import optimize
 from simulate import simulate
 from sklearn.linear_model import Ridge
-from sklearn.svm import LinearSVC
 from weighted import Weighted
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
@@ -172,15 +171,6 @@ def test_weighted_answers_are_those_of_a_loop(frequencies) -> None:
             own[i] = tbar - a * n * (2 * reg * tbar / (2 * n) + answer / n)
             central = tbar - a / 2 * 2 * reg * tbar
         assert np.allclose(run, central, rtol=1e-10)
-
-
-def test_minimizers_of_hinges_are_those_of_scikit_learn() -> None:
-    x, y = (part.numpy() for part in records("hinge"))
-    found = minimize_hinge(x, y, 2 * 1e-2, box=50.0)
-    svm = LinearSVC(C=1 / (2 * 1e-2 * len(y)), loss="hinge", fit_intercept=False, tol=1e-10, max_iter=10**6)
-    coefficients = svm.fit(x, y).coef_[0]
-    assert np.allclose(found.theta, coefficients, rtol=1e-3, atol=1e-4)
-    assert found.value <= fitness("hinge", x, y, 1e-2, coefficients) + 1e-10
 
 
 @pytest.mark.parametrize("theta_max", [0.1, 0.7, 20.0])

@@ -92,26 +92,6 @@ def test_gather_casts_floating_targets_with_the_features():
     assert data.classes is None
 
 
-def test_gather_leaves_the_stored_data_as_they_were():
-    data = FederatedDataset.from_tensors(ragged(), transform=Affine(2.0, 1.0))
-    before = data.train.x.clone()
-    x, _ = data.gather("train", torch.arange(len(data.train)))
-    x.zero_()
-    assert torch.equal(data.train.x, before)
-
-
-def test_uint8_storage_gives_the_numbers_of_float_storage():
-    clients = ragged(shape=(1, 4, 4), dtype=torch.uint8)
-    data = FederatedDataset.from_tensors(clients, classes=4, transform=Affine(1 / 255))
-    floats = FederatedDataset.from_tensors({k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4)
-    index = torch.arange(len(data.train))
-    assert data.train.x.dtype == torch.uint8
-    x, y = data.gather("train", index, dtype=torch.float64)
-    expected, labels = floats.gather("train", index, dtype=torch.float64)
-    torch.testing.assert_close(x, expected, rtol=1e-15, atol=1e-16)
-    assert torch.equal(y, labels)
-
-
 def test_spec_is_the_shape_after_the_transform():
     @dataclass(frozen=True)
     class Flat:
