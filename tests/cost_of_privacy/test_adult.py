@@ -133,15 +133,6 @@ def test_whitened_features_are_those_of_scikit_learn(tmp_path):
     assert "fitted the z-scores and the 6 principal components" in given.notes[0]
 
 
-def test_a_person_moves_its_own_row_only_with_components_too(tmp_path):
-    options = {"public_rows": 40, "clients": 2, "components": 4}
-    first = read_adult(write_csv(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
-    second = read_adult(write_csv(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
-    assert first.public.x.equal(second.public.x)
-    assert moved_rows(first, second) == 1
-    assert all((second.side(side).x.double().abs().sum(1) <= first.domain.l1).all() for side in ("train", "test"))
-
-
 def test_a_natural_bound_is_reached(tmp_path):
     """12 and sqrt(12) are attained by a person at the end of every range, so no smaller bound is true."""
     last = {c: values[-1] for c, values in CATEGORIES.items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.data import Affine, load_data, read_femnist, read_leaf
+from fedmtl.data import Affine, read_femnist, read_leaf
 from fedmtl.errors import DataError
 
 from .rows import leaf, rows_of
@@ -221,24 +221,6 @@ def test_femnist_is_inverted_and_shaped(tmp_path, exact):
             found += [(label.item(), *p.flatten().tolist()) for p, label in zip(pixels, labels, strict=True)]
         expected = [(label, *(1 - np.array(row))) for row, label in zip(x, y, strict=True)]
         np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-15 if exact else 0.5001 / 255)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_writers_pixels_do_not_change_the_bits_of_another(tmp_path, dtype):
-    mixed = femnist_users((5,))
-    mixed["w1"] = femnist_users((5,), exact=False)["w0"]
-    data = read_femnist(put(tmp_path / "f.json", leaf(mixed)))
-    exact = read_femnist(put(tmp_path / "e.json", leaf(femnist_users((5,)))))
-    index = torch.arange(len(exact.train))
-    assert torch.equal(data.gather("train", index, dtype=dtype)[0], exact.gather("train", index, dtype=dtype)[0])
-
-
-def test_femnist_pools_leafs_split(tmp_path):
-    users = femnist_users()
-    put(tmp_path / "train" / "d.json", leaf({k: (x[:4], y[:4]) for k, (x, y) in users.items()}))
-    put(tmp_path / "test" / "d.json", leaf({k: (x[4:], y[4:]) for k, (x, y) in users.items()}))
-    whole = read_femnist(put(tmp_path / "whole.json", leaf(users)))
-    assert load_data("femnist", root=str(tmp_path)).fingerprint() == whole.fingerprint()
 
 
 def test_one_writer_does_not_refuse_a_whole_folder(tmp_path, caplog):

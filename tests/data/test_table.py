@@ -91,13 +91,6 @@ def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path, c
     assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")
 
 
-def test_the_split_does_not_depend_on_the_order_of_clients():
-    tables = frame(), frame().sort_values("ward", ascending=False, kind="stable")
-    options = {"client": "ward", "target": "stay", "features": ["age"]}
-    first, second = (read_table(table, **options) for table in tables)
-    assert first.fingerprint() == second.fingerprint()
-
-
 HEAD = "ward,age,kind,stay\n"
 ROWS = "n,30,a,0\nn,31,b,1\ns,40,a,1\ns,41,c,0\n"
 NUMERIC = {"features": ["age"]}
