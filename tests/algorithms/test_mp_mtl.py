@@ -159,6 +159,7 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
 
 LOOPS = [
     {"lam": 0.3},
+    {"lam": 0.3, "rho": 0.0},  # noise leaves some eigenvalues below 0, and their directions are lost
     {"lam": 0.3, "momentum": "nesterov", "penalty": "l21", "rho": 0.25},
     {"lam": 0.1, "momentum": "strongly_convex", "ridge": 0.05, "own_penalty": "l1", "own_lam": 0.02},
     {"loss": "logistic", "lam": 0.1, "momentum": "nesterov", "q": 1.1, "start_ridge": 0.1},
