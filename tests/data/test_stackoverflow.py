@@ -78,7 +78,8 @@ def test_bags_of_words_and_tags_agree_with_a_plain_count(tmp_path):
     )
     everything = data.train.x.values().double()
     assert float(everything.max()) <= 1
-    x, _ = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64)
+    x, y = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64)
+    assert y.dtype == torch.int64
     assert data.domain is not None
     assert float(x.sum(1).max()) <= data.domain.l1 == 1.0
 
