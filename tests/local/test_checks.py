@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmtl import models
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.local import prepare_module, resolve_loss
 from fedmtl.local.losses import example_losses
@@ -50,11 +49,6 @@ def test_a_layer_that_can_be_replaced_is_refused_with_the_setting_that_does_it(l
     net = nn.Sequential(nn.Linear(4, 4), layer)
     with pytest.raises(ModelError, match=rf"{text}.*model\.fix=true, in Python models\.fix\(model\)"):
         prepare_module(net, torch.zeros(2, 5, 4), seed=0)
-
-
-def test_dropout_of_replaced_attention_is_keyed():
-    attention = models.fix(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
-    assert isinstance(prepare_module(attention, torch.zeros(2, 5, 4), seed=0), nn.Module)
 
 
 def test_functional_dropout_is_refused():

@@ -72,20 +72,6 @@ def test_outputs_and_gradients_equal_a_loop_over_modules(name, k):
         torch.testing.assert_close(stack.predict(rows[i : i + 1], x[i : i + 1])[0], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_tied_weights_appear_once_and_frozen_ones_not_at_all():
-    module = TiedFrozen()
-    assert Layout.of(module).dimension == 16 + 4 + 4 + 12 + 3
-
-
-def test_functional_and_module_forms_do_not_share_memory_with_the_template():
-    module = nn.Linear(2, 2)
-    before = copy.deepcopy(module.state_dict())
-    stack = StackedModule(module, capacity=2, device=torch.device("cpu"), dtype=torch.float32)
-    stack.load(torch.ones(6), 2)
-    stack.rows.add_(1.0)
-    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
-
-
 def dropout_net() -> nn.Module:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3))

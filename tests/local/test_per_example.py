@@ -70,7 +70,7 @@ def test_gradients_equal_opacus(name, copies):
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-@pytest.mark.parametrize("per_chunk", [1, 2, 4, 6, 9, 12, 1000])
+@pytest.mark.parametrize("per_chunk", [1, 4, 6, 9, 1000])
 def test_any_chunk_size_gives_one_backward_pass_an_example_within_its_bound(name, per_chunk):
     stack, module, rows, x, y, mask = batch(name, 3)
     mask[1] = False
@@ -87,7 +87,7 @@ def test_any_chunk_size_gives_one_backward_pass_an_example_within_its_bound(name
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
 @pytest.mark.parametrize(("width", "per_chunk"), [(8, 1000), (16, 32), (16, 9)])
 def test_gradients_in_pieces_are_the_same_whoever_is_beside(name, width, per_chunk):
     stack, _, _, x, y, mask = batch(name, 5)

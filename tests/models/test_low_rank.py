@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedmtl import models
 from fedmtl.data import DataSpec
 from fedmtl.errors import ConfigError
-from fedmtl.local import Layout, StackedModule, check_stackable, example_gradients, prepare_module
+from fedmtl.local import Layout, StackedModule, check_stackable, example_gradients
 from fedmtl.local.losses import cross_entropy
 from fedmtl.models import lora, merge_lora
 
@@ -257,9 +257,3 @@ def test_no_weight_for_each_client_is_ever_made() -> None:
 
 
 # Training
-
-
-def test_preparation_keeps_what_is_frozen() -> None:
-    module, _ = adapted("mlp", rank=2)
-    ready = prepare_module(module, torch.zeros(2, 6, dtype=torch.float64), seed=0)
-    assert Layout.of(ready).names == Layout.of(module).names

@@ -71,21 +71,6 @@ def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
     assert stats.chi2_contingency(owners).pvalue > ALPHA
 
 
-def test_capped_clocks_are_the_uncapped_ones_without_the_skipped_ticks():
-    free = PoissonClocks(events=4_000).bind(7).events(0, 0, 4_000)
-    seen, kept = np.zeros(7, int), []
-    for time, client in rows_of(free):
-        if seen[client] < 1 + client:
-            kept.append((time, client))
-            seen[client] += 1
-    capped = PoissonClocks(per_client=[1, 2, 3, 4, 5, 6, 7]).bind(7)
-    assert capped.steps == 28
-    assert rows_of(capped.events(0, 0, 28)) == kept
-    both = PoissonClocks(per_client=[1, 2, 3, 4, 5, 6, 7], events=10).bind(7)
-    assert both.steps == 10
-    assert rows_of(both.events(0, 0, 10)) == kept[:10]
-
-
 # --- the order of events
 
 
@@ -125,17 +110,6 @@ def test_ties_come_in_the_order_of_clients_and_then_of_activations():
     gaps = [[1.0, 0.0] * 20, [1.0, 0.0, 0.0, 0.0] * 10, [2.0] * 20]
     assert rows_of(bound.events(0, 0, 12)) == simulate(gaps, [40] * 3, 12)
     assert [client for _, client in simulate(gaps, [40] * 3, 12)] == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
-
-
-def test_many_clients_few_events():
-    bound = PoissonClocks(events=50).bind(30_000)
-    keys, first = torch.arange(30_000), torch.zeros(30_000, dtype=torch.int64)
-    waits = -np.log1p(-keyed_uniform(derive_key(0, "schedule/poisson"), keys, 0, first).numpy())
-    table = bound.events(0, 0, 50)
-    seen = table.client[0].tolist()
-    early = torch.tensor([client not in seen[:at] for at, client in enumerate(seen)])
-    order = np.argsort(waits)[: int(early.sum())]
-    assert table.client[0][early].tolist() == order.tolist()
 
 
 # --- rounds
@@ -250,16 +224,6 @@ def test_windows_and_replicates_do_not_change_a_run(name):
     assert not torch.equal(other.time, whole.time) or name in ("constant", "ties")
 
 
-def test_the_window_is_the_same_where_the_table_grows():
-    bound = PoissonClocks(events=200_000).bind(13)
-    whole = bound.events(0, 0, 200_000)
-    late = PoissonClocks(events=200_000).bind(13).events(0, 199_000, 200_000)
-    assert same(late, whole.window(199_000, 200_000))
-    steps = [bound.events(0, start, min(200_000, start + 7_919)) for start in range(0, 200_000, 7_919)]
-    assert torch.equal(torch.cat([table.time for table in steps], dim=1), whole.time)
-    assert torch.equal(torch.cat([table.client for table in steps], dim=1), whole.client)
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_size_of_chunks_and_tables_changes_nothing(monkeypatch, name):
     whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
@@ -280,15 +244,6 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
     assert same(many, keyed)
     assert torch.equal(few.time[few.client == 1], many.time[many.client == 0])
     assert torch.equal(few.time[few.client == 0], many.time[many.client == 2])
-
-
-def test_events_of_a_table():
-    table = PoissonClocks(events=6).bind(3).events(0, 0, 6, replicates=2)
-    events = [table.window(at, at + 1) for at in range(2, 5)]
-    assert [event.step for event in events] == [2, 3, 4]
-    assert all(torch.equal(e.client[:, 0], table.client[:, e.step]) for e in events)
-    assert all(torch.equal(e.time[:, 0], table.time[:, e.step]) for e in events)
-    assert (len(table), table.replicates) == (6, 2)
 
 
 # --- bad input

@@ -81,12 +81,6 @@ def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
     assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_where_blocks_end_changes_nothing(case):
-    runs = [trainer(case, eval_every=every).fit().personal for every in (1000, 7, 1)]
-    assert all(torch.allclose(run, runs[0], rtol=1e-10, atol=1e-12) for run in runs)
-
-
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
     settings = {"privacy": replace(LAPLACE, source="secure"), "folder": tmp_path / "run", "checkpoint_every": 10}
     with pytest.raises(Ended):
@@ -102,12 +96,6 @@ def test_without_privacy_and_clip_only():
     assert plain.privacy.headline == "not private: epsilon = inf, no clip, no noise"
     clipped = trainer("learner", privacy=RecordPrivacy(clip_norm=1.0, epsilon=math.inf)).fit()
     assert clipped.privacy.headline == "not private: epsilon = inf, clip only, no noise"
-
-
-def test_rounds_bound_the_activations_and_what_they_are_planned_for():
-    result = trainer("learner", rounds=17).fit()
-    assert result.final["round"] == 17
-    assert result.stopped == "rounds"
 
 
 def test_schedules_and_units_that_do_not_fit_are_refused_by_name():

@@ -240,22 +240,6 @@ def test_what_was_read_off_records_is_not_printed_for_the_public() -> None:
     assert declared.splitlines()[0] == "data: 4 clients, 2 features, 3 classes"
 
 
-def test_a_draft_leaves_out_columns_with_missing_values_and_rounds_ranges_outwards(
-    tmp_path, capsys, monkeypatch
-) -> None:
-    rows = [f"w{i % 9},{i % 7 if i else ''},{2000 + i % 9},{1.23456 + i % 5}" for i in range(180)]
-    (tmp_path / "visits.csv").write_text("\n".join(["ward,age,year,days", *rows]))
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", *TABLE, "data.path=visits.csv", "data.client=ward", "data.target=days"]) == 0
-    assert "  age: 0 to 6, 1 missing: left out of data.features (fill them, or leave the rows out" in (
-        capsys.readouterr().out
-    )
-    draft = yaml.safe_load(Path("experiment/visits.yaml").read_text())["data"]
-    assert draft["features"] == ["year"]
-    assert draft["bounds"] == {"year": [2000, 2008], "days": [1.23, 5.24]}
-    assert main(["--config-dir", ".", "experiment=visits", "privacy.epsilon=8", "hydra.run.dir=run"]) == 0
-
-
 def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     random = np.random.default_rng(0)
     rows = [f"w{i % 9},{random.integers(18, 95)},{'fm'[i % 2]},{random.uniform(0, 30):.2f},n{i}" for i in range(180)]
@@ -290,7 +274,7 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
 def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
     frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]})
     frame = frame.assign(one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)])
-    frame["cost"] = np.random.default_rng(0).uniform(0, 9, 120).round(2)
+    frame["cost"] = np.random.default_rng(0).uniform(1, 9, 120)
     frame.to_csv(tmp_path / "labs.csv", index=False)
     monkeypatch.chdir(tmp_path)
     words = ["data=table", "data.path=labs.csv", "data.client=lab", "data.target=cost", "privacy.epsilon=8"]
@@ -300,6 +284,11 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert "  one: 7 to 7; it is a constant: left out of data.features (declare its data.bounds to have it)" in printed
     assert "  number: 0 to 1190; no two rows are alike: if it is an id, leave it out of data.features\n" in printed
     assert "6 clients, 2 features" in printed
+    draft = yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]
+    assert draft["features"] == ["number", "hum"]
+    low, high = draft["bounds"]["cost"]  # three digits, rounded outwards
+    assert frame.cost.min() - 0.01 < low < frame.cost.min()
+    assert frame.cost.max() < high < frame.cost.max() + 0.01
     assert "not declared" not in printed
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
     (tmp_path / "experiment" / "labs.yaml").unlink()  # which is never written over

@@ -1,6 +1,5 @@
 """Files are replaced whole or not at all; a checkpoint holds every bit, without pickle."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,9 +9,7 @@ from safetensors.torch import load_file, save
 
 from fedmtl._files import write_bytes
 from fedmtl.errors import ResumeError
-from fedmtl.trainer.folder import Checkpoint, write_json, write_tensors
-
-from ..small import Ended
+from fedmtl.trainer.folder import Checkpoint, write_tensors
 
 PUBLIC = {"mean": torch.tensor([0.1, torch.nan, -0.0, 1e-40]), "server_optimizer.step": torch.tensor(3.0)}
 CLIENTS = {"model/6-0-of-2": 4, "model/6-1-of-2": 7}
@@ -34,24 +31,6 @@ def test_round_trip_keeps_every_bit(tmp_path):
         assert found.public[name].numpy().tobytes() == tensor.numpy().tobytes()
 
 
-def test_file_is_safetensors_and_not_pickle(tmp_path):
-    path = tmp_path / "c.safetensors"
-    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    names = {"public.mean", "public.server_optimizer.step"}
-    assert header.keys() == names | {"__metadata__"}
-    assert max(header[name]["data_offsets"][1] for name in names) == len(content) - 8 - length
-
-
-def test_another_fingerprint_is_refused(tmp_path):
-    path = tmp_path / "c.safetensors"
-    Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
-    with pytest.raises(ResumeError, match="other data, settings"):
-        Checkpoint.read(path).check(path, "another")
-
-
 def test_files_that_are_no_checkpoint_are_named(tmp_path):
     path = tmp_path / "c.safetensors"
     Checkpoint(7, PUBLIC, CLIENTS, HISTORY, "mark").write(path)
@@ -71,30 +50,6 @@ def test_tensors_with_shared_memory_and_strides_are_written_whole(tmp_path):
     assert found.keys() == views.keys()
     for name in views:
         assert torch.equal(found[name], views[name])
-
-
-def test_json_and_missing_folders(tmp_path):
-    write_json(tmp_path / "new" / "folder" / "x.json", {"a": [1, 2]})
-    assert json.loads((tmp_path / "new/folder/x.json").read_text()) == {"a": [1, 2]}
-    assert os.listdir(tmp_path / "new/folder") == ["x.json"]
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, call):
-    path = tmp_path / "file"
-    write_bytes(path, b"old")
-
-    def stop(*_: object) -> None:
-        raise Ended
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, stop)
-        with pytest.raises(Ended):
-            write_bytes(path, b"newer content")
-    assert path.read_bytes() == b"old"
-    write_bytes(path, b"newer content")
-    assert path.read_bytes() == b"newer content"
-    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux which file a handle is")

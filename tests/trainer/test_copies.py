@@ -73,11 +73,3 @@ def test_the_head_is_in_the_report_and_in_the_checkpoint(tmp_path: Path) -> None
     assert kept.lines == report["ledger_lines"] - 1  # the close comes after the checkpoint
     assert charges(folder.ledger).total() == 12
     assert any("copy of this run" in text for text in report["outside"])
-
-
-def test_runs_have_identities_of_their_own(tmp_path: Path) -> None:
-    for name in "ab":
-        run(tmp_path / name, source="seeded")
-    found = [json.loads((tmp_path / name / "public/privacy.json").read_text()) for name in "ab"]
-    assert found[0]["run"] != found[1]["run"]
-    assert found[0]["epsilon"] == found[1]["epsilon"]

@@ -17,7 +17,6 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms.finetune import Finetune
-from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling
 from tests.algorithms.harness import problem_of
@@ -72,13 +71,6 @@ WHOLE = {
     },
     "nothing is released": {"model": network, "privacy": None, "rounds": 1, "baselines": ()},
 }  # fmt: skip
-
-
-def test_a_device_that_does_not_exist_is_refused():
-    given = {"algorithm": MPMTL(row_norm=1.0), "model": models.linear_regression(), "schedule": FullParticipation()}
-    given |= {"privacy": None, "rounds": 1}
-    with pytest.raises(ConfigError, match="'cud'"):
-        Trainer(data=regression(3), device="cud", progress=False, **given).problem()
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

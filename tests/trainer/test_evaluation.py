@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import fedmtl.trainer.engine as engine
 import fedmtl.trainer.evaluation as evaluation
-from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
+from fedmtl import ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.local import Layout
 from fedmtl.trainer.evaluation import Metrics, evaluate_each, evaluate_models, summarize
@@ -52,6 +52,7 @@ def random_rows(problem, k):
 @pytest.mark.parametrize("make", [ragged_classification, regression])
 def test_each_model_on_its_own_client(monkeypatch, make, execution):
     monkeypatch.setattr(evaluation, "_EXAMPLES", 4)  # several batches a client
+    monkeypatch.setattr(evaluation, "max_clients", lambda dimension: 3)  # and two blocks of clients
     data = make(7)
     problem = problem_of(data, execution)
     clients = torch.tensor([5, 0, 3, 6, 2])
@@ -71,20 +72,6 @@ def test_one_model_on_every_client(monkeypatch, make):
     row = random_rows(problem, 1)[0]
     found = evaluate_models(problem, row.expand(1, 7, -1))[0]
     expected = [plain_loop(data, problem.module, row, client) for client in range(7)]
-    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
-    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
-
-
-def test_personal_models_a_block_at_a_time(monkeypatch):
-    data = ragged_classification(7)
-    problem, algorithm = problem_of(data), PMTL(local=LocalSGD(lr=0.1))
-    state = algorithm.init(problem)
-    rows = random_rows(problem, 7)
-    state.private.scatter("model", torch.arange(7), rows)
-    state.private.scatter("seen", torch.arange(7), torch.ones(7, dtype=torch.bool))
-    monkeypatch.setattr(evaluation, "max_clients", lambda dimension: 3)
-    found = evaluate_each(problem, lambda own: algorithm.personalize(problem, state, own), torch.arange(7))
-    expected = [plain_loop(data, problem.module, rows[client], client) for client in range(7)]
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
 

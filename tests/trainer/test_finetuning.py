@@ -215,14 +215,6 @@ def test_the_audit_sees_the_finetuned_models() -> None:
         assert caught == any("the finetuned model" in finding.detail for finding in findings)
 
 
-def test_a_resumed_run_finetunes_to_the_same_bits(tmp_path) -> None:
-    run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path / "run")
-    first = run.fit()
-    again = run.fit(resume=True)
-    assert torch.equal(first.personal, again.personal)
-    assert first.finetuned == again.finetuned
-
-
 def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:
     """A squared error follows outputs in the dtype of the models; an accuracy is a ratio of whole numbers."""
     mse, accuracy = REGISTRY["mse"], REGISTRY["accuracy"]

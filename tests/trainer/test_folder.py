@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
 from fedmtl import ClientPrivacy
 from fedmtl.errors import ConfigError, ResumeError
+from fedmtl.trainer.problem import describe
 from tests.conftest import quick_figures
 
 from .settings import DATA, trainer
@@ -100,15 +100,6 @@ def test_public_part_holds_nothing_private(finished):
     assert shapes == {name: p.shape for name, p in result.module.named_parameters()}
 
 
-def test_models_on_disk(finished):
-    folder, result = finished
-    state = load_file(folder / "public/model.safetensors")
-    assert all(torch.equal(state[name], p) for name, p in result.shared_model().named_parameters())
-    with safe_open(folder / "private/models.safetensors", framework="pt") as file:
-        assert json.loads(file.metadata()["ids"]) == list(DATA.ids)
-        assert torch.equal(file.get_tensor("models"), result.personal)
-
-
 def test_metrics_table(finished):
     folder, result = finished
     with open(folder / "private/metrics.csv", newline="") as file:
@@ -137,8 +128,9 @@ def test_clients_table(finished):
             assert float(row[f"{name} accuracy"]) == result.baselines[name].personal_accuracy[client]
 
 
-def test_result_file(finished):
+def test_result_and_privacy_files(finished):
     folder, result = finished
+    assert json.loads((folder / "public/privacy.json").read_text()) == result.privacy.to_dict()
     found = json.loads((folder / "private/result.json").read_text())
     expected = {
         "algorithm": "pmtl",
@@ -162,11 +154,6 @@ def test_result_file(finished):
     for name, run in result.baselines.items():
         assert found["baselines"][name]["accuracy"] == run.final["accuracy"]
         assert found["baselines"][name]["epsilon"] == run.epsilon
-
-
-def test_privacy_file_is_the_report(finished):
-    folder, result = finished
-    assert json.loads((folder / "public/privacy.json").read_text()) == result.privacy.to_dict()
 
 
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"])
@@ -235,8 +222,14 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_run_goes_on_with_its_own_loss_alone(kind, tmp_path):
-    trainer(folder=tmp_path, loss=LOSSES[kind](1.0), rounds=1).fit()
+def test_losses_are_told_apart_by_code_and_values(kind):
+    one, again, other = (describe(LOSSES[kind](scale)) for scale in (1.0, 1.0, 0.5))
+    assert one == again
+    assert one != other
+
+
+def test_a_run_goes_on_with_its_own_loss_alone(tmp_path):
+    trainer(folder=tmp_path, loss=ScaledLoss(1.0), rounds=1).fit()
     with pytest.raises(ResumeError, match="loss"):
-        trainer(folder=tmp_path, loss=LOSSES[kind](0.5), rounds=1).fit(resume=True)
-    trainer(folder=tmp_path, loss=LOSSES[kind](1.0), rounds=1).fit(resume=True)
+        trainer(folder=tmp_path, loss=ScaledLoss(0.5), rounds=1).fit(resume=True)
+    trainer(folder=tmp_path, loss=ScaledLoss(1.0), rounds=1).fit(resume=True)

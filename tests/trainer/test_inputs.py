@@ -26,7 +26,7 @@ from fedmtl import (
 )
 from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
-from fedmtl.local import Execution, Layout
+from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, RecordPrivacy
 from tests import small
@@ -87,13 +87,12 @@ def test_tokens_stay_whole_numbers_and_train_an_embedding():
     assert MeanEmbedding(5, 3, 0)(torch.zeros(2, 4, dtype=torch.int64)).abs().sum() == 0
 
 
-@pytest.mark.parametrize("privacy", [ClientPrivacy, RecordPrivacy])
-def test_tokens_train_privately(privacy):
+def test_tokens_train_with_gradients_of_single_records():
     run = fit(
         sentences(),
         models.mean_embedding(vocabulary=21, width=5),
         algorithm=FedAvg(local=LocalSGD(lr=0.1, batch_size=4)),
-        privacy=privacy(clip_norm=1.0, epsilon=8.0, delta=1e-2),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-2),
         rounds=2,
     )
     assert run.epsilon <= 8
@@ -233,14 +232,12 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_what_cannot_be_stacked_is_computed_one_by_one():
+def test_without_a_batching_rule_clients_are_computed_one_after_another(caplog):
     check_step(sentences(), Choosing, execution=Execution(chunk=1, processes=2))
-
-
-@pytest.mark.parametrize("network", [Recurrent, Choosing])
-def test_without_a_batching_rule_clients_are_computed_one_after_another_by_themselves(network, caplog):
-    check_step(sentences(), network)
-    assert "clients are computed one after another, since" in caplog.text
+    for network in (Recurrent, Choosing):
+        caplog.clear()
+        check_step(sentences(), network)
+        assert "clients are computed one after another, since" in caplog.text
 
 
 def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
@@ -251,21 +248,6 @@ def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
     torch.testing.assert_close(fit(floats, net).personal, fit(data, net).personal, rtol=0, atol=0)
     dense = nn.Sequential(nn.Linear(6, 2))
     fit(floats, dense)  # takes the same numbers as floats
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_attention_is_stacked():
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.out = nn.Embedding(21, 8), nn.Linear(8, 2)
-            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-        def forward(self, x):
-            return self.out(self.layer(self.embedding(x)).mean(1))
-
-    run = check_step(sentences(), Attention)
-    assert Layout.of(Attention()).dimension == run.personal.shape[1]
 
 
 def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):

@@ -24,7 +24,6 @@ from fedmtl import (
     models,
 )
 from fedmtl.cli.commands import verify
-from fedmtl.cli.config import compose, resolve, settings
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import evaluated_clients
@@ -152,20 +151,6 @@ def test_finetuning_is_of_these_clients():
     names = list(some.evaluated)
     assert some.by_client["accuracy"] == pytest.approx({name: every.by_client["accuracy"][name] for name in names})
     assert some.finetuned.chosen == {name: every.finetuned.chosen[name] for name in names}
-
-
-@pytest.mark.parametrize(("count", "match"), [(0, "evaluate_clients is 0"), (1.5, "evaluate_clients is 1.5")])
-def test_another_number_is_refused(count, match):
-    with pytest.raises(ConfigError, match=match):
-        trained(evaluate_clients=count)
-
-
-def test_the_command_has_it():
-    assert settings(resolve(compose(("evaluate_clients=15",))))["evaluate_clients"] == 15
-    assert settings(resolve(compose(())))["evaluate_clients"] is None
-    stored = resolve(compose(()))
-    del stored["evaluate_clients"]  # of a folder of before
-    assert settings(stored).get("evaluate_clients") is None
 
 
 # Clients without test examples
