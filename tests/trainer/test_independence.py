@@ -10,6 +10,7 @@ from torch import nn
 
 from fedmtl import Execution, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior, cohort
+from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
