@@ -247,8 +247,11 @@ class Node:
         return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
-        sent = tensors_of(content, "public")
-        return {name: sent[name].to(value.device) for name, value in self.first.public.items()}
+        sent, public = tensors_of(content, "public"), self.first.public
+        for name, value in public.items():
+            if name not in sent or (sent[name].shape, sent[name].dtype) != (value.shape, value.dtype):
+                raise ConfigError(f"the server sends no {name!r} of shape {tuple(value.shape)} and {value.dtype}.")
+        return {name: sent[name].to(value.device) for name, value in public.items()}
 
     # State
 

@@ -18,7 +18,7 @@ SIMULATED = (
     "the same run with privacy.source=secure has the epsilon below"
 )
 OUTSIDE = (
-    "public inputs (model, starting point, hyper-parameters, number of clients)",
+    "public inputs (model, starting point, hyper-parameters, who the clients are)",
     "the choice of hyper-parameters, if they were tuned on these data",
     "metrics on private data printed during the run (private/ folder)",
 )

@@ -200,6 +200,10 @@ def test_a_round_is_answered_once(asked, tmp_path: Path) -> None:
     node.train(changed(contents[1], counted=0))
     with pytest.raises(ResumeError, match="after round 2; a round of a run is answered once"):
         node.train(contents[0])
+    public = tensors_of(contents[0], "public")
+    for wrong in (public | {(name := min(public)): public[name][None]}, {}):
+        with pytest.raises(ConfigError, match=f"the server sends no '{name}' of shape"):
+            node.train(changed(RecordDict({**contents[0], "public": pack({}, public=wrong)["public"]}), run="d" * 16))
     with pytest.raises(ConfigError, match=f"asks for round {ROUNDS + 1}, and the settings have {ROUNDS}"):
         node.train(changed(contents[0], round=ROUNDS))
     assert answers(place(tmp_path)) == [0, 1]

@@ -50,10 +50,11 @@ def _law(
     (draws, n), sizes, inclusion = made.shape, np.diff(made.indptr), made.sum(0)
     detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
     detail += f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"
+    fair = 2 * min(normal_p(from_binomial(inclusion, draws, q, coins)), float(extreme_p(inclusion, draws, q).min()))
     uses = f"uses of one from {inclusion.min()} to {inclusion.max()}"
     return [
         low_p(f"{prefix}sizes", normal_p(from_binomial(sizes, n, q, coins)), detail),
-        low_p(f"{prefix}fairness", normal_p(from_binomial(inclusion, draws, q, coins)), uses),
+        low_p(f"{prefix}fairness", min(fair, 1.0), uses),
         _pairs(f"{prefix}pairs", made, q**2, coins),
         _rounds(f"{prefix}rounds", made, q, coins),
         _channels(f"{prefix}channels", drawn, q, coins, secure=secure),
