@@ -182,6 +182,7 @@ def adapt(words: list[str]) -> int:
     objects = conf.settings(config)
     if objects["finetune"] is None and conf.of_place(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
+    data = conf.made(config["data"], "data")
     model = None if objects["model"] == "auto" else objects["model"]  # an automatic model is a factory in the files
     run = Result.load(options.folder, model, trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
@@ -190,7 +191,6 @@ def adapt(words: list[str]) -> int:
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
             "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
         )
-    data = conf.made(config["data"], "data")
     finetune = objects["finetune"] if conf.of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
@@ -206,6 +206,8 @@ def _adapted_config(options: argparse.Namespace) -> Config:
     config = conf.stored_config(folder)
     if "search" in config:
         raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
+    if not (folder / "private" / "result.json").is_file():
+        raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
     config = conf.changed({"metrics": []} | config, options.overrides, _ADAPTED)
     return config | {"baselines": [], "replicates": 1, "epsilons": None}
 
