@@ -275,6 +275,7 @@ class Node:
         other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
         if other:
             raise ConfigError(f"the server has other settings than this node: {', '.join(sorted(other))}.")
+        self._public(content)  # is refused before anything is charged
         try:
             self.channel.set_norms(tensors_of(content, "channel"))
         except ConfigError as error:
