@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
 from ..local import Executor, Layout, LocalSolver
-from ..local.batches import LANES
 from ..local.losses import Loss
 from ..privacy import GradientPlan, ReleasePlan, Rounds
 from ..privacy.clip import RowTotal
@@ -24,7 +23,7 @@ from ..schedules import Block
 from .cohort import Cohort, Own
 from .store import ClientStore, Fields
 
-_PIECE_BYTES = 1 << 25  # of models that are computed at a time
+_PIECE_BYTES, _PIECE_CLIENTS = 1 << 25, 32  # of models that are computed at a time
 
 
 @dataclass
@@ -105,10 +104,12 @@ class Problem:
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
-        """Return ``clients``, int64 (k,), in parts that are computed one after another: a stack, or as many as have
-        32 MiB of parameters."""
-        row = self.dimension * self.initial.element_size()
-        return clients.split(max(self.executor.chunk, _PIECE_BYTES // max(1, row), LANES))
+        """Return ``clients``, int64 (k,), in parts that are computed one after another: all of them where their models
+        take 256 MiB at most; else a stack, or as many as have 32 MiB of parameters, at least 32, whose stacks are
+        nearly full."""
+        row = max(1, self.dimension * self.initial.element_size())
+        size = max(self.executor.chunk, _PIECE_BYTES // row, _PIECE_CLIENTS)
+        return clients.split(len(clients) or 1 if len(clients) * row <= 8 * _PIECE_BYTES else size)
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Return ``work(clients)``, a row a client (k, ...), at every rank; each calls it with its own clients."""
@@ -159,10 +160,18 @@ class Problem:
         return whole
 
 
-def joined(parts: Sequence[Message]) -> Message:
-    """Return what the clients of several pieces send as one message; a sum is the same object in all of them."""
-    first = parts[0]
-    return first if isinstance(first, RowTotal) or len(parts) == 1 else torch.cat([*parts], dim=-2)  # type: ignore[list-item]
+def joined(parts: list[Any]) -> Message:
+    """Return what the clients of several pieces send as one message, and empty the list, so that no row is in memory
+    twice; a sum is the same object in all of them."""
+    first: Message = parts[0]
+    if isinstance(first, RowTotal) or len(parts) == 1:
+        return first
+    whole, end = first.new_empty(*first.shape[:-2], sum(part.shape[-2] for part in parts), first.shape[-1]), 0
+    while parts:
+        part = parts.pop(0)
+        start, end = end, end + part.shape[-2]
+        whole[..., start:end, :] = part
+    return whole
 
 
 @dataclass(frozen=True)
@@ -342,12 +351,14 @@ class Algorithm(Checked):
                 total=total,
             )
 
-        sent = []
+        sent: dict[str, list[Message]] = {}
         for ids in pieces:
             rows, own = self.client(piece(ids))
             store.scatter_all(ids, own)
-            sent.append(rows)
-        messages = {name: joined([rows[name] for rows in sent]) for name in sent[0]}
+            for name, part in rows.items():
+                sent.setdefault(name, []).append(part)
+            del rows, own
+        messages = {name: joined(parts) for name, parts in sent.items()}
         state.public = self.conclude(problem, state.public, messages, ascending, channel)
         if type(self).receive is not Algorithm.receive:
             for ids in pieces:

@@ -183,7 +183,8 @@ class Cohort:
         trained: Tensor | None = None,
     ) -> Rows:
         """Return how far the clients' models are from the shared one after their local run, for the release
-        ``"update"``: rows (k, D), or their weighted, clipped sum where the channel needs no rows.
+        ``"update"``: rows (k, D), or their weighted, clipped sum where the channel needs no rows, which every client is
+        added to once: call it once for each.
 
         Args:
             solver, start, lam, anchor, mixture: see :meth:`train`.

@@ -145,7 +145,8 @@ class ClientStore:
             if count > len(held):
                 # for all clients, which takes no memory before it is written; of many to twice the size, so that a run
                 # copies every row a few times
-                every = held.element_size() * math.prod(held.shape[1:]) * self.clients <= _WHOLE_BYTES
+                whole = held.element_size() * math.prod(held.shape[1:]) * self.clients
+                every = held.device.type == "cpu" and whole <= _WHOLE_BYTES
                 grown = held.new_empty(
                     self.clients if every else min(max(count, 2 * first), self.clients), *held.shape[1:]
                 )

@@ -160,6 +160,22 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
     assert torch.equal(values[0][1], values[1][1])
 
 
+def test_a_long_sum_to_which_no_canary_adds_a_row():
+    """All coins of these canaries fall on out."""
+    sampler = FullParticipation().bind(CLIENTS + 1)
+    privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=NOISE, delta=1e-5)
+    plan = ReleasePlan(name="update", dimension=20_000)
+    channel = open_channel(privacy, [plan], sampler, seed=3, steps=1, kind=CanaryRounds)
+    channel.canaries = Canaries(1, CLIENTS, channel.sampler, seed=5)
+    channel.canaries.coins[:] = False
+    clients = channel.draw(0)
+    channel.begin(0, clients)
+    message = channel.total("update")
+    message.add(clients, torch.ones(CLIENTS, 20_000, dtype=torch.float64))
+    channel.release("update", message, clients)
+    assert bool((channel.canaries.scores != 0).all())
+
+
 def test_an_adaptive_clip_is_restored_beside_the_scores():
     clip = QuantileClip(quantile=0.5, initial=0.3)
     canaries, channel = played(FullParticipation(), clip=clip, canaries=50)

@@ -72,6 +72,7 @@ def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
         small.check_same(run_of(**common), whole)
     cut = []
     monkeypatch.setattr(base, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(base, "_PIECE_CLIENTS", 4)
     monkeypatch.setattr(base, "joined", lambda parts, joined=base.joined: cut.append(len(parts)) or joined(parts))
     small.check_same(run_of(**common), whole)
     assert name == "local" or max(cut) >= 2

@@ -307,7 +307,7 @@ class CanaryRounds(_Planted, Rounds):
         rest, release = self._sum(name, rows, clients), self._current(name)[0]
         positions = self.canaries.sending(self._cohort) + self.canaries.first
         if isinstance(rows, RowTotal):
-            for position, row in zip(positions.split(1), self._added(name, step), strict=True):
+            for position, row in zip(positions[:, None], self._added(name, step), strict=True):
                 rows.add(position, row)
         else:
             rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
