@@ -104,9 +104,11 @@ class Problem:
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
-        """Return ``clients``, int64 (k,), in parts that are computed one after another: all of them where their models
-        take 256 MiB at most; else a stack, or as many as have 32 MiB of parameters, at least 32, whose stacks are
-        nearly full."""
+        """Return ``clients``, int64 (k,), in parts that are computed one after another.
+
+        They are one part if their models take at most 256 MiB. If they take more, a part has a stack of clients, at
+        least 32 of them and at least 32 MiB of models: stacks of fewer clients would be filled up.
+        """
         row = max(1, self.dimension * self.initial.element_size())
         size = max(self.executor.chunk, _PIECE_BYTES // row, _PIECE_CLIENTS)
         return clients.split(len(clients) or 1 if len(clients) * row <= 8 * _PIECE_BYTES else size)
@@ -161,8 +163,12 @@ class Problem:
 
 
 def joined(parts: list[Any]) -> Message:
-    """Return what the clients of several pieces send as one message, and empty the list, so that no row is in memory
-    twice; a sum is the same object in all of them."""
+    """Return what the clients of consecutive pieces send as one message: rows (..., k, D) under one another, or their
+    sum, which is the same object in all pieces.
+
+    Args:
+        parts: a message of each piece; several are taken out of the list, so that no row is in memory twice.
+    """
     first: Message = parts[0]
     if isinstance(first, RowTotal) or len(parts) == 1:
         return first

@@ -183,8 +183,8 @@ class Cohort:
         trained: Tensor | None = None,
     ) -> Rows:
         """Return how far the clients' models are from the shared one after their local run, for the release
-        ``"update"``: rows (k, D), or their weighted, clipped sum where the channel needs no rows, which every client is
-        added to once: call it once for each.
+        ``"update"``: rows (k, D), or their weighted, clipped sum where the channel needs no rows. Such a sum takes one
+        row of a client, so a second call for the same clients in a round is refused by the release.
 
         Args:
             solver, start, lam, anchor, mixture: see :meth:`train`.

@@ -462,10 +462,8 @@ def made(node: Any, place: str) -> Any:
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
     with _by_key({target.__name__: place}, place):
-        if isinstance(target, type) and dataclasses.is_dataclass(
-            target
-        ):  # before checks of its own, which may compare a text with a number
-            check_values(target, parts)
+        if isinstance(target, type) and dataclasses.is_dataclass(target):
+            check_values(target, parts)  # before checks of its own, which may compare a text with a number
         return target(**parts)
 
 

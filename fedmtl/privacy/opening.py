@@ -108,7 +108,7 @@ def open_channel(
             everybody takes part in every step. An epsilon is that of one of them.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
         order: int64 (n,), the clients in the order by which the sampler of rounds numbers them; None: their positions.
-        kind: a subclass of what is returned, for an audit; None for none.
+        kind: class of the channel, a subclass of these two, such as one with canaries; None for these themselves.
 
     Raises:
         ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.

@@ -191,6 +191,7 @@ class Rounds(Channel):
         return value
 
     def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
+        """Return the noised sum of the rows over the public denominator, as :meth:`release` does."""
         total = self._sum(name, rows, clients)
         return self.ranks.share(lambda: self._noised_sum(name, total, step))
 

@@ -74,7 +74,7 @@ def check_interval(settings: Trainer) -> None:
 def kind_of_channel(
     settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
 ) -> type[Rounds | Activations] | None:
-    """Return the kind of channel of a run with these releases; None where no canaries take part."""
+    """Return the class of the channel of a run with these releases; None where no canaries take part."""
     if settings.audit is None:
         return None
     from ..privacy.audit.canaries import CanaryActivations, CanaryRounds, RecordCanaryRounds
@@ -86,6 +86,11 @@ def kind_of_channel(
 
 def plant(settings: Trainer, channel: Any, own: Tensor) -> None:
     """Add the canaries of a run to its channel, whose clients have ``own`` records, int64 (n,).
+
+    Args:
+        settings: of the run.
+        channel: of the class that :func:`kind_of_channel` gives; any other one without canaries.
+        own: without canaries.
 
     Raises:
         ConfigError: the run releases nothing.

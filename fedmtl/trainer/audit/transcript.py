@@ -28,16 +28,8 @@ from .others import replaced_data
 from .rerun import AGAIN, RELEASED, Notes, differing, released_again, watched, when
 
 _DEPENDS = "depends on private data or coins otherwise than through the releases"
-_SHAPES = {
-    "__get__",
-    "__len__",
-    "size",
-    "dim",
-    "ndimension",
-    "numel",
-    "is_floating_point",
-    "is_contiguous",
-}  # which tell no number
+_SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point", "is_contiguous"}
+"""Operations on records that tell none of their numbers."""
 
 
 def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
