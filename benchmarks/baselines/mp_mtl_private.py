@@ -14,7 +14,7 @@ so ||w - w'|| <= ||grad h(w)|| / sigma. Replacing one record of n changes the me
 ||grad l|| <= G where w may be, w moves by at most 2 G / (n sigma); replacing all of them, by 2 G / sigma; and never by
 more than the diameter 2 B of the ball ||w|| <= B that holds the minimizers. Squared loss (m - y)^2 / 2 with
 ||x|| <= X and abs(y) <= Y has G = X (X B + Y), B the least of a given radius and Y / sqrt(sigma): there
-F(w) <= F(0) <= Y^2 / 2, where F(0) has no other term. Logistic loss has G = X and B = X / sigma.
+F(w) <= F(0) <= Y^2 / 2, where F(0) has no other term.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl._check import non_negative, one_of, positive, positive_int
-from fedmtl.algorithms.linear.data import LinearData, LinearLoss
-from fedmtl.errors import ConfigError
-from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, Price
+from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.linear.stack import TaskStack
+from fedmtl.privacy import L2LaplaceNoise, NoiseLaw, NoiseSource, Price
 
-from .mp_mtl import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
+from .mp_mtl import bounded_tasks
 
 Unit = Literal["record_group", "task"]
-Mechanism = Literal["l2_laplace", "gaussian"]
-_LAWS: dict[Mechanism, type[NoiseLaw]] = {"l2_laplace": L2LaplaceNoise, "gaussian": GaussianNoise}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +47,11 @@ class TaskBudget:
         unit: ``"record_group"``, the published way: noise for one record at
             :meth:`record_level`; ``"task"``: noise for the whole task at once, from the sensitivity to all of its
             records. Both give the task (epsilon, delta).
-        mechanism: ``"l2_laplace"``, the law of the published methods (density prop. to exp(-||v||_2 / b)), or
-            ``"gaussian"``.
-
-    Raises:
-        ConfigError: an impossible setting.
     """
 
     epsilon: float
     delta: float = 1e-5
     unit: Unit = "record_group"
-    mechanism: Mechanism = "l2_laplace"
-
-    def __post_init__(self) -> None:
-        if self.epsilon != math.inf:
-            positive(self, epsilon=self.epsilon)
-        positive(self, delta=self.delta)
-        if self.delta >= 1:
-            raise ConfigError(f"TaskBudget.delta is {self.delta:g}; it must be below 1.")
-        one_of(self, ("record_group", "task"), unit=self.unit)
-        one_of(self, ("l2_laplace", "gaussian"), mechanism=self.mechanism)
 
     def record_level(self, records: int) -> tuple[float, float]:
         """(eps / N, delta / (N exp(eps))), Proposition 3."""
@@ -77,8 +59,9 @@ class TaskBudget:
 
     def law(self, records: int, dimension: int, uses: int) -> NoiseLaw | None:
         """The noise of each of ``uses`` releases of a vector of ``dimension``, in units of the sensitivity that
-        belongs to the unit; None where epsilon is infinite. The composition is that of all other releases (K-norm
-        or Gaussian privacy loss), not Theorem 3.5 of Kairouz et al., which needs more noise.
+        belongs to the unit, of the law of the published methods (density prop. to exp(-||v||_2 / b)); None where
+        epsilon is infinite. The composition is that of all other releases, by the privacy loss, not Theorem 3.5 of
+        Kairouz et al., which needs more noise.
 
         Args:
             records: N, the largest number of records of a task.
@@ -90,10 +73,8 @@ class TaskBudget:
         """
         if self.epsilon == math.inf:
             return None
-        kind = _LAWS[self.mechanism]
         epsilon, delta = self.record_level(records) if self.unit == "record_group" else (self.epsilon, self.delta)
-
-        return kind(Price(mechanism=kind.name, sizes=(dimension,), delta=delta).multiplier(epsilon, uses))
+        return L2LaplaceNoise(Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(epsilon, uses))
 
     def replaced(self, counts: Tensor) -> Tensor:
         """Share of a task's mean loss that one protected unit can replace: (n,), 1 / n_i or 1."""
@@ -113,10 +94,8 @@ class Ball:
     slope: Tensor
 
     @classmethod
-    def of(cls, loss: TaskLoss, sigma: Tensor, radius: float, row_norm: float, target: float) -> Ball:
+    def of(cls, sigma: Tensor, radius: float, row_norm: float, target: float) -> Ball:
         """For the strong convexity ``sigma`` (...) and the enforced ``radius``; ``target`` bounds the targets."""
-        if loss == "logistic":
-            return cls(row_norm / sigma, torch.full_like(sigma, row_norm))
         ball = torch.minimum(target / sigma.sqrt(), torch.full_like(sigma, radius))
         return cls(ball, row_norm * (row_norm * ball + target))
 
@@ -127,9 +106,10 @@ class Ball:
 
 @dataclass(frozen=True, kw_only=True)
 class DPAggr:
-    """DP-AGGR: the average of output-perturbed local models, the same for every task (Pathak, Rane, Raj 2010).
+    """DP-AGGR: the average of output-perturbed local models, the same for every task (Pathak, Rane, Raj 2010), with
+    the squared loss, also for two classes.
 
-    w_i = argmin L_i(w) + (reg / 2) ||w||^2 on the task's own records (squared loss: with ||w|| <= radius), and
+    w_i = argmin L_i(w) + (reg / 2) ||w||^2 with ||w|| <= radius on the task's own records, and
 
         w = (1 / n) sum_i w_i + noise,    sensitivity max_i min(2 G / (n_i reg), 2 B) / n for one record of a task.
 
@@ -137,38 +117,24 @@ class DPAggr:
 
     Args:
         reg: above 0.
-        loss: squared or logistic.
         row_norm: X, bound on ``||x||_2`` of a whole row; enforced.
-        target: Y, bound on the target of the squared loss; enforced.
-        radius: bound on ``||w||_2`` for the squared loss; enforced.
+        target: Y, bound on the target; enforced.
+        radius: bound on ``||w||_2``; enforced.
     """
 
     reg: float
-    loss: TaskLoss = "squared"
     row_norm: float = 1.0
     target: float = 1.0
     radius: float = math.inf
 
     name = "dp_aggr"
 
-    def __post_init__(self) -> None:
-        positive(self, reg=self.reg, row_norm=self.row_norm, target=self.target)
-        one_of(self, TASK_LOSSES, loss=self.loss)
-        _check_radius(self, self.radius)
-
     def local(self, data: LinearData) -> Tensor:
-        """The local models, without noise: (n, p).
-
-        Raises:
-            DataError: targets that do not suit the loss.
-        """
-        LinearLoss(self.loss).check_targets(data.y, data.name)
-        stack = PaddedTasks.of(self._bounded(data))
+        """The local models, without noise: (n, p)."""
+        gram, moment = moments_of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
         sigma = torch.full((len(data.x),), self.reg, dtype=torch.float64)
-        if self.loss == "logistic":
-            return logistic_ridge(stack, sigma)
-        values, vectors = torch.linalg.eigh(stack.gram)
-        rotated = torch.einsum("npk,np->nk", vectors, stack.moment)
+        values, vectors = torch.linalg.eigh(gram)
+        rotated = torch.einsum("npk,np->nk", vectors, moment)
         return torch.einsum("npk,nk->np", vectors, ball_ridge(values, rotated, sigma, self._ball(sigma).radius))
 
     def sensitivity(self, counts: Tensor, budget: TaskBudget) -> float:
@@ -186,11 +152,8 @@ class DPAggr:
             noise = sensitivity * np.stack([law.draw(source, self.name, 0, data.dimension) for source in sources])
         return (mean + torch.from_numpy(noise))[:, None].expand(-1, len(data.x), -1).clone()
 
-    def _bounded(self, data: LinearData) -> LinearData:
-        return bounded_tasks(data, row_norm=self.row_norm, target=self.target if self.loss == "squared" else math.inf)
-
     def _ball(self, sigma: Tensor) -> Ball:
-        return Ball.of(self.loss, sigma, self.radius, self.row_norm, self.target)
+        return Ball.of(sigma, self.radius, self.row_norm, self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +199,6 @@ class DPMTRL:
 
     name = "dp_mtrl"
 
-    def __post_init__(self) -> None:
-        positive(self, lam1=self.lam1, row_norm=self.row_norm, target=self.target, radius=self.radius)
-        positive(self, jitter=self.jitter)
-        non_negative(self, lam2=self.lam2)
-        positive_int(self, iterations=self.iterations)
-        one_of(self, ("noised", "own"), output=self.output)
-
     def precision(self, released: Tensor) -> tuple[Tensor, Tensor]:
         """From released models (R, n, p): the diagonal of P, (R, n), and P What, (R, n, p)."""
         tasks = released.shape[1]
@@ -262,18 +218,18 @@ class DPMTRL:
 
     def fit(self, data: LinearData, budget: TaskBudget, sources: Sequence[NoiseSource]) -> Tensor:
         """The models of all tasks, once for each of R sources of noise: (R, n, p) float64."""
-        stack = PaddedTasks.of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
+        gram, moment = moments_of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
         law = budget.law(int(data.counts.max()), data.dimension, self.iterations)
-        values, vectors = torch.linalg.eigh(stack.gram)
+        values, vectors = torch.linalg.eigh(gram)
         keys = torch.arange(len(data.x))
         released = torch.zeros(len(sources), len(data.x), data.dimension, dtype=torch.float64)
         for use in range(self.iterations):
-            released, sensitivity = self._solve(stack.moment, values, vectors, released, data.counts, budget)
+            released, sensitivity = self._solve(moment, values, vectors, released, data.counts, budget)
             if law is not None:
                 noise = [law.draw_rows(source, self.name, use, keys, data.dimension) for source in sources]
                 released = released + sensitivity[..., None] * torch.from_numpy(np.stack(noise))
         if self.output == "own":
-            released, _ = self._solve(stack.moment, values, vectors, released, data.counts, budget)
+            released, _ = self._solve(moment, values, vectors, released, data.counts, budget)
         return released
 
     def _solve(
@@ -292,6 +248,13 @@ class DPMTRL:
         rotated = torch.einsum("npk,rnp->rnk", vectors, right)
         solved = ball_ridge(values, rotated, sigma, torch.full_like(sigma, self.radius))
         return torch.einsum("npk,rnk->rnp", vectors, solved), self.sensitivity(sigma, counts, budget)
+
+
+def moments_of(data: LinearData) -> tuple[Tensor, Tensor]:
+    """X_i^T X_i / n_i (n, p, p) and X_i^T y_i / n_i (n, p) of tasks of at most 64 features."""
+    moments = TaskStack.of(data, "squared").moments
+    assert moments is not None
+    return moments[0], moments[1]
 
 
 def ball_ridge(values: Tensor, rotated: Tensor, sigma: Tensor, radius: Tensor) -> Tensor:
@@ -321,8 +284,3 @@ def ball_ridge(values: Tensor, rotated: Tensor, sigma: Tensor, radius: Tensor) -
         step = norm.square() / slope * (norm / radius - 1)
         nu = torch.where(outside, nu + step, nu)
     return w * (radius / norm.clamp(min=1e-300)).clamp(max=1.0)[..., None]
-
-
-def _check_radius(owner: object, radius: float) -> None:
-    if radius != math.inf:
-        positive(owner, radius=radius)

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parent / "reproduce" /
 from problems import Run, rows_of, run, synthetic  # noqa: E402
 from rounds import machine  # noqa: E402
 
-from benchmarks.baselines.mp_mtl import PaddedTasks  # noqa: E402
+from fedmtl.algorithms.linear.stack import TaskStack  # noqa: E402
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
 
 Array = np.ndarray
@@ -114,12 +114,12 @@ def main() -> None:
             ends[name] += [loop(x, y, iterations, sigma, 100 * repeat + k, stacked=name == "stacked")
                            for k in range(made)]  # fmt: skip
             seconds[name].append((time.perf_counter() - began) * runs / made)
-    stack = PaddedTasks.of(rows)
+    stack = TaskStack.of(rows, "squared")
 
     def objective(models: torch.Tensor) -> float:
         penalty = torch.linalg.svdvals(models).sum(-1)
         ridge = RIDGE / 2 * models.square().sum((1, 2))
-        return float((stack.losses(models, "squared").sum(-1) + LAM * penalty + ridge).mean())
+        return float((stack.value(models.transpose(0, 1)).sum(0) + LAM * penalty + ridge).mean())
 
     values = {"fedmtl": objective(found.models)}
     values |= {name: objective(torch.from_numpy(np.stack(own))) for name, own in ends.items()}

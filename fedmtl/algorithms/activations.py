@@ -9,7 +9,7 @@ arrays that have a leading axis of that length.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -114,46 +114,61 @@ def client_rows(tensor: Tensor) -> Array:
     return tensor.numpy().reshape(-1, *tensor.shape[2:])
 
 
-def simulated_objectives(
+def simulated_states(
     algorithm: OneAtATime,
     problem: Problem,
-    schedule: BoundSchedule,
+    plans: Sequence[GradientPlan],
     block: Block,
     privacy: RecordPrivacy | None,
     *,
     seed: int,
     parts: int = 1,
-) -> Tensor:
-    """Return the training objective before R simulated runs and at the end of each of ``parts`` equal parts of them.
+) -> Iterator[State]:
+    """Yield the state before R simulated runs and at the end of each of ``parts`` equal parts of them, which the next
+    part changes in place.
 
     Every run ends where its budget does. The noise is simulated, so a problem of public records is not charged for.
 
     Args:
         algorithm: settings.
-        problem: its data may be public records, or synthetic ones; nothing that is made of them is stored.
-        schedule: of which the caps are read.
+        problem: its data may be public records, or synthetic ones.
+        plans: of the releases.
         block: the activations, from the first on.
         privacy: of the runs.
         seed: of the noise.
-        parts: how many.
-
-    Returns:
-        (parts + 1, R) float64, fewer of runs of fewer activations; NaN or infinite where a run diverges.
+        parts: how many; fewer of runs of fewer activations.
     """
-    problem = replace(problem, prepared={})
     settings = None if privacy is None else replace(privacy, source="seeded")
     runs, events = block.client.shape
-    channel = open_channel(settings, algorithm.plan(problem, schedule), "simulated", seed=seed, replicates=runs)
+    channel = open_channel(settings, plans, "simulated", seed=seed, replicates=runs)
     assert isinstance(channel, Activations)
     lengths = torch.from_numpy(channel.account.fitting(block.clients.numpy()))
     block = replace(
         block, clients=torch.where((torch.arange(events) < lengths[:, None])[:, :, None], block.clients, -1)
     )
     state, last = algorithm.init(problem, runs), int(lengths.max())
-    objectives = [algorithm.objective(problem, state)]
+    yield state
     for start, stop in pairwise(sorted({last * part // parts for part in range(parts + 1)})):
         channel.begin(start, block.client[:, start:stop])
         state = algorithm.step(problem, state, block.window(start, stop), channel)
-        objectives.append(algorithm.objective(problem, state))
+        yield state
     channel.close()
+
+
+def simulated_objectives(
+    algorithm: OneAtATime, problem: Problem, schedule: BoundSchedule, *args: Any, **options: Any
+) -> Tensor:
+    """Return the training objective at the states of :func:`simulated_states`.
+
+    Args:
+        algorithm, problem: settings and data, of which nothing that is made of them is stored.
+        schedule: of which the caps are read.
+        args, options: as for :func:`simulated_states`.
+
+    Returns:
+        (parts + 1, R) float64; NaN or infinite where a run diverges.
+    """
+    problem = replace(problem, prepared={})
+    states = simulated_states(algorithm, problem, algorithm.plan(problem, schedule), *args, **options)
+    objectives = [algorithm.objective(problem, state) for state in states]
     return torch.stack([value for value in objectives if value is not None])

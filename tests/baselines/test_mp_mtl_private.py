@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from scipy import optimize
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 
-from benchmarks.baselines.mp_mtl import PaddedTasks, bounded_tasks
-from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
+from benchmarks.baselines.mp_mtl import bounded_tasks
+from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget, ball_ridge, moments_of
 from fedmtl.algorithms.linear.data import LinearData
-from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource
 from tests.baselines.test_mp_mtl import COUNTS, tasks
 
@@ -23,17 +21,6 @@ FREE = TaskBudget(epsilon=math.inf)
 
 def sources(count):
     return [SeededSource(7, replicate) for replicate in range(count)]
-
-
-def gaussian_multiplier(epsilon, delta, uses):
-    """Balle, Wang (2018), Theorem 8, by root finding; T uses of z are one of z / sqrt(T)."""
-
-    def excess(mu):
-        a = scipy.stats.norm.logcdf(mu / 2 - epsilon / mu)
-        b = epsilon + scipy.stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return math.exp(a) * -math.expm1(b - a) - delta
-
-    return math.sqrt(uses) / optimize.brentq(excess, 1e-9, 50)
 
 
 def neighbours(data, rng, unit, target):
@@ -55,16 +42,15 @@ def neighbours(data, rng, unit, target):
         DPAggr(reg=0.02),
         DPAggr(reg=0.5),
         DPAggr(reg=0.1, radius=0.3),
-        DPAggr(reg=0.1, loss="logistic"),
         DPAggr(reg=2.0, row_norm=0.7, target=3.0),
     ],
     ids=repr,
 )
 def test_no_neighbour_moves_the_average_by_more_than_its_sensitivity(settings, unit):
-    data = tasks(settings.loss, counts=(1, 3, 9, 4))
+    data = tasks(counts=(1, 3, 9, 4))
     budget, rng = TaskBudget(epsilon=1.0, unit=unit), np.random.default_rng(1)
     bound = settings.sensitivity(data.counts, budget)
-    target = 1.0 if settings.loss == "logistic" else 5 * settings.target
+    target = 5 * settings.target
     base, moved = settings.local(data).mean(0), []
     for _ in range(60):
         _, other = neighbours(data, rng, unit, target)
@@ -96,40 +82,26 @@ def test_local_models_of_the_average_are_those_of_scikit_learn():
         np.testing.assert_allclose(found[i], model.coef_, rtol=1e-8)
     released = DPAggr(reg=0.05, target=100.0).fit(data, FREE, sources(3))
     torch.testing.assert_close(released, found.mean(0).expand(3, 5, 4), rtol=1e-12, atol=1e-14)
-    labels = tasks("logistic")
-    found = DPAggr(reg=0.05, loss="logistic").local(labels)
-    x, y = labels.x[2], labels.y[2]
-    model = LogisticRegression(C=1 / (0.05 * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-12)
-    np.testing.assert_allclose(found[2], model.fit(x, y).coef_[0], rtol=1e-6)
     small = DPAggr(reg=0.05, radius=0.2).local(data)
     assert float(small.norm(dim=1).max()) <= 0.2
 
 
 @pytest.mark.parametrize("unit", ["record_group", "task"])
 def test_noise_of_the_average_follows_its_law(unit):
-    data = tasks()
-    epsilon, delta = 3.0, 1e-4
-    records = max(COUNTS)
+    data, epsilon = tasks(), 3.0
     settings, mean = DPAggr(reg=0.5), DPAggr(reg=0.5).local(data).mean(0)
-    target = (epsilon / records, delta / (records * math.exp(epsilon))) if unit == "record_group" else (epsilon, delta)
-    gauss = TaskBudget(epsilon=epsilon, delta=delta, unit=unit, mechanism="gaussian")
-    noise = settings.fit(data, gauss, sources(300))[:, 0] - mean
-    std = gaussian_multiplier(*target, 1) * settings.sensitivity(data.counts, gauss)
-    assert scipy.stats.kstest(noise.ravel() / std, "norm").pvalue > ALPHA
-    norm_like = replace(gauss, mechanism="l2_laplace", delta=1e-12)
-    noise = settings.fit(data, norm_like, sources(300))[:, 0] - mean
-    scale = settings.sensitivity(data.counts, norm_like) / target[0]  # pure epsilon; delta hardly helps
+    budget = TaskBudget(epsilon=epsilon, delta=1e-12, unit=unit)  # pure epsilon; delta hardly helps
+    noise = settings.fit(data, budget, sources(300))[:, 0] - mean
+    share = epsilon / max(COUNTS) if unit == "record_group" else epsilon
+    scale = settings.sensitivity(data.counts, budget) / share
     assert scipy.stats.kstest(noise.norm(dim=1) / scale, scipy.stats.gamma(4).cdf).pvalue > ALPHA
     assert abs(float((noise / noise.norm(dim=1, keepdim=True)).mean(0).norm())) < 0.25
 
 
 def test_record_level_budgets_compose_to_that_of_the_task():
-    budget = TaskBudget(epsilon=2.0, delta=1e-5)
-    epsilon, delta = budget.record_level(30)
+    epsilon, delta = TaskBudget(epsilon=2.0, delta=1e-5).record_level(30)
     assert 30 * epsilon == pytest.approx(2.0)
     assert 30 * math.exp(30 * epsilon) * delta == pytest.approx(1e-5)
-    law = TaskBudget(epsilon=2.0, delta=1e-5, mechanism="gaussian").law(30, 5, 4)
-    assert law.multiplier == pytest.approx(gaussian_multiplier(epsilon, delta, 4), rel=1e-3)
 
 
 def test_least_squares_in_a_ball():
@@ -185,9 +157,9 @@ def test_no_neighbour_moves_a_release_by_more_than_its_sensitivity(unit, radius)
     released = torch.from_numpy(rng.normal(size=(2, 4, 4)))
 
     def solve(given):
-        stack = PaddedTasks.of(bounded_tasks(given, row_norm=1.0, target=1.0))
-        values, vectors = torch.linalg.eigh(stack.gram)
-        return settings._solve(stack.moment, values, vectors, released, given.counts, budget)
+        gram, moment = moments_of(bounded_tasks(given, row_norm=1.0, target=1.0))
+        values, vectors = torch.linalg.eigh(gram)
+        return settings._solve(moment, values, vectors, released, given.counts, budget)
 
     base, bound = solve(data)
     ratios = []
@@ -204,15 +176,14 @@ def test_no_neighbour_moves_a_release_by_more_than_its_sensitivity(unit, radius)
 
 
 def test_noise_of_the_models_follows_its_law_and_is_fresh():
-    data, epsilon, delta = tasks(), 3.0, 1e-4
+    data, epsilon = tasks(), 3.0
     settings = DPMTRL(lam1=0.5, lam2=0.1, radius=2.0, iterations=1)
-    budget = TaskBudget(epsilon=epsilon, delta=delta, mechanism="gaussian")
+    budget = TaskBudget(epsilon=epsilon, delta=1e-12)
     noise = settings.fit(data, budget, sources(200)) - settings.fit(data, FREE, sources(1))
-    records = max(COUNTS)
-    z = gaussian_multiplier(epsilon / records, delta / (records * math.exp(epsilon)), 1)
     sigma = torch.full((5,), 0.5 + 0.1 / 1.1, dtype=torch.float64)
-    scaled = noise / (z * settings.sensitivity(sigma, data.counts, budget))[:, None]
-    assert scipy.stats.kstest(scaled.ravel(), "norm").pvalue > ALPHA
+    scale = settings.sensitivity(sigma, data.counts, budget) * max(COUNTS) / epsilon
+    scaled = noise / scale[:, None]
+    assert scipy.stats.kstest(scaled.norm(dim=2).ravel(), scipy.stats.gamma(4).cdf).pvalue > ALPHA
     rows = scaled.permute(1, 2, 0).reshape(20, 200)
     assert np.abs(np.corrcoef(rows) - np.eye(20)).max() < 0.4
     # with lam2 = 0 the solution of a round is the same: only the noise differs between rounds, of T uses
@@ -220,7 +191,7 @@ def test_noise_of_the_models_follows_its_law_and_is_fresh():
     free = alone.fit(data, FREE, sources(1))
     one = alone.fit(data, budget, sources(200)) - free
     two = replace(alone, iterations=2).fit(data, budget, sources(200)) - free
-    assert float(two.std() / one.std()) == pytest.approx(math.sqrt(2), rel=0.06)
+    assert float(two.std() / one.std()) == pytest.approx(2, rel=0.1)  # pure epsilons add up
     assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 0.1
 
 
@@ -232,17 +203,3 @@ def test_an_own_model_has_no_noise_of_its_own():
     torch.testing.assert_close(found, expected.expand(2, 5, 4), rtol=1e-9, atol=1e-12)
     related = replace(settings, lam2=0.1).fit(data, budget, sources(2))
     assert not torch.allclose(related[0], related[1])
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: TaskBudget(epsilon=0), ConfigError, "epsilon is 0"),
-        (lambda: TaskBudget(epsilon=1, unit="row"), ConfigError, "unit is 'row'"),
-        (lambda: DPAggr(reg=0), ConfigError, "reg is 0"),
-        (lambda: DPMTRL(lam1=1, lam2=1, radius=math.inf), ConfigError, "radius is inf"),
-    ],
-)
-def test_impossible_settings_are_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -38,7 +38,7 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     algorithm, data = made["algorithm"], config["data"]
     assert (algorithm.row_norm, algorithm.loss) == ("auto", "hinge")
     assert made["privacy"].clip_norm == data["l1"] + 1 == 13.0
-    assert (data["intercept"], data["labels"]) == (True, "class")
+    assert data["labels"] == "class"
 
 
 def test_an_experiment_runs_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

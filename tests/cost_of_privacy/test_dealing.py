@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.reproduce.cost_of_privacy.readers.dealing import assemble, check_share, clip_targets, deal
-from fedmtl.data import Domain
+from benchmarks.reproduce.cost_of_privacy.readers.dealing import clip_targets, deal
 from fedmtl.errors import ConfigError
 
 
@@ -23,13 +22,6 @@ def test_equal_parts_use_every_row_once():
     assert not np.array_equal(parts["owner-0"], other["owner-0"])
     again = deal(101, 4, None, 3, where="t", least=2)
     assert all(np.array_equal(parts[k], again[k]) for k in parts)
-
-
-def test_the_deal_is_uniform():
-    hits = np.zeros(20)
-    for seed in range(2000):
-        hits[deal(20, 1, 5, seed, where="t", least=2)["owner-0"]] += 1
-    assert np.abs(hits - 500).max() < 5 * (2000 * 0.25 * 0.75) ** 0.5  # five standard deviations
 
 
 def test_clients_of_a_fixed_size_do_not_depend_on_how_many_there_are():
@@ -56,29 +48,3 @@ def test_clients_of_a_fixed_size_do_not_depend_on_how_many_there_are():
 def test_impossible_deals_are_refused(clients, sizes, message):
     with pytest.raises(ConfigError, match=message):
         deal(20, clients, sizes, 0, where="t", least=2)
-
-
-def test_clients_of_one_record_need_the_public_test_rows():
-    check_share("t", None, 1)
-    with pytest.raises(ConfigError, match=r"t\.min_examples is 1, .*test_fraction=None"):
-        check_share("t", 0.2, 1)
-    with pytest.raises(ConfigError, match="test_fraction is 0"):
-        check_share("t", 0.0, 2)
-    with pytest.raises(ConfigError, match=r"t\.min_examples is 0"):
-        check_share("t", None, 0)
-
-
-def test_clients_without_a_test_part_train_on_all_rows_and_are_tested_on_the_public_ones():
-    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)
-    x[6:], y[6:] = 50, (7, 8)
-    parts = {"a": np.array([4]), "b": np.array([0, 5])}
-    out = assemble(
-        x, y, parts, slice(6, None), Domain(1, 1, 1), test_fraction=None, seed=0, classes=None, name="t", notes=("n",)
-    )
-    assert out.train.y.tolist() == [4, 0, 5]
-    assert out.train.x.tolist() == [[8, 9], [0, 1], [10, 11]]
-    assert out.train.offsets.tolist() == [0, 1, 3]
-    assert out.test.y.tolist() == [7, 8, 7, 8]
-    assert (out.test.x == 50).all()
-    assert out.test.offsets.tolist() == [0, 2, 4]
-    assert (out.public.y.tolist(), out.public.offsets.tolist(), out.notes) == ([7, 8], [0, 2], ("n",))

@@ -1,28 +1,58 @@
-"""What the readers of the study have in common: every column has a use or a reason, and bad input has a clear error."""
+"""What the readers of the study have in common: a record moves its own row only, and bad input has a clear error."""
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.reproduce.cost_of_privacy.readers import adult, hospital, lending
 from fedmtl.errors import ConfigError, DataError
 from tests.cost_of_privacy import test_adult, test_hospital, test_lending
-from tests.data.rows import spoiled, write_csv
+from tests.data.rows import moved_rows, spoiled, write_csv
 
 READERS = {  # the reader, a table, and settings that fit it
-    "adult": (adult.read_adult, test_adult.persons, {"public_rows": 10}),
+    "adult": (adult.read_adult, test_adult.persons, {"public_rows": 10, "components": 3}),
     "hospital": (hospital.read_hospital, test_hospital.stays, {}),
     "lending": (lending.read_lending, test_lending.loans, test_lending.SMALL),
 }
+EXTREME = {  # a row that is private, and its values
+    "adult": (0, test_adult.WIDE),
+    "hospital": (
+        int(np.flatnonzero(~hospital.public_places(80, 0.1))[3]),
+        {"procedure": 1, "sex": 1, "age75": 1, "admit": 1, "los": 30000},
+    ),
+    "lending": (
+        17,
+        dict.fromkeys({*lending.NUMBERS, *lending.DROPPED} - {*test_lending.TEXT}, -1e12)
+        | dict.fromkeys(test_lending.TEXT, "never seen")
+        | {"interest_rate": 100.0},
+    ),
+}
 
 
-def test_every_column_is_used_once_or_dropped_for_a_reason():
-    used = (*adult.RANGES, *adult.CATEGORIES, *adult.DROPPED, "income")
-    assert sorted(used) == sorted(test_adult.HEADER)
-    used = (*lending.CATEGORIES, *lending.NUMBERS, *lending.DROPPED, "interest_rate")
-    assert sorted(used) == sorted(test_lending.HEADER)
-    assert all(lending.DROPPED.values())
-    for table, header in (("azpro", test_hospital.AZPRO), ("medpar", test_hospital.MEDPAR)):
-        columns = hospital.TABLES[table]
-        assert sorted(("los", columns.client, *columns.features, *columns.dropped)) == sorted(header)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("adult", {"components": 3, "l1": 2.0}),
+        ("hospital", {}),
+        ("lending", {"clients": 4}),
+    ],
+)
+def test_a_private_record_moves_its_own_row_only_and_none_leaves_the_domain(tmp_path, name, options):
+    read, table, fitting = READERS[name]
+    frame, (row, values) = table().astype(object), EXTREME[name]
+    first = read(write_csv(tmp_path / "a.csv", frame), **fitting | options)
+    for column, value in values.items():
+        frame.loc[row, column] = value
+    second = read(write_csv(tmp_path / "b.csv", frame), **fitting | options)
+    assert moved_rows(first, second) == 1
+    for data in (first, second):
+        for side in (data.train, data.test, data.public):
+            assert (side.x.double().abs().sum(1) <= data.domain.l1).all()
+            assert (side.x.double().square().sum(1) <= data.domain.l2**2 * (1 + 1e-12)).all()
+            assert (side.y.double().abs() <= data.domain.target).all()
+    assert all(torch.equal(getattr(first.public, part), getattr(second.public, part)) for part in ("x", "y"))
+    assert (first.notes, first.domain) == (second.notes, second.domain)
+    assert first.train.offsets.equal(second.train.offsets)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +79,11 @@ def test_bad_tables_have_a_clear_error(tmp_path, reader, row, column, value, mes
 @pytest.mark.parametrize(
     ("reader", "options", "error", "message"),
     [
-        ("adult", {"coding": "hash"}, ConfigError, r"adult\.coding is 'hash'; accepted: 'one_hot', 'integer'"),
+        ("adult", {"labels": "rank"}, ConfigError, r"adult\.labels is 'rank'; accepted: 'signed', 'class'"),
         ("adult", {"components": 11}, ConfigError, r"adult\.components is 11, but the 10 public rows have only 9"),
         ("adult", {"public_rows": 40}, DataError, r"has 40 rows, and adult\.public_rows is 40"),
-        ("hospital", {"table": "nyc"}, ConfigError, r"hospital\.table is 'nyc'; accepted: 'azpro', 'medpar'"),
-        ("hospital", {"public_fraction": 1.0}, ConfigError, r"hospital\.public_fraction is 1\.0; it must be above 0"),
+        ("hospital", {"public_fraction": 1.0}, ConfigError, r"hospital\.public_fraction is 1\.0"),
+        ("hospital", {"test_fraction": 1.0}, ConfigError, r"test_fraction is 1\.0"),
         (
             "lending",
             {"components": 41},
@@ -71,8 +101,8 @@ def test_impossible_settings_are_refused(tmp_path, reader, options, error, messa
 
 
 def test_tables_that_are_missing_or_empty_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"holds none of medpar\.csv"):
-        hospital.read_hospital(tmp_path, table="medpar")
+    with pytest.raises(DataError, match=r"holds none of azpro\.csv"):
+        hospital.read_hospital(tmp_path)
     file = write_csv(tmp_path / "loans.csv", test_lending.loans().iloc[:0])
     with pytest.raises(DataError, match=r"loans\.csv.*has no rows"):
         lending.read_lending(file, **test_lending.SMALL)

@@ -48,7 +48,7 @@ def hospital(root: Path) -> list[Row]:
     """Figures 9 and 10: 17 hospitals with the records they have; cap, clip and kappa are chosen on public rows."""
     data, public = stays(root)
     learner, counts, rows = AsyncLearner(), data.counts.tolist(), []
-    known, psi = references(data, public, learner), Collaboration(learner, data).together.psi
+    known, psi = references(data, public, learner), Collaboration(learner, data).psi
     for epsilon in (*EPSILONS, math.inf):
         cap, clip, kappa = chosen(root, epsilon)
         clients = clocks(len(counts), RUNS, 3, cap)
@@ -66,7 +66,7 @@ def hospital_bands(root: Path) -> list[Row]:
     """
     data, public = stays(root)
     counts, rows = data.counts.tolist(), []
-    learner, psi = AsyncLearner(), Collaboration(AsyncLearner(), data).together.psi
+    learner, psi = AsyncLearner(), Collaboration(AsyncLearner(), data).psi
     for epsilon in BAND_EPSILONS:
         cap, clip, kappa = chosen(root, epsilon)
         short = clocks(len(counts), RUNS, 3, cap)

@@ -56,7 +56,7 @@ def machine(root: Path) -> list[Row]:
     rows: list[Row] = []
     for place, size in enumerate(SIZES):
         deals = [census(root, 3, size, deal)[0] for deal in range(DEALS)]
-        fitness = [Collaboration(LEARNER, data).together for data in deals]
+        fitness = [Collaboration(LEARNER, data) for data in deals]
         for epsilon in (*EPSILONS, math.inf):
             plans = [("fixed", fixed)]
             if place % 2 == 1:
@@ -71,7 +71,7 @@ def machine(root: Path) -> list[Row]:
                 rows.append({"records": size, "epsilon": epsilon, "rule": rule, "kappa": kappa, "runs": DEALS * RUNS,
                              "psi": sum(values) / DEALS, "deals": values})  # fmt: skip
         known = [references(data, public, LEARNER) for data in deals]
-        wrong = [wrong_share(data, f.optimum.theta) for data, f in zip(deals, fitness, strict=True)]
+        wrong = [wrong_share(data, torch.from_numpy(f.optimum.theta)) for data, f in zip(deals, fitness, strict=True)]
         rows.append({"records": size, "rule": "references", "gap": max(f.optimum.gap for f in fitness),
                      "wrong": sum(wrong) / DEALS,
                      "alone": sum(sum(one["alone"]) for one in known) / (3 * DEALS),

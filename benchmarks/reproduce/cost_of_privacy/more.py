@@ -136,7 +136,7 @@ def plot_machine(rows: list[Row], path: Path) -> None:
                 x = [r[moving] for r in points]
                 label = f"{value:,} records" if fixed == "records" else f"epsilon {value:g}"
                 axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
-                expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
+                expected = [forecast(report.noise_in(r)) for r in points]
                 axes.plot(x, expected, color=colour, linewidth=1.2)
             axes.axhline(report.LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
             axes.set_ylim(2e-3, 30)

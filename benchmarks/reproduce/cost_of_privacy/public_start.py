@@ -80,7 +80,7 @@ class Method:
             coins = torch.Generator().manual_seed(99 + trial)
             drawn = rest[torch.randint(len(rest), (sum(counts),), generator=coins)].split(list(counts))
             data = LinearData(tuple(x[i] for i in drawn), tuple(y[i] for i in drawn), public.bias)
-            psi = Collaboration(self.learner, data).together.psi
+            psi = Collaboration(self.learner, data).psi
             half = LinearData((x[known],), (y[known],), public.bias)
             for setting in self.settings:
                 total[setting] += float(psi(self.run(data, half, epsilon, setting, 2, 1000 + trial)).mean())
@@ -120,8 +120,8 @@ def with_public(data: LinearData, public: LinearData) -> Tensor:
     fits = []
     for x, y in zip(data.x, data.y, strict=True):
         both = LinearData((torch.cat([*public.x, x]),), (torch.cat([*public.y, y]),), data.bias)
-        fits.append(Collaboration(AsyncLearner(), both).together.optimum.theta)
-    return torch.stack(fits)
+        fits.append(Collaboration(AsyncLearner(), both).optimum.theta)
+    return torch.from_numpy(np.stack(fits))
 
 
 def measured(root: Path) -> Iterator[Score]:
@@ -133,7 +133,7 @@ def measured(root: Path) -> Iterator[Score]:
             for metric, count in (("psi", owners), ("test MSE", training)):
                 data = first_owners(whole, count)
                 if metric == "psi":
-                    score_of = Collaboration(AsyncLearner(), data).together.psi
+                    score_of = Collaboration(AsyncLearner(), data).psi
                 else:
                     x, y = torch.cat(whole.x[count:]), torch.cat(whole.y[count:])
 
@@ -150,8 +150,8 @@ def measured(root: Path) -> Iterator[Score]:
                                  **by_client(by, own, larger=False), chosen=chosen)  # fmt: skip
 
                 yield row("local", "alone (tuned ridge)", 0.0, float(local.mean()), own, "leave one out")
-                free = Collaboration(AsyncLearner(), public).together.optimum.theta
-                value = float(score_of(free))
+                free = torch.from_numpy(Collaboration(AsyncLearner(), public).optimum.theta)
+                value = float(score_of(free[None]))
                 yield row("public", "public rows", 0.0, value, dict.fromkeys(ids, value))
                 values = score_of(with_public(data, public))
                 yield row("public", "public rows and own records", 0.0, float(values.mean()),
@@ -161,12 +161,9 @@ def measured(root: Path) -> Iterator[Score]:
                         key = method.name, epsilon
                         if key not in choices:
                             choices[key] = method.chosen(public, [size] * owners, epsilon)
-                        clip, kappa = choices[key]
                         theta = method.run(data, public, epsilon, choices[key], RUNS, 10_000 + deal)
                         value = float(score_of(theta).mean())
-                        said = f"clip {clip:g}" + (
-                            f", kappa {kappa:g}" if isinstance(method.learner, AsyncLearner) else ""
-                        )
+                        said = method.said(*choices[key])
                         yield row(method.role, method.name, epsilon, value, dict.fromkeys(ids, value), said)
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
@@ -174,7 +171,7 @@ def measured(root: Path) -> Iterator[Score]:
 def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HOSPITALS) -> Iterator[Score]:
     """Yield psi of 17 hospitals with the stays they have; a seed is of the noise and of who answers when."""
     data, public = stays(root)
-    psi, counts = Collaboration(AsyncLearner(), data).together.psi, data.counts.tolist()
+    psi, counts = Collaboration(AsyncLearner(), data).psi, data.counts.tolist()
     ids, local = [str(i) for i in range(len(counts))], psi(alone(data))
     own = dict(zip(ids, local.tolist(), strict=True))
 
@@ -182,7 +179,7 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
         return Score(setting, "psi", False, role, method, epsilon, seed, sum(by.values()) / len(by),
                      **by_client(by, own, larger=False), chosen=said)  # fmt: skip
 
-    free = float(psi(Collaboration(AsyncLearner(), public).together.optimum.theta))
+    free = float(psi(torch.from_numpy(Collaboration(AsyncLearner(), public).optimum.theta)[None]))
     both = dict(zip(ids, psi(with_public(data, public)).tolist(), strict=True))
     for seed in range(DEALS):
         yield row("local", "alone (tuned ridge)", 0.0, seed, own, "leave one out")
@@ -193,12 +190,9 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
         method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
         for epsilon in EPSILONS:
             choice = method.chosen(public, counts, epsilon)
-            said = f"clip {choice[0]:g}" + (
-                f", kappa {choice[1]:g}" if isinstance(method.learner, AsyncLearner) else ""
-            )
             for seed in range(DEALS):
                 value = float(psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean())
-                yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), said)
+                yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), method.said(*choice))
 
 
 def main() -> None:

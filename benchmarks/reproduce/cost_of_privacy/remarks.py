@@ -39,7 +39,7 @@ FURTHER = tuple(
 def same_settings(root: Path, clip: float = 2.0, kappa: float = 5.0) -> str:
     """Return psi by the share of the records in an answer, with one clip and kappa for all."""
     data, public = stays(root)
-    psi, lines = Collaboration(METHODS[0].learner, data).together.psi, []
+    psi, lines = Collaboration(METHODS[0].learner, data).psi, []
     for method in (METHODS[0], *FURTHER):
         cells = []
         for epsilon in EPSILONS:

@@ -8,9 +8,10 @@ from typing import Any
 
 import more
 import numpy as np
-from collaboration import Forecast, Slope, fit_forecast, log_log_slope
+from collaboration import Slope, log_log_slope
 from sweep import markdown, replace_section, write_csv
 
+from fedmtl.algorithms.async_learner.cost_of_privacy import Forecast, noise_of
 from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
@@ -130,13 +131,18 @@ def slopes_table(rows: list[Row]) -> str:
     return markdown(["along", "cells:", "slope of psi (95%):", "slope of psi - floor (95%):"], lines)
 
 
+def noise_in(row: Row, owners: int = 3) -> float:
+    """u of (11) in a cell, whose owners have as many records each."""
+    return noise_of([row["epsilon"]] * owners, owners * row["records"])
+
+
 def fitted(rows: list[Row]) -> Forecast:
-    return fit_forecast([3 * r["records"] for r in rows], [[r["epsilon"]] * 3 for r in rows], [r["psi"] for r in rows])
+    return Forecast.fit([noise_in(r) for r in rows], [r["psi"] for r in rows])
 
 
 def error_of(forecast: Forecast, rows: list[Row]) -> float:
     """Root mean square of relative errors."""
-    errors = [forecast(3 * r["records"], [r["epsilon"]] * 3) / r["psi"] - 1 for r in rows]
+    errors = [forecast(noise_in(r)) / r["psi"] - 1 for r in rows]
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
@@ -182,12 +188,10 @@ def foreseen_table(rows: list[Row]) -> str:
     for size in dict.fromkeys(r["records"] for r in rows):
         own = [r for r in finite if r["records"] == size]
         fit = [r for r in own if r["foreseen"] < LARGEST]
-        arguments = [(r["owners"] * size, [r["epsilon"]] * r["owners"]) for r in fit]
-        forecast = fit_forecast([n for n, _ in arguments], [e for _, e in arguments], [r["foreseen"] for r in fit])
+        forecast = Forecast.fit([noise_in(r, r["owners"]) for r in fit], [r["foreseen"] for r in fit])
         for title, foreseen in (
             ("simulation of the setting itself", {id(r): r["foreseen"] for r in own}),
-            ("(11) fitted to these simulations", {id(r): forecast(r["owners"] * size, [r["epsilon"]] * r["owners"])
-                                                 for r in own}),
+            ("(11) fitted to these simulations", {id(r): forecast(noise_in(r, r["owners"])) for r in own}),
         ):  # fmt: skip
             errors = [foreseen[id(r)] / r["psi"] - 1 for r in own]
             right = sum((foreseen[id(r)] < r["alone"]) == (r["psi"] < r["alone"]) for r in own)
@@ -257,7 +261,7 @@ def plot_grid(rows: list[Row], path: Path) -> None:
                 x = [r[moving] for r in points]
                 label = f"{value:g} records" if fixed == "records" else f"epsilon {value:.2g}"
                 axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
-                expected = [forecast(3 * r["records"], [r["epsilon"]] * 3) for r in points]
+                expected = [forecast(noise_in(r)) for r in points]
                 axes.plot(x, expected, color=colour, linewidth=1.2)
             axes.axhline(LARGEST, color="#6b6f76", linewidth=1, linestyle=":")
             axes.set_ylim(2e-3, 20)

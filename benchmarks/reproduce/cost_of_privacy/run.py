@@ -64,7 +64,7 @@ def bands(root: Path) -> list[Row]:
     Noise is addressed by tick, so that a run cut off at a tick is the beginning of the whole one.
     """
     data, public = lending(root, 3, 3000, 0)
-    psi, rows = Collaboration(AsyncLearner(), data).together.psi, []
+    psi, rows = Collaboration(AsyncLearner(), data).psi, []
     short = clocks(3, BAND_RUNS, 1)
     long = PoissonClocks(events=max(TICKS)).bind(3).events(1, 0, max(TICKS), replicates=BAND_RUNS).client
     plans = (("10 answers an owner", short, AsyncLearner, range(1, short.shape[1] + 1)),
@@ -109,7 +109,7 @@ def grid(root: Path) -> list[Row]:
                 for own in data:
                     seed = 1000 + len(rows) * 10 + len(values)  # every mean has noise of its own
                     theta = simulate(tried, own, budget(epsilon), clocks(3, GRID_RUNS, seed), seed=seed)
-                    values.append(float(Collaboration(learner, own).together.psi(theta).mean()))
+                    values.append(float(Collaboration(learner, own).psi(theta).mean()))
                 rows.append({**row, "kappa": kappa, "rule": name, "psi": sum(values) / len(values), "deals": values})
     return rows
 
@@ -126,7 +126,7 @@ def unclipped(root: Path) -> list[Row]:
                 seed = 50_000 + len(rows) * 10 + len(values)
                 privacy, clients = budget(times * epsilon, times * CLIP), clocks(3, GRID_RUNS, seed)
                 theta = simulate(learner, own, privacy, clients, seed=seed)
-                values.append(float(Collaboration(learner, own).together.psi(theta).mean()))
+                values.append(float(Collaboration(learner, own).psi(theta).mean()))
             row: Row = {"records": size, "epsilon": epsilon, "runs": GRID_DEALS * GRID_RUNS, "rule": "unclipped"}
             rows.append({**row, "kappa": learner.kappa, "psi": sum(values) / len(values), "deals": values})
     return rows

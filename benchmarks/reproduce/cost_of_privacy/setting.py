@@ -93,18 +93,17 @@ def kappa_for(
     fitness = fitness_by_kappa(
         learner, public, counts=counts, privacy=privacy, clients=clients, kappas=CANDIDATES, seed=seed, **other
     )
-    least = Collaboration(learner, drawn(public, counts, seed)).together.optimum.fitness
+    least = Collaboration(learner, drawn(public, counts, seed)).optimum.value
     psi = {kappa: value / least - 1 for kappa, value in fitness.items()}
     return KappaChoice(min(psi, key=lambda kappa: psi[kappa]), psi)
 
 
 def references(data: LinearData, public: LinearData, learner: AsyncLearner) -> Row:
     """psi of models without noise: of the owners alone, of the public rows alone, and of theta = 0."""
-    together = Collaboration(learner, data)
-    alone = [float(together.together.psi(together.alone(i).theta)) for i in range(len(data.x))]
-    model = Collaboration(learner, public).together.optimum.theta
-    psi = together.together.psi(torch.stack([model, torch.zeros_like(model)]))
-    return {"alone": alone, "public": float(psi[0]), "zero": float(psi[1])}
+    together, model = Collaboration(learner, data), Collaboration(learner, public).optimum.theta
+    models = [*(together.alone(i).theta for i in range(len(data.x))), model, np.zeros_like(model)]
+    *alone, known, zero = together.psi(torch.from_numpy(np.stack(models))).tolist()
+    return {"alone": alone, "public": known, "zero": zero}
 
 
 def quartiles(values: torch.Tensor) -> Row:
@@ -150,7 +149,7 @@ def value_rows(
                     clients = clocks(owners, runs, seed)
                     tried = replace(learner, kappa=found.kappa)
                     theta = simulate(tried, data, budget(epsilon, clip), clients, seed=seed)
-                    psi = Collaboration(learner, data).together.psi(theta)
+                    psi = Collaboration(learner, data).psi(theta)
                     values.append(float(psi.mean()))
                     better += [float(psi.mean()) < other for other in known[place]["alone"]]
                 rows.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +11,16 @@ from torch import Tensor
 
 from fedmtl import RecordPrivacy, models
 from fedmtl.algorithms import Problem
+from fedmtl.algorithms.activations import simulated_states
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.central import CentralLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.local import Execution
-from fedmtl.privacy import open_channel
 from fedmtl.random import derive_key
 from fedmtl.schedules import Block
 from fedmtl.trainer.problem import build_problem
 
-BLOCK = 1024  # activations that begin at once
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
@@ -55,9 +53,8 @@ def simulate(
     caps: np.ndarray | None = None,
     seed: int = 0,
     public: LinearData | None = None,
-    shorten: bool = False,
 ) -> Tensor:
-    """theta_L (R, p) float64 of R repetitions of a run.
+    """theta_L (R, p) float64 of R repetitions of a run; each ends where an owner is asked beyond its cap.
 
     Args:
         learner, privacy: settings; ``privacy`` None is a run without clip and noise.
@@ -65,29 +62,16 @@ def simulate(
         clients: int64 (R, S), the owner of each activation; -1 is none.
         caps: int64 (n,), most answers of each owner, to which noise is calibrated; default the most that any
             repetition asks for.
-        seed: of the noise.
+        seed: of the noise, which is addressed by an owner's place in the data.
         public: the public rows, for a learner that starts at their fit.
-        shorten: every repetition ends where an owner is asked beyond its cap, as a run does.
-
-    Raises:
-        BudgetExhausted: an owner is asked beyond its cap, without ``shorten``.
     """
-    replicates, events = clients.shape
-    problem = problem_of(data, events, public)
+    problem = problem_of(data, clients.shape[1], public)
     if caps is None:
         answers = [torch.bincount(row[row >= 0], minlength=len(data.x)) for row in clients]
         caps = torch.stack(answers).amax(0).numpy()
     plans = [replace(plan, keys=None) for plan in learner.plan(problem, Caps(caps))]  # type: ignore[arg-type]
-    channel = open_channel(privacy, plans, "activations as given", seed=seed, replicates=replicates)
-    if shorten:
-        fitting = torch.from_numpy(channel.account.fitting(clients.numpy()[:, :, None]))
-        clients = torch.where(torch.arange(events) < fitting[:, None], clients, -1)
-    state = learner.init(problem, replicates)
-    for first in range(0, events, BLOCK):
-        part = clients[:, first : first + BLOCK]
-        channel.begin(first, part)
-        state = learner.step(problem, state, Block(first, torch.zeros(part.shape), part[:, :, None]), channel)
-    channel.close()
+    block = Block(0, torch.zeros(clients.shape), clients[:, :, None])
+    *_, state = simulated_states(learner, problem, plans, block, privacy, seed=seed)
     return state.public["theta_l"]
 
 
@@ -100,7 +84,7 @@ def fitness_by_kappa(
     clients: Tensor,
     kappas: Sequence[float] = KAPPAS,
     seed: int = 0,
-    **others: Any,
+    caps: np.ndarray | None = None,
 ) -> dict[float, float]:
     """The mean fitness f of every kappa, by simulation with owners of ``counts`` records drawn from public ones.
 
@@ -108,13 +92,13 @@ def fitness_by_kappa(
         learner: settings; its ``kappa`` is not used.
         public: public records, of any owners.
         counts: n_i.
-        privacy, clients, seed, others: as for :func:`simulate`.
+        privacy, clients, seed, caps: as for :func:`simulate`.
         kappas: candidates.
     """
     data, fitness = drawn(public, counts, seed), {}
     for kappa in kappas:
         tried = replace(learner, step_size="auto", kappa=float(kappa))
-        theta = simulate(tried, data, privacy, clients, seed=seed, shorten=True, **others)
+        theta = simulate(tried, data, privacy, clients, seed=seed, caps=caps)
         fitness[float(kappa)] = float(learner.fitness(learner.bounded(data), theta).mean())
     return fitness
 

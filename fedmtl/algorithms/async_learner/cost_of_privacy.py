@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 from torch import Tensor
 
@@ -90,16 +91,44 @@ def cost_of_privacy(
             f"The objectives of simulated are {values.tolist()!r}; needed: at least 2, above that of the exact "
             f"minimizer, {least:g}, which must be above 0."
         )
-    psi, u = values / least - 1, np.array([_noise([epsilon] * len(rows.x), count) for epsilon in simulated])
-    unit = u.max()  # so that both columns are of one order
-    constants, residual = nnls(np.column_stack([u / unit, (u / unit) ** 2]) / psi[:, None], np.ones(len(psi)))
-    ahead = _noise(epsilons, count if records is None else records) / unit
-    shared = float(constants @ [ahead, ahead**2])
-    return CostOfPrivacy(shared, tuple(f / least - 1 for f in local), float(residual / math.sqrt(len(psi))))
+    forecast = Forecast.fit([noise_of([epsilon] * len(rows.x), count) for epsilon in simulated], values / least - 1)
+    shared = forecast(noise_of(epsilons, count if records is None else records))
+    return CostOfPrivacy(shared, tuple(f / least - 1 for f in local), forecast.error)
 
 
-def _noise(epsilons: Sequence[float], records: int) -> float:
-    """Return u of (11)."""
+class Forecast(NamedTuple):
+    """psi by u, equation (11).
+
+    Attributes:
+        c1, c2: at least 0.
+        error: root mean square of the relative errors of the fit.
+    """
+
+    c1: float
+    c2: float
+    error: float
+
+    @classmethod
+    def fit(cls, u: ArrayLike, psi: ArrayLike) -> Forecast:
+        """Fit the constants to psi (m,), above 0, of simulations with noise u (m,), by least squares of relative
+        errors."""
+        noise, costs = np.asarray(u, dtype=np.float64), np.asarray(psi, dtype=np.float64)
+        unit = noise.max()  # so that both columns are of one order
+        design = np.column_stack([noise / unit, (noise / unit) ** 2]) / costs[:, None]
+        (c1, c2), residual = nnls(design, np.ones(len(costs)))
+        return cls(float(c1 / unit), float(c2 / unit**2), float(residual / math.sqrt(len(costs))))
+
+    def __call__(self, u: float) -> float:
+        """Return psi."""
+        return self.c1 * u + self.c2 * u**2
+
+
+def noise_of(epsilons: Sequence[float], records: int) -> float:
+    """Return u of (11).
+
+    Raises:
+        ConfigError: epsilons or records that are not above 0.
+    """
     values = np.array(epsilons, dtype=np.float64)
     if len(values) == 0 or not (values > 0).all() or records < 1:
         raise ConfigError(f"records is {records!r} and epsilons are {values.tolist()!r}; each must be above 0.")

@@ -13,13 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from fedmtl._check import given, one_of, positive, positive_int
+from fedmtl._check import one_of, positive, positive_int
 from fedmtl.data.dataset import FederatedDataset
 from fedmtl.data.examples import Domain
 from fedmtl.data.loaders import reader
 from fedmtl.data.readers.columns import Table, codes, find_file
 
-from .bounded_rows import clip_rows
+from .bounded_rows import clip_rows, with_intercept
 from .dealing import assemble, deal_table, texts_of
 from .whitening import fit_whitening
 
@@ -81,24 +81,18 @@ def read_adult(
     clients: int = 3,
     sizes: int | Sequence[int] | None = None,
     public_rows: int = 1000,
-    coding: Literal["one_hot", "integer"] = "one_hot",
     labels: Literal["signed", "class"] = "signed",
-    components: int | None = None,
+    components: int = 10,
     z_clip: float = 5.0,
-    l1: float | None = None,
-    l2: float | None = None,
-    intercept: bool = True,
+    l1: float = 12.0,
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
     """Read adult.csv and deal its persons to clients.
 
-    Numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 + value)). A row of 5
-    numbers and 7 categories so has ``||x||_1 <= 12`` and ``||x||_2 <= sqrt(12)`` by construction; ``l1`` and ``l2``
-    can tighten this. One-hot columns are not independent (occupation is unknown where workclass is unknown or
-    never worked), so a model without a strongly convex penalty has no unique optimum. With ``components`` the public
-    rows fit z-scores and a whitened PCA of these features, which are then scaled down to ``l1`` and ``l2``: fewer
-    dimensions that are equally long, for which few noised gradients are enough.
+    Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 + value)), and seven
+    categories are one-hot columns. The public rows fit z-scores and a whitened PCA of these: fewer dimensions that are
+    equally long, for which few noised gradients are enough.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
@@ -106,30 +100,25 @@ def read_adult(
         sizes: persons of each client, training and test together: None for all in N equal parts, one number for all
             clients, or one number a client.
         public_rows: the last rows of the file, taken as public; they belong to no client.
-        coding: ``"one_hot"``: one 0/1 feature a category but the first, 84 features; ``"integer"``: the category's
-            number over the largest number, 12 features.
         labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64 labels 0 and 1.
-        components: principal components k, instead of the features themselves; None: the features.
-        z_clip: bound on a feature's z-score, where there are components.
-        l1: bound on ``||x||_1`` without the intercept, a public constant; longer rows are scaled down. None: 12.
-        l2: bound on ``||x||_2``, likewise. None: sqrt(12), or with components ``l1``.
-        intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
+        components: principal components k.
+        z_clip: bound on a coded column's z-score.
+        l1: bound on ``||x||_1`` without the 1 at the end, a public constant; longer rows are scaled down.
         test_fraction: share of each client's persons held out for test; None trains on all of them and tests every
             client on the public rows.
         seed: of the deal and of the split.
 
     Returns:
-        Features (d,) or (k,), float32, and targets; +1 or class 1 for more than 50,000 dollars.
+        Features (k + 1,), of which the last is 1, float32, and targets; +1 or class 1 for more than 50,000 dollars.
 
     Raises:
         DataError: an unreadable file, a missing column, a value that is no number, an unknown category.
         ConfigError: an impossible setting, or more components than the public rows have directions.
     """
     where = "adult"
-    one_of(where, ("one_hot", "integer"), coding=coding)
     one_of(where, ("signed", "class"), labels=labels)
-    positive(where, z_clip=z_clip, **given(l1=l1, l2=l2))
-    positive_int(where, **given(components=components))
+    positive(where, z_clip=z_clip, l1=l1)
+    positive_int(where, components=components)
     file = find_file(root, FILES)
     table = Table.of(file, (*CATEGORIES, "sex", TARGET))
     table = replace(table, frame=table.frame.rename(columns=ALIASES))
@@ -138,31 +127,22 @@ def read_adult(
         len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
     )
     public = slice(len(table) - public_rows, None)
-    natural = float(len(RANGES) + len(CATEGORIES))
-    features = coded(table, coding)
-    if components is None:
-        x = clip_rows(features, l1=l1, l2=l2)
-        bound1, bound2 = min(l1 or natural, natural), min(l2 or np.sqrt(natural), np.sqrt(natural), l1 or natural)
-    else:
-        bound1 = l1 or natural
-        bound2 = min(l2 or bound1, bound1)
-        whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
-        x = clip_rows(whitened, l1=bound1, l2=l2)
+    features = coded(table)
+    whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
+    x = with_intercept(clip_rows(whitened, l1=l1))
     y = np.asarray(list(INCOMES.values()), dtype=np.int64)[_known(table, TARGET, tuple(INCOMES), "<=50K, >50K")]
     targets = (2 * y - 1).astype(np.float32) if labels == "signed" else y
-    fitted = f": they fitted the z-scores and the {components} principal components" if components else ""
     note = (
-        f"the last {public_rows} persons of the file are taken as public{fitted}, and no epsilon covers them; the "
-        "number of persons of each client is public"
+        f"the last {public_rows} persons of the file are taken as public: they fitted the z-scores and the "
+        f"{components} principal components, and no epsilon covers them; the number of persons of each client is public"
     )
     return assemble(
-        x, targets, parts, public, Domain(bound1, float(bound2), 1.0),
+        x, targets, parts, public, Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0),
         test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2, name="adult", notes=(note,),
-        intercept=intercept,
     )  # fmt: skip
 
 
-def coded(table: Table, coding: str) -> np.ndarray:
+def coded(table: Table) -> np.ndarray:
     """Turn the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories, in order."""
     features = []
     for column, (low, high) in RANGES.items():
@@ -172,8 +152,7 @@ def coded(table: Table, coding: str) -> np.ndarray:
         features.append(((values - low) / (high - low))[:, None])
     for column, categories in CATEGORIES.items():
         number = _known(table, column, categories, ", ".join(categories))[:, None]
-        one_hot = coding == "one_hot"
-        features.append(number == np.arange(1, len(categories)) if one_hot else number / (len(categories) - 1))
+        features.append(number == np.arange(1, len(categories)))
     return np.concatenate(features, axis=1).astype(np.float64)
 
 

@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmtl._check import fraction, positive_int
+from fedmtl._check import positive_int
 from fedmtl.data import Domain, Examples, FederatedDataset, from_partition
 from fedmtl.data.readers.columns import Table
 from fedmtl.data.transforms import SHRINK
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.random import keyed_generator
-
-from .bounded_rows import with_intercept
 
 
 def texts_of(table: Table, column: str) -> np.ndarray:
@@ -32,19 +30,6 @@ def texts_of(table: Table, column: str) -> np.ndarray:
 def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
     """Move y (n,) into plus or minus ``bound``, float32, within it also after rounding."""
     return np.clip(y, -SHRINK * bound, SHRINK * bound).astype(np.float32)
-
-
-def check_share(where: str, test_fraction: float | None, min_examples: int) -> None:
-    """Raise :class:`ConfigError` unless clients with ``min_examples`` records can hold out such a share for test."""
-    positive_int(where, min_examples=min_examples)
-    if test_fraction is None:
-        return
-    fraction(where, test_fraction=test_fraction)
-    if min_examples < 2:
-        raise ConfigError(
-            f"{where}.min_examples is 1, but a client with one record cannot hold out test records of its own; "
-            "give min_examples=2, or test_fraction=None to test every client on the public rows."
-        )
 
 
 def deal(
@@ -112,7 +97,6 @@ def deal_table(
         ConfigError: an impossible setting.
     """
     least = 1 if test_fraction is None else 2
-    check_share(where, test_fraction, least)
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:
         raise DataError(
@@ -133,7 +117,6 @@ def assemble(
     classes: int | None,
     name: str,
     notes: Sequence[str],
-    intercept: bool = False,
 ) -> FederatedDataset:
     """Make a dataset of the rows of a table.
 
@@ -149,10 +132,7 @@ def assemble(
         classes: None for floating targets.
         name: for messages and reports.
         notes: what is outside of every epsilon.
-        intercept: append a feature that is 1, which the bounds then include.
     """
-    if intercept:
-        x, domain = with_intercept(x), Domain(domain.l1 + 1, float(np.sqrt(domain.l2**2 + 1)), domain.target)
     public_x, public_y = torch.from_numpy(x[public]), torch.from_numpy(y[public])
     count = len(public_y)
     public_rows = Examples(public_x, public_y, torch.tensor([0, count]))

@@ -106,7 +106,6 @@ def read_lending(
     l1: float = 12.0,
     l2: float = 5.0,
     target: float = 4.0,
-    intercept: bool = False,
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
@@ -124,7 +123,6 @@ def read_lending(
         l2: bound on ``||x||_2``, likewise.
         target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over their standard
             deviation.
-        intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
         test_fraction: share of each client's loans held out for test; None trains on all of them and tests every
             client on the public rows.
         seed: of the deal and of the split.
@@ -158,7 +156,7 @@ def read_lending(
     )
     return assemble(
         x, y, parts, public, Domain(l1, l2, target),
-        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,), intercept=intercept,
+        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,),
     )  # fmt: skip
 
 
