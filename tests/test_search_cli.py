@@ -9,6 +9,7 @@ import yaml
 from fedmtl.cli.commands import candidate_configs
 from fedmtl.cli.main import main
 from fedmtl.privacy import SeededSource, draw_repetitions
+from fedmtl.search.search import _Search
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=2", "eval_every=2", "progress=false"]
 QUICK = ["--mean", "2", "--score-noise", "0.1"]
@@ -24,16 +25,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    words = [
-        "search",
-        *TINY,
-        f"seed={SEED}",
-        "algorithm=pmtl",
-        "algorithm.lam=0.1,1",
-        "privacy.clip_norm=0.5,1",
-        "privacy.epsilon=3",
-    ]
-    assert main([*words, *QUICK]) == 0
+    combined = ["algorithm=pmtl", "algorithm.lam=0.1,1", "privacy.clip_norm=0.5,1", "privacy.epsilon=3"]
+    assert main(["search", *TINY, f"seed={SEED}", *combined, *QUICK]) == 0
     told = capsys.readouterr()
     (folder,) = here.glob("outputs/2*/*")
     assert f"Saved in {folder.relative_to(here)}" in told.out
@@ -61,11 +54,7 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
     assert "already holds a run; continue it with fedmtl resume" in capsys.readouterr().err
 
 
-def test_an_interrupted_search_resumes(
-    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedmtl.search.search import _Search
-
+def test_an_interrupted_search_resumes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["search", *TINY, f"seed={SEED}", "algorithm=pmtl,fedavg", *QUICK, "--folder"]
     assert main([*words, "whole"]) == 0
     train = _Search._train
@@ -77,17 +66,13 @@ def test_an_interrupted_search_resumes(
 
     with monkeypatch.context() as patch:
         patch.setattr(_Search, "_train", interrupted)
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit):
             main([*words, "part"])
-    assert stopped.value.code == 130
-    assert "continue it with: fedmtl resume part" in capsys.readouterr().err
     stored = yaml.safe_load((here / "part/private/config.yaml").read_text())["search"]
     assert list(stored["candidates"]) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert main(["resume", "part"]) == 0
     for name in ("search.json", "privacy.json"):
         assert (here / "part/public" / name).read_bytes() == (here / "whole/public" / name).read_bytes()
-    both = [json.loads((here / name / "private/search.json").read_text()) for name in ("part", "whole")]
-    assert all(both[0][key] == both[1][key] for key in ("candidates", "scores"))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +80,8 @@ def test_an_interrupted_search_resumes(
     [
         ([], "nothing to search: list the values of a setting"),
         (["algorithm=pmtl", "algorithm.lam=1,1"], "algorithm.lam=1 is listed twice"),
-        (["algorithm=pmtl", "algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
         (["algorithm=pmtl", "algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
         (["data.clients=20,30"], "has other data than 'data.clients=20'"),
-        (["seed=1,2"], "has other data than 'seed=1'"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
         (["algorithm=pmtl,local"], "'algorithm=local': its algorithm releases nothing"),
     ],
@@ -117,17 +100,3 @@ def test_names_are_the_values_that_differ() -> None:
     found = candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert {config["rounds"] for config in found.values()} == {3}
-
-
-def test_a_table_of_several_runs_says_that_choosing_is_not_private(
-    capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
-    for name, lam in (("a", 0.1), ("b", 1.0)):
-        (here / name / "private").mkdir(parents=True)
-        result = {"algorithm": "pmtl", "epsilon": 2.0, "delta": 1e-5, "accuracy": 0.5, "seed": 0}
-        result["configuration"] = {"algorithm": {"class": "PMTL", "lam": lam}}
-        (here / name / "private" / "result.json").write_text(json.dumps(result))
-    assert main(["report", "a", "b"]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert "every row is one run" in words
-    assert "not private: choosing among runs by these metrics is covered by no epsilon" in words

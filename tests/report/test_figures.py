@@ -17,7 +17,7 @@ from fedmtl.report import _names, canvas, figures
 pytestmark = pytest.mark.figures
 
 
-PERCENTILES = [f"_p{mark}" for mark in (5, 25, 50, 75, 95)]
+PERCENTILES = (5, 25, 50, 75, 95)
 EPSILONS = [{"round": r, "epsilon": spent, "accuracy": 0.5} for r, spent in ((1, 0.5), (5, 1.5), (10, 2.25))]
 
 
@@ -82,12 +82,6 @@ def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> Non
     assert upper.get_ylabel() == "mean mse"
 
 
-def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'rmse'"):
-        figures.plot_rounds({"pmtl": history()}, tmp_path / "a.png", metric="rmse")
-    assert not list(tmp_path.iterdir())
-
-
 def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     table = {"pmtl": [0.9, 0.2, 0.5, 0.7], "local": [0.5, 0.2, 0.6, 0.1]}
     path = figures.plot_clients(table, tmp_path / "clients.png", shares={"local": (0.5, 0.433, 0.067)})
@@ -113,19 +107,8 @@ def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]
 
 
 def test_clients_of_errors_are_sorted_from_the_largest(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures.plot_clients(
-        {"pmtl": [1.0, 1.0, 3.0, 1.0], "local": [2.0, 2.0, 2.0, 2.0]},
-        tmp_path / "c.png",
-        metric="mse",
-        higher_is_better=False,
-    )
-    assert drawn[0].axes[0].lines[0].get_ydata().tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("table", [{}, {"pmtl": []}, {"pmtl": [0.1, 0.2], "local": [0.3]}])
-def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[str, list[float]]) -> None:
-    with pytest.raises(ConfigError, match="one value for each client"):
-        figures.plot_clients(table, tmp_path / "c.png")
+    figures.plot_clients({"pmtl": [1.0, 3.0, 1.0]}, tmp_path / "c.png", metric="mse", higher_is_better=False)
+    assert drawn[0].axes[0].lines[0].get_ydata().tolist() == [3.0, 1.0, 1.0, 1.0]
 
 
 def test_epsilon_by_round_above_what_canaries_measured(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -161,12 +144,17 @@ def test_the_same_data_gives_the_same_bytes(format: str, start: bytes, tmp_path:
     assert figures.plot_rounds({"pmtl": history()}, tmp_path / f"b.{format}").read_bytes() == first
 
 
-@pytest.mark.parametrize(
-    ("name", "paper", "message"), [("e.jpg", None, "png, pdf, svg"), ("e.pdf", 0.0, "1 to 50 inches")]
-)
-def test_impossible_figures_are_refused(name: str, paper: float | None, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / name, paper=paper)
+def test_impossible_figures_are_refused(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.png", {"pmtl": EPSILONS}
+    for draw, message in (
+        (lambda: figures.plot_rounds(rows, path, metric="rmse"), "'rmse'"),
+        (lambda: figures.plot_rounds(rows, tmp_path / "e.jpg"), "png, pdf, svg"),
+        (lambda: figures.plot_rounds(rows, path, paper=0.0), "1 to 50 inches"),
+        (lambda: figures.plot_clients({}, path), "one value for each client"),
+        (lambda: figures.plot_clients({"pmtl": [0.1, 0.2], "local": [0.3]}, path), "one value for each client"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            draw()
     assert not list(tmp_path.iterdir())
 
 
@@ -216,7 +204,7 @@ def test_texts_are_inside_of_the_figure_and_do_not_overlap(
     others = {other: [0.1, 0.4] for other in ("local", "fedavg + finetuning", "clustered_pmtl + finetuning of mine")}
     shares = dict.fromkeys(others, (0.9, 0.07, 0.03))
     figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png", shares=shares, paper=paper)
-    own = [{"round": r, "budget": 1.0, **{f"mse{p}": 1 / r for p in ("", *PERCENTILES)}} for r in (1, 10, 100)]
+    own = [{"round": r, "budget": 1.0, "mse": 1 / r, **{f"mse_p{p}": 1 / r for p in PERCENTILES}} for r in (1, 10, 100)]
     bands = dict.fromkeys((f"{name}, epsilon 1", f"{name}, no budget"), own)
     figures.plot_rounds(bands, tmp_path / "b.png", metric="mse", step="activation", paper=paper)
     figures.plot_rounds(
@@ -249,38 +237,24 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
     assert not any("$" in text for text in written)
 
 
-def repeated(objective: float, rounds: int = 5) -> list[dict[str, float]]:
-    """Two budgets; the objective falls from 10 to ``objective``, the accuracy rises."""
-    rows = []
-    for r in range(1, rounds + 1):
-        for budget in (1.0, 10.0):
-            row = {"round": float(r), "budget": budget}
-            middle = {
-                "accuracy": 0.5 + 0.01 * r * budget,
-                "objective": 10 * (objective / 10) ** ((r - 1) / (rounds - 1)),
-            }
-            for number, value in middle.items():
-                row |= {number: value}
-                row |= {f"{number}_p{p}": value * (1 + (p - 50) / 1000) for p in (5, 25, 50, 75, 95)}
-            rows.append(row)
-    return rows
-
-
 @pytest.mark.parametrize(("objective", "scale"), [(9.0, "linear"), (0.1, "log")])
 def test_every_budget_has_its_median_and_its_band(
     objective: float, scale: str, tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    rows = repeated(objective)
-    lines = {f"epsilon {budget:g}": [row for row in rows if row["budget"] == budget] for budget in (1.0, 10.0)}
-    path = figures.plot_rounds(lines, tmp_path / "bands.png", step="answer")
-    assert path.stat().st_size > 0
+    """Of two budgets; the objective falls from 10, the accuracy rises."""
+    lines = {}
+    for budget in (1.0, 10.0):
+        lines[f"epsilon {budget:g}"] = rows = []
+        for r in range(1, 6):
+            middle = {"accuracy": 0.5 + 0.01 * r * budget, "objective": 10 * (objective / 10) ** ((r - 1) / 4)}
+            parts = {f"{name}_p{p}": v * (1 + (p - 50) / 1000) for name, v in middle.items() for p in PERCENTILES}
+            rows.append({"round": float(r), "budget": budget} | middle | parts)
+    figures.plot_rounds(lines, tmp_path / "bands.png", step="answer")
     above, below = drawn[0].axes
     assert (above.get_yscale(), below.get_yscale()) == ("linear", scale)
     for axes, number in ((above, "accuracy"), (below, "objective")):
-        for line, budget in zip(axes.lines, (1.0, 10.0), strict=True):
-            own = [row for row in rows if row["budget"] == budget]
-            assert np.array_equal(line.get_ydata(), [row[f"{number}_p50"] for row in own])
         edges = np.concatenate([part.get_paths()[0].vertices[:, 1] for part in axes.collections])
-        for mark in (5, 25, 75, 95):
-            assert {row[f"{number}_p{mark}"] for row in rows} <= set(edges)
+        for line, rows in zip(axes.lines, lines.values(), strict=True):
+            assert np.array_equal(line.get_ydata(), [row[f"{number}_p50"] for row in rows])
+            assert {row[f"{number}_p{mark}"] for row in rows for mark in (5, 25, 75, 95)} <= set(edges)
     assert legend(drawn[0]) == {"epsilon 1", "epsilon 10"}

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from fedmtl._rounding import number_text
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, figures, frame, report, tables
 from tests import small
@@ -59,16 +58,6 @@ def sweep(tmp_path: Path) -> Path:
     return root
 
 
-def test_what_releases_nothing_protects_no_unit_of_its_own(tmp_path: Path) -> None:
-    """Local training is one row beside runs of both units."""
-    local = {"local": {"epsilon": 0.0, "accuracy": 0.75}}
-    for unit in ("client", "record"):
-        write_run(tmp_path / unit, unit=unit, baselines=local)
-    rows = frame([tmp_path])
-    found = list(zip(rows.algorithm, rows.unit, strict=True))
-    assert found == [("pmtl", "client"), ("local", ""), ("pmtl", "record")]
-
-
 def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> None:
     rows = frame([sweep])
     assert len(rows) == 12 + 1 + 2  # local: one row for each seed, though twelve runs trained it
@@ -82,22 +71,42 @@ def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> 
     assert groups.loc[("pmtl", math.inf), "accuracy"] == 0.93
 
 
-def test_a_score_that_is_missing_is_not_averaged_away(tmp_path: Path) -> None:
-    for seed, accuracy in ((0, 0.8), (1, "nan")):
-        write_run(tmp_path / str(seed), seed=seed, accuracy=accuracy)
-    (group,) = tables.grouped(frame([tmp_path])).to_dict("records")
-    assert group["seeds"] == 2
-    assert math.isnan(group["accuracy"])
+LOCAL = {"epsilon": 0.0, "accuracy": 0.7}
+FOLDED = {  # runs, and the label, unit, number of runs and mean accuracy of every row of the table
+    "what releases nothing protects no unit of its own": (
+        [{"unit": unit, "baselines": {"local": LOCAL}} for unit in ("client", "record")],
+        [("Local", "", 1, 0.7), ("PMTL", "client", 1, 0.8), ("PMTL", "record", 1, 0.8)],
+    ),
+    "a score that is missing is not averaged away": (
+        [{"seed": 0}, {"seed": 1, "accuracy": "nan"}],
+        [("PMTL", "client", 2, math.nan)],
+    ),
+    "runs of one seed that nothing tells apart are numbered": (
+        [{"accuracy": 0.8}, {"accuracy": 0.9}],
+        [("PMTL", "client", 1, 0.8), ("PMTL (2)", "client", 1, 0.9)],
+    ),
+    "baselines of two methods may differ in settings that no result names": (
+        [{"baselines": {"local": LOCAL}}, {"algorithm": "ditto", "baselines": {"local": LOCAL | {"accuracy": 0.6}}}],
+        [("Local", "", 1, 0.7), ("Local (2)", "", 1, 0.6), ("Ditto", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
+    ),
+    "repeats of a baseline under other budgets count once": (
+        [
+            {"epsilon": e, "baselines": {"local": LOCAL | {"noise_multiplier": None, "clip_norm": e}}}
+            for e in (1.0, 2.0)
+        ],
+        [("Local", "", 1, 0.7), ("PMTL", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
+    ),
+}
 
 
-def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
-    """The baselines of two methods may differ in settings that no result names: they are no repetitions."""
-    for method, accuracy in (("mp_mtl", 0.78), ("pp_dmtl", 0.81)):
-        local = {"local": {"epsilon": 0.0, "accuracy": accuracy}}
-        write_run(tmp_path / method, algorithm=method, accuracy=0.5, baselines=local)
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_is_averaged_and_what_counts_once(name: str, tmp_path: Path) -> None:
+    runs, expected = FOLDED[name]
+    for place, run in enumerate(runs):
+        write_run(tmp_path / str(place), **run)
     groups = tables.grouped(frame([tmp_path]))
-    local = groups[groups.algorithm == "local"]
-    assert list(zip(local.seeds, local.accuracy, strict=True)) == [(1, 0.78), (1, 0.81)]
+    rows = zip(groups.label, groups.unit, groups.seeds, groups.accuracy, strict=True)
+    assert list(rows) == [(*row[:3], pytest.approx(row[3], nan_ok=True)) for row in expected]
 
 
 def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Path:
@@ -129,13 +138,9 @@ def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Pa
     ("command", "changed", "label"),
     [
         ("algorithm.local.lr=0.1", {"lr": 0.1}, "PMTL lr 0.1"),
-        ("algorithm.local.epochs=9", {"epochs": 9}, "PMTL epochs 9"),
         ("model=mlp", {"model": {"_target_": "fedmtl.models.mlp", "hidden": 64, "lora": None}}, "PMTL model mlp"),
         ("model.lora={rank: 4}", {"model__lora": {"rank": 4}}, "PMTL lora.rank 4"),
-        ('trainable=["3.*"]', {"trainable": ["3.*"]}, "PMTL trainable ['3.*']"),
-        ("data.gamma=1.5", {"data__gamma": 1.5}, "PMTL gamma 1.5"),
         ("algorithm/graph=ring", {"algorithm__graph": {"_target_": "fedmtl.graphs.Ring"}}, "PMTL graph Ring"),
-        ("privacy.clip_norm=9", {"privacy__clip_norm": 9.0}, "PMTL clip_norm 9"),
         ("experiment=other", {"algorithm__lam": 0.1}, "PMTL lam 0.1"),  # not named, but all that differs
     ],
 )
@@ -153,14 +158,6 @@ def test_other_settings_are_other_experiments(
     assert list(found.values()) == [2]
     _, caption = tables.table_of(groups[groups.algorithm == "pmtl"])
     assert caption[0].endswith("; every row is the mean of 2 runs")
-
-
-def test_runs_of_one_seed_that_nothing_tells_apart_are_numbered(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_run(tmp_path / name, accuracy=0.7 + len(list(tmp_path.iterdir())) / 10)
-    groups = tables.grouped(frame([tmp_path]))
-    assert list(groups.label) == ["PMTL", "PMTL (2)"]
-    assert list(groups.seeds) == [1, 1]
 
 
 def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> None:
@@ -207,14 +204,6 @@ def test_each_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
         assert sum(line.startswith("Local ") for line in lines[first:last]) == 1
 
 
-def test_a_column_of_large_numbers_has_one_format(tmp_path: Path) -> None:
-    for lr, mse in ((0.1, 1.0131e9), (0.5, 883776909.0)):
-        add_result(configured(tmp_path / f"{lr}", f"algorithm.local.lr={lr}", 0, lr=lr), mse=mse)
-    table, _ = tables.table_of(tables.grouped(frame([tmp_path])))
-    assert {*table["mse"]} == {"1.013e+09", "8.838e+08", "-"}
-    assert (number_text(8.9e8, 1.5e9), number_text(8.9e8)) == ("8.9e+08", "890000000")
-
-
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
         accuracy = 0.85 + 0.01 * (kind == "kl")
@@ -252,6 +241,7 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "0.855 ±0.007" in printed
     assert "not covered by epsilon" in printed
+    assert "not private: choosing among runs" in " ".join(printed.split())
     assert len(frame([sweep])) == 15  # the report is no run
 
 
@@ -279,16 +269,23 @@ def test_curves_and_bounds_with_the_deviations_of_the_table(sweep: Path, tmp_pat
     assert [(high - low) / 2 for (_, low), (_, high) in bars] == pytest.approx(6 * [statistics.stdev([0.0, 0.01])])
 
 
-def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
-    for epsilon in (1.0, 2.0):
-        write_run(sweep / f"record-{epsilon}", algorithm="pp_dmtl", epsilon=epsilon, accuracy=0.6, unit="record")
-    figures.plot_frontier(tables.grouped(frame([sweep])), tmp_path / "f.png")
-    client, record = drawn[0].axes
-    assert "all data of one client" in client.get_xlabel()
-    assert "one record" in record.get_xlabel()
-    assert [list(bar.lines[0].get_ydata()) for bar in record.containers] == [[0.6, 0.6]]
-    assert all(0.6 not in list(bar.lines[0].get_ydata()) for bar in client.containers)
-    assert 0.93 in horizontal(record)  # what protects nothing bounds every panel
+def test_neither_protection_units_nor_data_share_an_axis(tmp_path: Path, drawn: list[Figure]) -> None:
+    digits, femnist = ({"data": data, "clients": clients} for data, clients in (("digits", 1000), ("femnist", 206)))
+    write_run(tmp_path / "a", **digits, accuracy=0.8)
+    write_run(tmp_path / "b", **digits, accuracy=0.6, unit="record")
+    write_run(tmp_path / "c", **femnist, accuracy=0.4)
+    write_run(tmp_path / "d", **femnist, accuracy=0.5, epsilon=math.inf)
+    made = report([tmp_path], show=False)
+    panels = drawn[0].axes
+    assert [[list(bar.lines[0].get_ydata()) for bar in axes.containers] for axes in panels] == [
+        [[0.8]],
+        [[0.6]],
+        [[0.4]],
+    ]
+    assert [horizontal(axes) for axes in panels] == [set(), set(), {0.5}]  # what protects nothing bounds its data
+    assert "all data of one client" in panels[0].get_xlabel()
+    assert "one record" in panels[1].get_xlabel()
+    assert "| femnist, 206 clients |" in made.tables[1].read_text()
 
 
 def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -297,25 +294,6 @@ def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn:
     assert "| mse |" in made.tables[1].read_text()
     assert "accuracy" not in made.tables[1].read_text()
     assert drawn[0].axes[0].get_ylabel() == "mean mse"
-
-
-def test_different_data_never_share_an_axis(tmp_path: Path, drawn: list[Figure]) -> None:
-    write_run(tmp_path / "a", data="digits", clients=1000, accuracy=0.8, epsilon=2.0)
-    write_run(tmp_path / "b", data="femnist", clients=206, accuracy=0.4, epsilon=2.0)
-    write_run(tmp_path / "c", data="femnist", clients=206, accuracy=0.5, epsilon=math.inf)
-    made = report([tmp_path], show=False)
-    digits, femnist = drawn[0].axes
-    assert [list(bar.lines[0].get_ydata()) for bar in digits.containers] == [[0.8]]
-    assert [list(bar.lines[0].get_ydata()) for bar in femnist.containers] == [[0.4]]
-    assert (horizontal(digits), horizontal(femnist)) == (set(), {0.5})
-    assert "| femnist, 206 clients |" in made.tables[1].read_text()
-
-
-def test_repeats_of_a_baseline_under_other_budgets_count_once(tmp_path: Path) -> None:
-    local = {"epsilon": 0.0, "accuracy": 0.7, "noise_multiplier": None, "clip_norm": 1.5}
-    for epsilon in (1.0, 2.0):
-        write_run(tmp_path / f"{epsilon}", epsilon=epsilon, baselines={"local": local | {"clip_norm": epsilon}})
-    assert list(frame([tmp_path]).algorithm) == ["pmtl", "local", "pmtl"]
 
 
 def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -382,8 +360,13 @@ def test_quoted_settings_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "texts"),
-    [([0.5, 0.01234], ["0.50000", "0.01234"]), ([0.5, 0.25], ["0.500", "0.250"]), ([math.nan, 2.0], ["-", "2.000"])],
+    [
+        ([0.5, 0.01234], ["0.50000", "0.01234"]),
+        ([0.5, 0.25], ["0.500", "0.250"]),
+        ([math.nan, 2.0], ["-", "2.000"]),
+        ([1.0131e9, 883776909.0], ["1.013e+09", "8.838e+08"]),
+    ],
 )
-def test_the_decimals_of_a_column_agree(values: list[float], texts: list[str]) -> None:
+def test_the_numbers_of_a_column_have_one_format(values: list[float], texts: list[str]) -> None:
     columns = {name: [math.nan] * 2 for name in tables.PRINTED} | {"mse": values, "mse ±": [0.0, 0.0]}
     assert tables._texts(pd.DataFrame(columns | {"seeds": [1, 1]}), "mse") == texts
