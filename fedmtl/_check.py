@@ -65,6 +65,8 @@ Below1 = Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 an
 Whole = Annotated[int, _WHOLE]
 Count = Annotated[int, _COUNT]
 """Annotation of a setting that is a whole number of at least 1."""
+AutoCount = Annotated[int, _COUNT, "auto"]
+"""Annotation of a setting that is a whole number of at least 1, or ``"auto"``."""
 
 _PLAIN: dict[Any, tuple[Any, ...]] = {
     NoneType: (None,),

@@ -87,21 +87,20 @@ def process(
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
         (["check", "visits.csv"], "cannot read 'visits.csv'; settings are written KEY=VALUE, such as rounds=200"),
-        (["algorithm=pmtl,fedavg"], "has several values: fedmtl -m sweeps over them"),
+        (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
         (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a finite number above 0"),
         (["algorithm.local.lr=0"], "algorithm.local.lr is 0"),
-        (["finetune=null"], "finetune is null, and is chosen by name; did you mean none? accepted: auto, average,"),
-        (["-m", "model=null", "seed=1,2"], "model is null, and is chosen by name; accepted: auto, "),
-        (["-m", "privacy.epsilon=interval(1,4)"], "privacy.epsilon=interval(1,4) has no list of values; write them "),
-        (["-m", "hydra/launcher=joblb"], "has no option 'joblb', which no installed plugin of Hydra has; accepted: "),
-        (["--config-name", "nonsense"], "--config-name is not the name of a file, without .yaml, of "),
+        (["finetune=null"], "finetune=null: Config group override must be a string or a list"),
+        (["-m", "model=null", "seed=1,2"], "model=null seed=1: Config group override must be a string"),
+        (["-m", "privacy.epsilon=interval(1,4)"], "epsilon=interval(1,4)': BasicSweeper does not support sweep type"),
+        (["-m", "hydra/launcher=joblb"], "hydra/launcher has no option 'joblb'; accepted: basic"),
+        (["--config-name", "nonsense"], "Cannot find primary config 'nonsense'"),
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
         (["algorithm=clustered_pmtl"], "algorithm.clusters is required"),
         (["execution=stacked"], "execution is 'stacked'; give Execution(chunk=..., processes=...)."),
         (["device=toaster"], "device is 'toaster'"),
-        (["algorithm=pp_dmtl", "epsilons=1,3"], "epsilons=1,3 has several values: fedmtl -m sweeps"),
         (["early_stopping.patience=x"], "early_stopping.patience is 'x'; it must be a whole number of"),
         (["algorithm=pmtl", "algorithm/graph=ring"], "algorithm.graph is no setting of PMTL; accepted: local, "),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root: Interpolation key 'data.root' not found"),
@@ -218,7 +217,7 @@ def test_the_default_is_the_main_job() -> None:
     assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
     assert made["schedule"] == fedmtl.PoissonSampling()
     assert made["execution"] == fedmtl.Execution()
-    assert (made["rounds"], made["baselines"], made["seed"]) == (100, ("local", "pmtl"), 0)
+    assert (made["rounds"], made["baselines"], made["seed"]) == (100, "auto", 0)
 
 
 def objects(*overrides: str) -> dict[str, object]:
@@ -291,12 +290,11 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
     assert [paper.local.lr_at(r) for r in (0, 199, 200, 400)] == [0.1, 0.1, 0.05, 0.025]  # type: ignore[attr-defined]
 
 
-def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
+def test_replicates_and_rounds_of_an_algorithm_of_its_own_default() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
-    assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], ())
+    assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], "auto")
     assert objects("algorithm=private_prior")["rounds"] == 1  # its own default
     assert objects("algorithm=mp_mtl")["rounds"] == 10
-    assert objects("algorithm=mp_mtl")["baselines"] == objects("algorithm=pp_dmtl")["baselines"] == ("local",)
 
 
 @pytest.mark.parametrize("named", [[], ["experiment=pmtl_femnist", "data.root=x"]])

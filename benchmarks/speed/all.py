@@ -58,8 +58,10 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def section(name: str, command: list[str], printed: str, seconds: float) -> str:
-    """Return the part of the page on one driver: its command, and what it printed."""
-    text = printed.strip() if "| --- " in printed or "| ---:" in printed else f"```text\n{printed.strip()}\n```"
+    """Return the part of the page on one driver: its command, and what it printed but for lines of JSON."""
+    text = "\n".join(line for line in printed.strip().splitlines() if not line.startswith("{"))
+    if "| --- " not in text:
+        text = f"```text\n{text}\n```"
     return f"## {name}\n\n    python benchmarks/speed/{shlex.join(command)}\n\n{text}\n\nIn {seconds:.0f} s.\n"
 
 

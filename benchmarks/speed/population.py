@@ -196,8 +196,9 @@ def main() -> None:
                     text = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
                 print(text, end="", flush=True)
                 rows.append(json.loads(text))
-    print("| clients | algorithm | cohorts | evaluated | ms a round | " + " | ".join(COLUMNS), end="")
-    print(" | all | memory, MiB | of which imports |")
+    names = ["clients", "algorithm", "cohorts", "evaluated", "ms a round", *COLUMNS]
+    names += ["all", "memory, MiB", "of which imports"]
+    print("", f"| {' | '.join(names)} |", "| " + "--- | " * len(names), sep="\n")
     print("\n".join(map(line, rows)))
 
 

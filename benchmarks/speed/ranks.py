@@ -1,7 +1,7 @@
 """Scaling over processes of one machine: seconds a round of PMTL for 1, 2, ... ranks, strong and weak.
 
 Strong scaling computes the same rounds by more ranks; weak scaling gives every rank a cohort of the same size. Each
-group of ranks is started by torchrun with one thread a process, and times the middle of its run, from round to round,
+group of ranks is started by torchrun with one process and one thread a rank, and times the middle of its run, from round to round,
 without evaluation and without a checkpoint. A row of the table has the seconds of a round, the seconds a round that the
 first rank spends in operations of all ranks (waiting for the slowest, and those around the rounds, included), and the
 efficiency: the seconds of one rank over those of N, divided by N for strong scaling.
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from fedmtl import PMTL, Callback, ClientPrivacy, FixedCohort, LocalSGD, Trainer, models
+from fedmtl import PMTL, Callback, ClientPrivacy, Execution, FixedCohort, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.ranks import Ranks
 
@@ -82,6 +82,7 @@ def rank(arguments: argparse.Namespace) -> None:
         rounds=rounds,
         eval_every=rounds,
         callbacks=[clock],
+        execution=Execution(processes=1),
         progress=False,
     ).fit(ranks=ranks)
     steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][WARM_UP:]

@@ -179,7 +179,7 @@ def plot(lines: list[Line], path: Path) -> None:
         ]
         axes.bar(at, middle, width, yerr=spread, label=f"{name}, {threads} thread{'s' if threads > 1 else ''}")
     axes.set(yscale="log", ylabel=f"seconds a round ({lines[0]['clock']})", xticks=range(len(keys)), xticklabels=keys)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside upper left", ncols=2)
     figure.savefig(path, dpi=150)
 
 

@@ -181,12 +181,6 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: an override that cannot be read, or an interval, which has no list of values.
     """
-    for override in parse(overrides):
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise ConfigError(
-                f"{override.input_line} has no list of values; write them out, as in seed=1,2, or choose a sweeper "
-                "that takes values from an interval: hydra/sweeper=NAME, of a plugin of Hydra."
-            )
     register()
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which finds the options of a glob(*)
@@ -281,19 +275,13 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return the error of a word that cannot be read, of an option or a key that does not exist, or what Hydra says of
     anything else."""
     if isinstance(error, OverrideParseException):
-        wrong = (
-            f": {first_line(error)}"
-            if "=" in str(error.override)
-            else "; settings are written KEY=VALUE, such as rounds=200"
-        )
-        return ConfigError(f"cannot read {error.override!r}{wrong}.")
+        text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
+        return ConfigError(f"{text} ({first_line(error)}).")
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         text, file = f"{group} has no option {option!r}", Path(group, f"{option}.yaml")
         if file.is_file():
             return ConfigError(f"{text}; {file} is found with --config-dir .")
-        if group in ("hydra/launcher", "hydra/sweeper"):
-            text += ", which no installed plugin of Hydra has"
         close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
         return unknown(error.options, close, text, "fedmtl --help")
     cause = error.__cause__
@@ -304,14 +292,8 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(_leaves(settings)))
         return _no_setting(key, [str(name) for name in node if name != "hydra"], near)
-    if "primary config" in str(error):
-        folders = " and ".join(map(str, config_folders()))
-        return ConfigError(f"--config-name is not the name of a file, without .yaml, of {folders}.")
-    for group in (override.key_or_group for override in parse(overrides) if override.value() is None):
-        if options := list(choices().get(group, {})):
-            near = ["none"] if "none" in options else []
-            return unknown(options, near, f"{group} is null, and is chosen by name", "fedmtl --help")
-    return ConfigError(f"{' '.join(str(error).split()).rstrip('.')}.")
+    words = [shlex.join(overrides), " ".join(str(error).split()).rstrip(".")]
+    return ConfigError(f"{': '.join(filter(None, words))}.")
 
 
 def _no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
@@ -400,8 +382,7 @@ def settings(config: Config) -> Config:
     """
     from .. import models
     from ..trainer import Trainer
-    from ..trainer.inputs import check_kinds, check_replicates, named_baselines, usual_baselines
-    from ..trainer.metrics import check_metrics
+    from ..trainer.inputs import check_settings
     from ..trainer.problem import resolve_device
 
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
@@ -417,22 +398,12 @@ def settings(config: Config) -> Config:
         if not isinstance(lora, dict):
             raise ConfigError(f"model.lora is {lora!r}; give a mapping of its settings, such as model.lora.rank=VALUE.")
         objects["model"] = made(lora | {"model": objects["model"]}, "model.lora")
-    baselines, objects["metrics"] = config["baselines"] or (), tuple(config["metrics"] or ())
-    objects["baselines"] = () if baselines == "auto" else baselines
-    automatic = objects["algorithm"] is None
-    for name in ("algorithm", "schedule", "model", "rounds") if automatic else ():
+    objects |= {name: objects[name] or () for name in ("baselines", "metrics")}
+    for name in ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ():
         objects[name] = "auto" if objects[name] is None else objects[name]
     with _by_key({"Trainer": ""}):
-        check_values(Trainer, {name: value for name, value in objects.items() if not (automatic and value == "auto")})
-        trial = SimpleNamespace(**objects, callbacks=(), folder=None)
-        check_kinds(trial)
-        if not automatic:
-            named_baselines(objects["baselines"], objects["algorithm"])
-        check_metrics(objects["metrics"])
-        check_replicates(trial)
-    if baselines == "auto" and config["replicates"] * len(config["epsilons"] or (0,)) == 1:
-        objects["baselines"] = ("local",) if automatic else usual_baselines(objects["algorithm"])
-    objects["baselines"] = tuple(objects["baselines"])
+        check_values(Trainer, objects)
+        check_settings(SimpleNamespace(**objects, callbacks=(), folder=None))
     resolve_device(config["device"])
     return objects
 

@@ -157,9 +157,6 @@ def train(words: list[str], process: Process) -> int:
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     options.multirun = options.multirun or (not shows and conf.sweeps(typed, options.config_name))
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in conf.parse(typed))
-    several = [override.input_line for override in conf.parse(typed) if override.is_sweep_override()]
-    if several and not options.multirun:
-        raise ConfigError(f"{several[0]} has several values: fedmtl -m sweeps over them; a list is written [1,2].")
     if options.cfg == "job" and not options.multirun:
         with process.agree():
             text = conf.printed(conf.compose(typed, options.config_name), options.package, resolve=options.resolve)

@@ -81,12 +81,16 @@ def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     caption = ["; ".join(words.values())]
     caption += ["±: standard deviation over runs"] * bool((groups["seeds"] > 1).any())
     caption += [CHOICE_NOT_COVERED] * (len(groups) > 1)
-    for name in (*PRINTED, *[name for name in metrics_of(groups) if name not in METRICS]):
+    shares = [name for name in metrics_of(groups) if name.endswith(THAN_LOCAL)]
+    for name in (*PRINTED, *[name for name in metrics_of(groups) if name not in (*METRICS, *shares)]):
         if f"{name}{DEVIATION}" in groups and groups[name].map(math.isfinite).any():
             columns[name.replace("_", " ")] = _texts(groups, name)
-    shares = groups[list(THAN_LOCAL)]
-    if shares.notna().any(axis=None):
-        columns[SHARES] = [percent(three.dropna()) or "-" for _, three in shares.iterrows()]
+    for better in shares[:: len(THAN_LOCAL)]:
+        metric = better.removesuffix(THAN_LOCAL[0])
+        three = groups[[f"{metric}{name}" for name in THAN_LOCAL]]
+        if three.notna().any(axis=None):
+            texts = [percent(line.dropna()) or "-" for _, line in three.iterrows()]
+            columns[f"{metric.replace('_', ' ')}{SHARES}"] = texts
     table = pd.DataFrame({name: texts for name, texts in columns.items() if name not in same}, dtype=object)
     return table, [line for line in caption if line]
 

@@ -23,6 +23,7 @@ from ..privacy import ClientPrivacy, Privacy
 from ..schedules import AsynchronousSchedule
 from .callbacks import Callback
 from .interval import Interval
+from .metrics import check_metrics
 from .stopping import EarlyStopping
 
 if TYPE_CHECKING:
@@ -69,15 +70,23 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
     )
 
 
-def check_kinds(settings: Any) -> None:
+def check_settings(settings: Any) -> None:
     """Refuse settings that are of another kind, or do not fit each other, whatever the data.
 
     Args:
-        settings: with what :class:`~fedmtl.Trainer` has of it; the data are not read.
+        settings: with the attributes of a :class:`~fedmtl.Trainer`; the data are not read.
 
     Raises:
         ConfigError: named.
     """
+    _check_kinds(settings)
+    if not (is_auto(settings.algorithm) or is_auto(settings.baselines)):
+        named_baselines(settings.baselines, settings.algorithm)
+    check_metrics(settings.metrics)
+    _check_replicates(settings)
+
+
+def _check_kinds(settings: Any) -> None:
     algorithm, finetune = settings.algorithm, settings.finetune
     local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
     server = (
@@ -138,16 +147,9 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
         )
 
 
-def check_replicates(settings: Any) -> None:
-    """Refuse settings of several runs that cannot be computed as one program.
-
-    Args:
-        settings: with what :class:`~fedmtl.Trainer` has of it; the data are not read.
-
-    Raises:
-        ConfigError: impossible budgets, an algorithm that cannot compute several runs as one program, noise that is not
-            simulated, privacy without one budget to set, or a setting of a single run.
-    """
+def _check_replicates(settings: Any) -> None:
+    """Refuse several runs with impossible budgets, of an algorithm that cannot compute them as one program, with noise
+    that is not simulated, without one budget to set, or with a setting of a single run."""
     algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
     if epsilons is not None:
         listed = isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
@@ -183,9 +185,9 @@ def check_replicates(settings: Any) -> None:
             f"replicates: {count} runs on the same records are a simulation, and cost {count} times the "
             "epsilon of one; they need privacy.source='seeded'."
         )
-    single = {name: getattr(settings, name) for name in ("early_stopping", "evaluate_clients", "finetune")}
-    for name, value in {"baselines": list(settings.baselines), **single}.items():
-        if value not in (None, []):
+    for name in ("baselines", "early_stopping", "evaluate_clients", "finetune"):  # of a single run
+        value = getattr(settings, name)
+        if not (value is None or is_auto(value) or value in ((), [])):
             raise ConfigError(f"replicates: {name} is {value!r}; {count} runs as one program have none.")
 
 
@@ -255,10 +257,13 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     return built
 
 
-def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
-    """What ``baselines=auto`` is: the exact local fit where there is one, else local training and FedAvg, and
-    beside FedAvg PMTL."""
-    if algorithm.local_baseline() is not None:
+def usual_baselines(settings: Trainer) -> tuple[str, ...]:
+    """Return what ``baselines="auto"`` is: none of several runs; of one the exact local fit where there is one, else
+    local training and FedAvg, and beside FedAvg PMTL."""
+    algorithm = settings.algorithm
+    if settings.runs > 1:
+        return ()
+    if is_auto(algorithm) or algorithm.local_baseline() is not None:
         return ("local",)
     if algorithm.one_at_a_time:
         return ()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .._check import Count, check_fields, positive_int
+from .._check import AutoCount, Count, check_fields
 from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune, Personalization
@@ -34,10 +34,10 @@ from .inputs import (
     as_data,
     as_model,
     check_declared,
-    check_kinds,
-    check_replicates,
+    check_settings,
     is_auto,
     named_baselines,
+    usual_baselines,
 )
 from .interval import Interval, check_interval
 from .metrics import Metric, MetricFunction, resolve_metrics
@@ -80,8 +80,9 @@ class Trainer:
         folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing and keeps these
             tensors and the ledger in memory.
         baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
-            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms. Each has its own ledger
-            and is marked as not released. With automatic settings ``"local"`` is tuned on left-out records.
+            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; ``"auto"`` takes local
+            training with FedAvg or PMTL, for linear models the exact fit alone, of several runs none. Each has its own
+            ledger and is marked as not released. With automatic settings ``"local"`` is tuned on left-out records.
         finetune: how every client trains further after the run, from a released model or its own, on its own data;
             ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
             personal models of the result, and cost no epsilon because nothing is sent. Baselines are finetuned as
@@ -137,7 +138,7 @@ class Trainer:
     model: nn.Module | ModelFactory = "auto"  # type: ignore[assignment]
     schedule: Schedule = "auto"  # type: ignore[assignment]
     privacy: Privacy | None
-    rounds: Count = "auto"  # type: ignore[assignment]
+    rounds: AutoCount = "auto"  # type: ignore[assignment]
     trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
     seed: int = 0
@@ -159,17 +160,18 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_fields(self)
+        check_settings(self)
+        if is_auto(self.baselines):
+            self._set(baselines=usual_baselines(self))
         self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
         if not is_auto(self.model):
             self._set(model=as_model(self.model))
         self._choose([name for name in AUTO if is_auto(getattr(self, name))])
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
-        check_fields(self)
         check_interval(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
         _ = self.comparisons
-        check_replicates(self)
         if self.epsilons is not None:
             self._set(epsilons=tuple(map(float, self.epsilons)))
         check_declared(self)
@@ -188,7 +190,6 @@ class Trainer:
             self._set(**dict.fromkeys(left))
             return
         set_here = {name: getattr(self, name) for name in ("model", "rounds", "schedule") if name not in left}
-        positive_int(self, **{name: value for name, value in set_here.items() if name == "rounds"})
         chosen = automatic(self.data, self.privacy, **set_here)
         logger.info("%s", chosen.text())
         if self.progress:

@@ -1,6 +1,7 @@
 """What every client has alone, exactly; as the baseline of the linear methods."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedmtl import (
     PMTL,
     PPDMTL,
     AsyncLearner,
+    FedAvg,
     FullParticipation,
     Latencies,
     PoissonClocks,
@@ -125,6 +127,13 @@ def test_who_has_which_baselines():
     )
     assert AsyncLearner(loss="hinge").local_baseline() is None
     assert PMTL().local_baseline() is None
-    assert usual_baselines(PMTL()) == ("local", "fedavg")
-    assert usual_baselines(AsyncLearner(loss="hinge")) == ()
-    assert usual_baselines(PPDMTL(row_norm=1.0)) == usual_baselines(MPMTL(row_norm=1.0)) == ("local",)
+    for algorithm, names in (
+        (PMTL(), ("local", "fedavg")),
+        (FedAvg(), ("local", "pmtl")),
+        (AsyncLearner(loss="hinge"), ()),
+        (PPDMTL(row_norm=1.0), ("local",)),
+        (MPMTL(row_norm=1.0), ("local",)),
+        ("auto", ("local",)),
+    ):
+        assert usual_baselines(SimpleNamespace(algorithm=algorithm, runs=1)) == names
+        assert usual_baselines(SimpleNamespace(algorithm=algorithm, runs=2)) == ()

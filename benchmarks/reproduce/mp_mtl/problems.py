@@ -175,7 +175,7 @@ def run(
         state = algorithm.step(problem, state, event, channel)
         seconds += time.perf_counter() - began
         noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)
-    spent = torch.as_tensor(getattr(channel, "epsilons", channel.epsilon)).double().expand(count)
+    spent = torch.tensor(channel.epsilons, dtype=torch.float64).expand(count)
     channel.close()
     found = algorithm.models(problem, state, torch.arange(problem.clients))
     return Run(found, torch.stack(noise), torch.stack(signal), spent, seconds)
