@@ -1,10 +1,10 @@
 """Scaling over processes of one machine: seconds a round of PMTL for 1, 2, ... ranks, strong and weak.
 
 Strong scaling computes the same rounds by more ranks; weak scaling gives every rank a cohort of the same size. Each
-group of ranks is started by torchrun, with one process and one thread a rank, and times the middle of its run, from round
-to round, without evaluation and without a checkpoint. A row of the table has the seconds of a round, the seconds a round that the
-first rank spends in operations of all ranks (waiting for the slowest, and those around the rounds, included), and the
-efficiency: the seconds of one rank over those of N, divided by N for strong scaling.
+group of ranks is started by torchrun, with one process and one thread a rank, and times the middle of its run, from
+round to round, without evaluation and without a checkpoint. A row of the table has the seconds of a round, the seconds
+a round that the first rank spends in operations of all ranks (waiting for the slowest, and those around the rounds,
+included), and the efficiency: the seconds of one rank over those of N, divided by N for strong scaling.
 
 The last line is a model and no measurement: a round of N ranks takes W / N + r, where W is the clients' work and r what
 more ranks do not shorten, both from the rows of strong scaling for one rank and for most.
