@@ -24,7 +24,7 @@ def check(words: list[str]) -> int:
 
     The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what
     you know of the columns. --public writes nothing, and prints what follows from declared facts and the number of
-    clients; its warnings and errors may speak of rows.
+    clients, with privacy=record also that of records; its warnings and errors may speak of rows.
 
     examples
       fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3

@@ -81,7 +81,7 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
 def say_left_out(count: int, where: str, why: str) -> None:
     """Log how many clients are left out, if any are."""
     if count:
-        logger.warning("%s: clients left out: %s, with %s", where, f"{count:,}", why)
+        logger.warning("%s: clients left out (a private count): %s, with %s", where, f"{count:,}", why)
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:

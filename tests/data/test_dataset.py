@@ -309,7 +309,7 @@ def test_a_client_with_test_examples_only_is_left_out_unless_the_examples_are_di
     rows, test = {"a": (X, Y)}, dict.fromkeys("abc", (X + 1, Y))
     data = FederatedDataset.from_tensors(rows, test=test)
     assert (data.ids, data.train.counts.tolist(), data.test.counts.tolist()) == (("a",), [4], [4])
-    assert [line[:54] for line in caplog.messages] == ["data: clients left out: 2, with test examples only (te"]
+    assert [line[:60] for line in caplog.messages] == ["data: clients left out (a private count): 2, with test examp"]
     anew = FederatedDataset.from_tensors(rows, test=test, test_fraction=0.25)
     assert (anew.ids, anew.train.counts.tolist(), anew.test.counts.tolist()) == (("a", "b", "c"), [6, 3, 3], [2, 1, 1])
     assert rows_of(anew, 0) == sorted(

@@ -157,7 +157,7 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     put(tmp_path / "test" / "d.json", leaf(users))
     assert read_leaf(tmp_path).ids == ("a", "b")
     assert caplog.messages == [
-        f"{tmp_path}: clients left out: 1, with test examples only (test_fraction=0.2 divides theirs anew)"
+        f"{tmp_path}: clients left out (a private count): 1, with test examples only (test_fraction=0.2 divides theirs anew)"
     ]
     assert read_leaf(tmp_path, test_fraction=0.2).ids == ("a", "b", "c")
     put(tmp_path / "train" / "d.json", leaf(users))
@@ -232,8 +232,8 @@ def test_one_writer_does_not_refuse_a_whole_folder(tmp_path, caplog):
     put(tmp_path / "test" / "d.json", leaf(both | {first: (x, y), "once": ([], [])}))
     assert read_femnist(tmp_path, test_fraction=None).ids == tuple(rest)
     assert [text.removeprefix(f"{tmp_path}: ") for text in caplog.messages] == [
-        "clients left out: 1, with fewer than 2 examples (min_examples)",
-        "clients left out: 1, with test examples only (test_fraction=0.2 divides theirs anew)",
+        "clients left out (a private count): 1, with fewer than 2 examples (min_examples)",
+        "clients left out (a private count): 1, with test examples only (test_fraction=0.2 divides theirs anew)",
     ]
     assert set(read_femnist(tmp_path, test_fraction=None, clients=len(rest)).ids) == set(rest)
     assert set(read_femnist(tmp_path).ids) == {first, *rest}

@@ -85,7 +85,9 @@ def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path, c
     (tmp_path / "t.csv").write_text("id,x,y\n007,1,0\n7,2,1\n007,3,1\n7,4,0\n8,5,0\n")
     data = read_table(tmp_path / "t.csv", client="id", target="y")
     assert data.ids == ("007", "7")
-    assert caplog.messages == ["t.csv: clients left out: 1, with fewer than 2 examples (min_examples)"]
+    assert caplog.messages == [
+        "t.csv: clients left out (a private count): 1, with fewer than 2 examples (min_examples)"
+    ]
     assert sorted(torch.cat([data.train.x, data.test.x])[:, 0].tolist()) == [1, 2, 3, 4]
     pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")

@@ -315,7 +315,7 @@ def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
     read_table(frame, client="ward", target="stay", bounds={"dose": [0, 5], "stay": [1, 6]})
     doubts = [record.getMessage() for record in caplog.records]
     assert [text for text in doubts if "examples are left out" not in text] == [
-        "table: the column 'row' looks like an id of rows; leave it out of data.features",
+        "table: the column 'row' looks like an id of rows, by its private values; leave it out of data.features",
         "table: cut off at data.bounds (rows of 40, private: covered by no epsilon): dose 12, stay 6; the "
         "bounds of dose and stay do not fit, since more than a tenth of the rows are cut",
     ]

@@ -157,7 +157,8 @@ def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[st
     for column in (*features, target):
         if frame[column].map(np.isscalar).all() and looks_like_id(frame[column]):
             change = "leave it out of data.features" if column != target else "choose another data.target"
-            logger.warning("%s: the column %r looks like an id of rows; %s", table.file, column, change)
+            text = "%s: the column %r looks like an id of rows, by its private values; %s"
+            logger.warning(text, table.file, column, change)
         if column in ranges:
             values, (low, high) = table.numbers(column), ranges[column]
             outside[column] = int(((values < low) | (values > high)).sum())
