@@ -156,9 +156,8 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     put(tmp_path / "train" / "d.json", leaf(there | {"c": ([], [])} if empty else there))
     put(tmp_path / "test" / "d.json", leaf(users))
     assert read_leaf(tmp_path).ids == ("a", "b")
-    assert caplog.messages == [
-        f"{tmp_path}: clients left out (a private count): 1, with test examples only (test_fraction=0.2 divides theirs anew)"
-    ]
+    left_out = "clients left out (a private count): 1, with test examples only (test_fraction=0.2 divides theirs anew)"
+    assert caplog.messages == [f"{tmp_path}: {left_out}"]
     assert read_leaf(tmp_path, test_fraction=0.2).ids == ("a", "b", "c")
     put(tmp_path / "train" / "d.json", leaf(users))
     put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
