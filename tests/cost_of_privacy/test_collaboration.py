@@ -44,8 +44,8 @@ def test_psi_is_the_relative_fitness(loss: str) -> None:
     best = torch.from_numpy(together.optimum.theta)
     assert float(together.psi(best[None])) == pytest.approx(0, abs=1e-12)
     assert float(together.psi(best + 1e-3 * torch.randn(20, 3, dtype=torch.float64)).min()) > -1e-9
-    first = LinearData(data.x[:1], data.y[:1], False)
-    assert together.alone(0).value == Collaboration(together.learner, first).optimum.value
+    second = LinearData(data.x[1:], data.y[1:], False)
+    assert together.alone(1).value == Collaboration(together.learner, second).optimum.value
 
 
 def test_kappa_is_chosen_by_noisy_simulation_on_public_rows() -> None:
