@@ -1,7 +1,9 @@
 """Flower apps on a grid of one process: the numbers of ``Trainer.fit``, whatever does not answer as it should."""
 
+import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,13 +30,14 @@ from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, t
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
 from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, tensors_of
 from fedmtl.flower.node import Node, name_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
+from tests.small import Ended
 
 KEEPING = (  # that differ in what server and clients keep from round to round
     *("fedavg", "pmtl", "pmtl, running mean", "ditto", "fedrep", "apfl", "scaffold", "ifca", "mp_mtl_layers"),
@@ -189,26 +192,17 @@ def test_replies_that_are_lost_or_broken_count_as_zeros_and_leave_no_trace(name:
     assert verify(tmp_path / "server").fits
 
 
-class KilledError(Exception):
-    pass
+def killed(kind: str, number: int, *, after: bool) -> dict[str, Callable[[str, str, int], bool]]:
+    """The options of a grid whose server dies at a message of a kind: before it is sent, or when its reply is on the
+    way."""
+    count = itertools.count()
 
+    def dies(message: str, client: str, _: int) -> bool:
+        if message == kind and next(count) == number:
+            raise Ended
+        return False
 
-class KilledGrid(LocalGrid):
-    """A server that dies at a message of a kind: before it is sent, or when its reply is on the way."""
-
-    def __init__(self, *args, kind: str, number: int, after: bool) -> None:
-        super().__init__(*args)
-        self.at, self.after = (kind, number), after
-
-    def _push(self, message: Message) -> str:
-        kind = message.metadata.message_type
-        here = (kind, sum(one == kind for one, _, _ in self.sent)) == self.at
-        if here and not self.after:
-            raise KilledError
-        found = super()._push(message)
-        if here:
-            raise KilledError
-        return found
+    return {"lost" if after else "away": dies}
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -217,10 +211,10 @@ def test_a_server_that_was_killed_goes_on_with_the_same_numbers(name: str, tmp_p
     kind, number = (RECEIVE, 3) if receives else (ROUND, 5)
     server, grid = apart(trainer_of(name), tmp_path)
     names = trainer_of(name).data.ids
-    with pytest.raises(KilledError):
-        run(server, KilledGrid(grid.app, names, kind=kind, number=number, after=len(name) % 2 == 0))
-    with pytest.raises(KilledError):
-        run(server, KilledGrid(grid.app, names, kind=FINISH, number=2, after=True))
+    with pytest.raises(Ended):
+        run(server, LocalGrid(grid.app, names, **killed(kind, number, after=len(name) % 2 == 0)))
+    with pytest.raises(Ended):
+        run(server, LocalGrid(grid.app, names, **killed(FINISH, 2, after=True)))
     run(server, grid)
     check(name, tmp_path)
 
@@ -346,8 +340,8 @@ def test_secret_coins(tmp_path: Path) -> None:
     """In secure mode a server that is killed pays for the round again, and its certificate holds."""
     privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0, delta=1e-5, source="secure")
     server, grid = apart(small(privacy=privacy), tmp_path)
-    with pytest.raises(KilledError):
-        run(server, KilledGrid(grid.app, server.data.ids, kind=ROUND, number=CLIENTS + 1, after=True))
+    with pytest.raises(Ended):
+        run(server, LocalGrid(grid.app, server.data.ids, **killed(ROUND, CLIENTS + 1, after=True)))
     found = run(server, grid)
     charged = [json.loads(line) for line in (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()]
     assert [(line["first"], line["end"]) for line in charged if line["kind"] == "charge"] == [(0, 1), (1, 2), (1, 2)]
@@ -457,8 +451,8 @@ def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, log) -> None:
 
 def test_a_node_that_was_rolled_back_has_no_answer_and_one_without_its_folder_begins_anew(tmp_path: Path, log) -> None:
     server, grid = apart(small(), tmp_path)
-    with pytest.raises(KilledError):
-        run(server, KilledGrid(grid.app, server.data.ids, kind=FINISH, number=0, after=False))
+    with pytest.raises(Ended):
+        run(server, LocalGrid(grid.app, server.data.ids, **killed(FINISH, 0, after=False)))
     (state,) = (tmp_path / "nodes/client-1").rglob("state.safetensors")
     parts, notes = read_parts(state, "before", "after", "received", "rows")
     write_parts(state, parts, notes | {"before": 0, "after": 1})

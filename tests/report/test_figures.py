@@ -73,15 +73,6 @@ def test_history_without_privacy_has_no_epsilon_curve(tmp_path: Path, drawn: lis
     assert "not private" in lower.texts[0].get_text()
 
 
-def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
-    rows = [{"round": r, "epsilon": 1.0, "mse": 0.0256789 + 0.001 / r} for r in (1, 1000)]
-    local = [{"round": 1, "epsilon": 0.0, "mse": 0.0257889}]
-    figures.plot_rounds({"pmtl": rows, "local": local}, tmp_path / "a.png", metric="mse")
-    upper = drawn[0].axes[0]
-    assert {"PMTL 0.02568", "Local 0.02579"} <= legend(drawn[0])
-    assert upper.get_ylabel() == "mean mse"
-
-
 def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     table = {"pmtl": [0.9, 0.2, 0.5, 0.7], "local": [0.5, 0.2, 0.6, 0.1]}
     path = figures.plot_clients(table, tmp_path / "clients.png", shares={"local": (0.5, 0.433, 0.067)})
@@ -121,20 +112,6 @@ def test_epsilon_by_round_above_what_canaries_measured(tmp_path: Path, drawn: li
     assert [text.get_text() for text in axes.texts] == ["2.25", "at least\n0.129"]
     ((bar,),) = [lines.get_segments() for lines in axes.collections if hasattr(lines, "get_segments")]
     assert bar[:, 1].tolist() == pytest.approx([0.1299, 2.25])
-
-
-def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> None:
-    path = figures.plot_rounds({"pmtl": EPSILONS}, tmp_path / "e.png")
-    before = path.read_bytes()
-
-    class Broken(Figure):
-        def draw(self, renderer: object) -> None:
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        canvas.save(Broken(), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["e.png"]
 
 
 @pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("svg", b"<?xml")])
@@ -227,16 +204,6 @@ def test_texts_are_inside_of_the_figure_and_do_not_overlap(
             assert not others_of, (text.get_text(), others_of)
 
 
-def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
-    history = [{"round": r, "budget": 1.0, "mse": 1.0, "objective": 10.0 / r**2} for r in (1, 10, 100)]
-    figures.plot_rounds({"async_learner": history}, tmp_path / "b.png", metric="mse")
-    axes = drawn[0].axes[1]
-    assert axes.get_yscale() == "log"
-    written = {text.get_text() for text in axes.get_yticklabels()}
-    assert {"0.01", "0.1", "1", "10"} <= written
-    assert not any("$" in text for text in written)
-
-
 @pytest.mark.parametrize(("objective", "scale"), [(9.0, "linear"), (0.1, "log")])
 def test_every_budget_has_its_median_and_its_band(
     objective: float, scale: str, tmp_path: Path, drawn: list[Figure]
@@ -252,6 +219,7 @@ def test_every_budget_has_its_median_and_its_band(
     figures.plot_rounds(lines, tmp_path / "bands.png", step="answer")
     above, below = drawn[0].axes
     assert (above.get_yscale(), below.get_yscale()) == ("linear", scale)
+    assert scale == "linear" or {"0.1", "1", "10"} <= {text.get_text() for text in below.get_yticklabels()}
     for axes, number in ((above, "accuracy"), (below, "objective")):
         edges = np.concatenate([part.get_paths()[0].vertices[:, 1] for part in axes.collections])
         for line, rows in zip(axes.lines, lines.values(), strict=True):
