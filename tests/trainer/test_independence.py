@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 from fedmtl import Execution, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior, cohort
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
-from fedmtl.data.examples import Examples
-from fedmtl.data.rows import csr
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.audit import Finding
@@ -118,18 +116,15 @@ def ragged_directions() -> FederatedDataset:
     return FederatedDataset.from_tensors(parts, test=parts, classes=2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("proximal", [False, True])
-def test_networks_that_train_again_under_a_prior(proximal: bool, dtype: str) -> None:
-    solver = LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)
+def test_networks_that_train_again_under_a_prior(proximal: bool) -> None:
     run = trainer(
-        algorithm=PriorLayers(scale=0.5, local=solver),
+        algorithm=PriorLayers(scale=0.5, local=LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)),
         data=ragged_directions(),
         model=models.mlp(hidden=7),
         schedule=FullParticipation(),
         privacy=replace(PRIVACY, noise_multiplier=0.01),
         rounds=1,
-        dtype=dtype,
     )
     assert refuted(run) == []
     public = watched(run, 1).public
@@ -168,11 +163,9 @@ def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
 LINEAR: dict[str, Callable[[], Trainer]] = {
     "logistic": lambda: tasks(MPMTL(loss="logistic", ridge=1e-6, row_norm=50.0), 2),
     "logistic, shared and own": lambda: tasks(MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2),
-    "squared": lambda: tasks(MPMTL(row_norm=1.0), None),
     "squared, many features": lambda: tasks(MPMTL(row_norm=1.0), None, features=70),
     "private prior": lambda: tasks(PrivatePrior(loss="logistic", share=0.5, row_norm=None, scale=0.5), 2, rounds=1),
-    "private prior, squared": lambda: tasks(PrivatePrior(row_norm=None, scale=0.5), None, rounds=1),
-    "private prior, many features": lambda: tasks(
+    "private prior, squared": lambda: tasks(
         PrivatePrior(form="diagonal", row_norm=None, scale=0.5), None, features=70, rounds=1
     ),
     "local fit, own ridge": lambda: tasks(LocalFit(loss="squared", own_ridge=True), None),
@@ -201,27 +194,6 @@ def test_linear_tasks_of_different_sizes(name: str) -> None:
 # What the check finds
 
 
-def test_batches_as_wide_as_the_largest_client_s_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = ragged_classification(13, largest=700)  # wide enough to change the order of a sum on any processor
-    run = trainer(algorithm=Local(local=SOLVERS["all examples"]), privacy=None, dtype="float64", data=data)
-    assert refuted(run) == []
-    monkeypatch.setattr(cohort, "batch_widths", lambda counts, size: torch.full_like(counts, int(counts.max())))
-    assert refuted(run) != []
-
-
-def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which run shows in its last bits where a client was computed depends on the processor; one of these does."""
-    whole = PMTL(lam=0.5, local=SOLVERS["all examples"])
-    runs = [trainer(dtype="float64"), trainer(dtype="float64", schedule=FullParticipation()), trainer(algorithm=whole)]
-    assert [refuted(run) for run in runs] == [[], [], []]
-
-    def by_steps(steps: torch.Tensor, lanes: torch.Tensor, grain: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.argsort(steps, descending=True, stable=True), torch.ones(len(steps), dtype=torch.bool)
-
-    monkeypatch.setattr(cohort, "places", by_steps)
-    assert any(refuted(run) for run in runs)
-
-
 def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(schedule=FullParticipation())
     _models_mixed(monkeypatch, run)
@@ -233,32 +205,21 @@ def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.Monke
 
 @dataclass(frozen=True, kw_only=True)
 class Leaking(PMTL):
-    """PMTL in which all clients take a millionth of the mean of one of them."""
+    """PMTL in which all clients add a millionth of the mean of one of them to what they send."""
 
-    leaks: str
     client_that_leaks: int
-
-    def _leak(self, c: Cohort) -> float:
-        data, client = c.problem.data.train, self.client_that_leaks
-        return 1e-6 * float(data.x[data.offsets[client] : data.offsets[client + 1]].double().mean())
 
     def client(self, c: Cohort) -> Any:
         sent, kept = super().client(c)
-        if self.leaks == "what is sent":
-            sent = {name: rows + self._leak(c) for name, rows in sent.items()}
-        if self.leaks == "what is kept":
-            kept = {name: rows + self._leak(c) for name, rows in kept.items()}
-        return sent, kept
-
-    def personal(self, c: Cohort) -> torch.Tensor:
-        return super().personal(c) + (self._leak(c) if self.leaks == "the model" else 0.0)
+        data, client = c.problem.data.train, self.client_that_leaks
+        mean = data.x[data.offsets[client] : data.offsets[client + 1]].double().mean()
+        return {name: rows + 1e-6 * mean for name, rows in sent.items()}, kept
 
 
-@pytest.mark.parametrize("leaks", ["what is sent", "what is kept", "the model"])
 @pytest.mark.parametrize("client", [0, 10, 12])
-def test_what_all_clients_take_from_one_is_found_whichever_that_is(leaks: str, client: int) -> None:
-    """Client 10 is the first of the first cohort, 0 is in it, and 12 is not."""
-    algorithm = Leaking(lam=0.5, local=SOLVERS["small batches"], leaks=leaks, client_that_leaks=client)
+def test_what_all_clients_take_from_one_is_found_whichever_that_is(client: int) -> None:
+    """Client 10 is the first of the first cohort, 0 is in it, and 12 is not. Other leaks: the mutation gate."""
+    algorithm = Leaking(lam=0.5, local=SOLVERS["small batches"], client_that_leaks=client)
     run = trainer(algorithm=algorithm, data=ragged_classification(13, largest=9), dtype="float64", rounds=1)
     first = watched(run, 1)
     assert (first.first[0], {0, 12} & set(first.first)) == (10, {0})
@@ -285,24 +246,11 @@ def test_one_client_alone_has_other_data(data: FederatedDataset) -> None:
         assert set((own[1::2] * 1024).unique().tolist()) <= {float(old.x.min()), float(old.x.max())}
 
 
-def test_sparse_features_of_one_client_are_replaced() -> None:
-    x = csr(torch.arange(0, 25, 4), torch.arange(4).repeat(6), torch.arange(24.0) + 1, 4)
-    side = Examples(x, torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0, 3, 6]))
-    other = replaced_client(FederatedDataset(side, side, ("a", "b"), classes=2), 1, 5, 0)
-    assert other.train.counts.tolist() == [3, 5]
-    dense = other.train.x.to_dense()
-    assert torch.equal(dense[:3], x.to_dense()[:3])
-    assert set((dense[3:] * torch.tensor([1.0, 1024, 1, 1024, 1])[:, None]).unique().tolist()) == {1.0, 24.0}
-
-
 def test_any_bit_of_a_row_changes_its_mark() -> None:
     rows = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
     marks = row_marks(rows)
-    assert len(set(marks)) == 5
-    changed = rows.clone()
-    changed[2, 1, 3] = torch.nextafter(changed[2, 1, 3], torch.tensor(9.0))
-    assert [place for place, mark in enumerate(row_marks(changed)) if mark != marks[place]] == [2]
+    rows[2, 1, 3] = torch.nextafter(rows[2, 1, 3], torch.tensor(9.0))
+    assert [one == other for one, other in zip(row_marks(rows), marks, strict=True)] == [True, True, False, True, True]
     assert row_marks(torch.tensor([[0.0]])) != row_marks(torch.tensor([[-0.0]]))
     assert row_marks(torch.zeros(1, 2, 3)) != row_marks(torch.zeros(1, 3, 2))
-    assert len(row_marks(torch.tensor([True, False]))) == 2
     assert len(row_marks(torch.zeros(3, 0))) == 3

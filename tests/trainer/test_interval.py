@@ -70,7 +70,8 @@ def observer(certificate, name):
 
 
 def test_a_sound_run_measures_less_than_it_claims():
-    certificate, result = interval()
+    certificate, result = interval(baselines=("local",))
+    assert result.baselines["local"].privacy.interval is None
     assert certificate["claimed"] == result.epsilon <= 4.0
     assert 0.5 < certificate["measured"] < certificate["claimed"]
     assert certificate["delta"] == DELTA
@@ -83,11 +84,16 @@ def test_a_sound_run_measures_less_than_it_claims():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "canaries", "independent"),
-    [(PoissonSampling(cohort=120), 200, True), (FixedCohort(cohort=150), 200, True), (FullParticipation(), 800, False)],
+    ("settings", "canaries", "independent"),
+    [
+        ({"schedule": PoissonSampling(cohort=120)}, 200, True),
+        ({"schedule": FixedCohort(cohort=150)}, 200, True),
+        ({"algorithm": Scaffold(local=SOLVER)}, 200, True),
+        ({"schedule": FullParticipation()}, 800, False),
+    ],
 )
-def test_every_schedule_has_its_bounds(schedule, canaries, independent):
-    certificate, result = interval(schedule=schedule, audit=Interval(canaries=canaries))
+def test_every_schedule_and_two_releases_have_their_bounds(settings, canaries, independent):
+    certificate, result = interval(audit=Interval(canaries=canaries), **settings)
     first = certificate["observers"][0]
     assert first["observer"] == RELEASES
     assert first["bounds"][0]["independent"] == independent
@@ -95,17 +101,11 @@ def test_every_schedule_has_its_bounds(schedule, canaries, independent):
     assert (MODEL in [one["observer"] for one in certificate["observers"]]) == independent
 
 
-def test_a_method_of_two_releases_is_measured():
-    certificate, _ = interval(algorithm=Scaffold(local=SOLVER))
-    assert 0 < certificate["measured"] < certificate["claimed"]
-
-
 def test_an_adaptive_clip_makes_canaries_dependent():
     privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.7), epsilon=4.0, delta=DELTA)
     certificate, result = interval(privacy=privacy)
     assert not any(bound["independent"] for one in certificate["observers"] for bound in one["bounds"])
-    text = " ".join(result.privacy.text().split())
-    assert "no bound for independent canaries: the clip norm follows the rows of canaries" in text
+    assert "the clip norm follows the rows of canaries" in " ".join(result.privacy.text().split())
 
 
 def test_a_secure_run_is_saved_verified_and_read_again(tmp_path, capsys):
@@ -130,7 +130,6 @@ def test_a_secure_run_is_saved_verified_and_read_again(tmp_path, capsys):
     ("change", "match"),
     [
         (lambda one: one.update(measured=one["measured"] * 1.5), "not those of the guesses"),
-        (lambda one: one["observers"][0]["bounds"][0].update(right=CANARIES), "not those of the guesses"),
         (lambda one: one.update(uses=7), "uses of the interval is 7"),
     ],
 )
@@ -257,11 +256,6 @@ def test_activations_without_one_claim_for_all_canaries_are_refused():
         one_at_a_time("learner", privacy=replace(LAPLACE, epsilon=budgets), **ACTIVATIONS).fit()
 
 
-def test_a_baseline_has_no_canaries():
-    _, result = interval(baselines=("local",))
-    assert result.baselines["local"].privacy.interval is None
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -282,14 +276,6 @@ def test_several_processes_are_refused():
         processes(trainer(**AUDITED), SimpleNamespace(ranks=SimpleNamespace(size=2)))
 
 
-def test_the_command_takes_canaries(tmp_path, capsys):
-    words = ["data.clients=40", "rounds=3", "schedule.cohort=20", "baselines=[]", "finetune=none"]
-    assert main([*words, "audit.canaries=60", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    assert "measured (95%)" in capsys.readouterr().out
-    assert main(["audit", "--interval", "--canaries", "50", *words, "audit.confidence=0.9"]) == 0
-    assert "measured (90%)" in capsys.readouterr().out
-
-
 def test_few_clients_all_take_part_with_canaries_as_without() -> None:
     run = trainer(**AUDITED | {"schedule": PoissonSampling()})
     assert run.bound == FullParticipation().bind(len(run.data) + CANARIES)
@@ -304,27 +290,17 @@ def test_canary_records_stand_behind_the_records_that_are_trained_on(monkeypatch
         return noised(self, total, clients, steps)
 
     monkeypatch.setattr(fedmtl.privacy.records.LocalSteps, "_noised", noted)
-    solver, generator = LocalSGD(lr=0.2, batch_size=8), torch.Generator().manual_seed(0)
-    rows = {f"c{i}": (torch.randn(12, 5, generator=generator), torch.arange(12) % 3) for i in range(4)}
+    solver = LocalSGD(lr=0.2, batch_size=8)
+    finetune = Finetune(kind="vanilla", local=solver, validation=0.3)
+    changed = {"algorithm": FedAvg(local=solver), "finetune": finetune, "audit": Interval(canaries=40), "rounds": 1}
+    own = slice(*RECORDS["data"].train.offsets[2:4].tolist())
     for scale in (1.0, 3.0):
         sums.append([])
-        data = FederatedDataset.from_tensors(
-            rows | {"c2": (scale * rows["c2"][0], rows["c2"][1])}, test_fraction=0.2, classes=3
-        )
-        trainer(
-            algorithm=FedAvg(local=solver),
-            data=data,
-            model=models.mlp(hidden=20),
-            schedule=FullParticipation(),
-            privacy=RecordPrivacy(clip_norm=0.7, epsilon=4.0, delta=1e-5),
-            rounds=1,
-            audit=Interval(canaries=40),
-            finetune=Finetune(kind="vanilla", local=solver, validation=0.3),
-        ).fit()
-    changed = {
+        train = replace(RECORDS["data"].train, x=RECORDS["data"].train.x.clone())
+        train.x[own] *= scale
+        interval(**RECORDS | changed | {"data": replace(RECORDS["data"], train=train)})
+    assert {
         int(client)
         for (clients, first), (_, second) in zip(*sums, strict=True)
-        for client, distance in zip(clients, (first - second).norm(dim=1), strict=True)
-        if distance > 1e-9
-    }
-    assert changed == {2}
+        for client in clients[(first - second).norm(dim=1) > 1e-9]
+    } == {2}

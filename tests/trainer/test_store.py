@@ -53,14 +53,6 @@ def assert_holds(store: ClientStore, reference: Reference, order: torch.Tensor |
         assert torch.equal(found, expected)
 
 
-def holds(store: ClientStore, reference: Reference) -> bool:
-    try:
-        assert_holds(store, reference)
-    except AssertionError:
-        return False
-    return True
-
-
 def ranks_of(size: int) -> list[ClientStore]:
     """The empty stores of ``size`` processes."""
     owner = Ranks(size=size).owners(WORK)
@@ -87,18 +79,6 @@ def resumed(folder: Path, size: int) -> tuple[int, list[ClientStore]]:
     return step, stores
 
 
-def test_rows_like_a_dictionary(tmp_path: Path) -> None:
-    store, generator, reference = ClientStore(N, FIELDS), torch.Generator().manual_seed(0), {}
-    assert_holds(store, reference)
-    for step in range(4):
-        exercise([store], reference, generator, times=2)
-        checkpoint(tmp_path, [store], step)
-        exercise([store], reference, generator, times=1)
-        assert_holds(store, reference)
-        assert_holds(store, reference, torch.tensor([7, 0, 7, 3]))
-        assert torch.equal(store.whole("model"), store.gather("model", torch.arange(N)))
-
-
 def test_rows_are_copies(tmp_path: Path) -> None:
     store, rows = ClientStore(N, FIELDS), torch.ones(2, 3, dtype=torch.float64)
     store.scatter("model", torch.tensor([1, 4]), rows)
@@ -123,21 +103,6 @@ def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy() -> Non
         late.scatter("model", ids, rows[ids])
     assert torch.equal(late.whole("model"), late.gather("model", torch.arange(N)))
     assert late.whole("model").data_ptr() == late.whole("model").data_ptr()
-
-
-def test_a_checkpoint_is_found_again_without_later_rows(tmp_path: Path) -> None:
-    store, generator, reference = ClientStore(N, FIELDS), torch.Generator().manual_seed(1), {}
-    exercise([store], reference, generator)
-    checkpoint(tmp_path, [store], 3)
-    exercise([store], {}, generator)
-    store.save(tmp_path / "clients", 4)  # without a checkpoint
-    step, (found,) = resumed(tmp_path, 1)
-    assert step == 3
-    assert_holds(found, reference)
-    found.load(tmp_path / "clients", {})  # no client has a row
-    found.scatter("count", torch.tensor([2]), torch.ones(1, 2, 2, dtype=torch.int64))
-    found.load(tmp_path / "clients", json.loads((tmp_path / "checkpoint").read_text())[1])
-    assert_holds(found, reference)
 
 
 def test_only_clients_that_were_written_take_memory_and_room(tmp_path: Path) -> None:
@@ -173,17 +138,11 @@ def test_a_file_has_at_most_twice_as_many_rows_as_clients(tmp_path: Path) -> Non
     assert names == {f"{step}-0-of-1" for step in (0, 2, 4, 6)}
 
 
-def test_rows_are_copied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_BYTES", 50)
-    stores, reference = ranks_of(2), {}
-    exercise(stores, reference, torch.Generator().manual_seed(3))
-    checkpoint(tmp_path, stores, 1)
-    for store in resumed(tmp_path, 3)[1]:
-        assert_holds(store, reference)
-
-
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (2, 1, 4), (3, 3)])
-def test_rows_follow_their_clients_to_any_number_of_processes(sizes: tuple[int, ...], tmp_path: Path) -> None:
+def test_rows_follow_their_clients_to_any_number_of_processes(
+    sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_BYTES", 50)  # rows are copied in pieces
     generator, reference, stores, step = torch.Generator().manual_seed(7), {}, ranks_of(sizes[0]), 0
     for size in sizes:
         if step:
@@ -195,6 +154,9 @@ def test_rows_follow_their_clients_to_any_number_of_processes(sizes: tuple[int, 
         for _ in range(3):
             step += 1
             exercise(stores, reference, generator, times=1)
+            for store in stores:
+                assert_holds(store, reference)
+                assert_holds(store, reference, store.members[[1, 0, 1]])
             checkpoint(tmp_path, stores, step)
     with pytest.raises(NotImplementedError, match="only the tensors of its own clients"):
         ranks_of(2)[0].whole("model")
@@ -208,11 +170,8 @@ def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> N
     path = tmp_path / "clients" / "2-1-of-3"
     os.truncate(path, path.stat().st_size - 1)
     for _ in range(2):
-        with pytest.raises(
-            ResumeError, match=r"clients/2-1-of-3 is missing, or has less .* all machines reach"
-        ) as error:
+        with pytest.raises(ResumeError, match=r"clients/2-1-of-3 is missing, or has less .* all machines reach"):
             resumed(tmp_path, size)
-        assert "\n" not in str(error.value)
         path.unlink(missing_ok=True)
 
 
@@ -273,7 +232,8 @@ def test_crash_at_each_point_of_a_checkpoint(
         step, found = resumed(folder, (before, now, 4)[number % 3])
         steps.append(step)
         expected = [old, new] if not full else [old, middle, new]
-        assert all(holds(store, expected[step - 1]) for store in found)
+        for store in found:
+            assert_holds(store, expected[step - 1])
         if step == 1:
             go_on(folder)
             assert contents(folder) == contents(tmp_path / "whole")
@@ -287,7 +247,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("field", [3, (3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)])
+@pytest.mark.parametrize("field", [(3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)])
 def test_a_field_that_is_no_shape_and_dtype_is_refused_by_name(field: Any) -> None:
     with pytest.raises(ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"):
         ClientStore(N, {"h": field})

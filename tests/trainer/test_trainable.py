@@ -30,13 +30,11 @@ from fedmtl import (
 )
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError, ResumeError
-from fedmtl.local import Layout, StackedModule
+from fedmtl.local import Layout
 from fedmtl.local.module import set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
-from fedmtl.trainer.audit.independence import independence
-from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.audit.suite import setup_of
-from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
+from fedmtl.trainer.verify import CONFIRMED, FAILED, verify
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
 from tests.small import check_resumed
@@ -112,18 +110,13 @@ def test_a_tied_weight_can_be_named_by_each_of_its_names() -> None:
     [
         (("head.*",), r"^trainable has 'head\.\*', which no parameter is named by; "),
         (("3.*", 3), r"^trainable has 3, which is not text \(write '3'\); "),
-        ((None,), r"^trainable has None, which is not text"),
         ((), r"^trainable is empty, so that it names none; "),
         ("3.*", r"^trainable is '3\.\*'; give a list of names, such as \['3\.\*'\]; "),
-        (3, r"^trainable is 3; give a list of names, such as \['1\.weight'\]; "),
         ({"3": True}, r"^trainable is \{'3': True\}; give a list"),
     ],
 )
 def test_names_that_do_not_fit_are_refused_with_those_that_exist(value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        head(trainable=value).fit()
-    assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match=LISTED):
+    with pytest.raises(ConfigError, match=message + ".*" + LISTED):
         head(trainable=value).fit()
 
 
@@ -150,10 +143,14 @@ def test_frozen_parameters_keep_every_bit_and_the_rest_moves(name: str, processe
     assert any(not torch.equal(moved[key], before[key]) for key in before)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
-def test_single_records_are_protected_with_a_frozen_part(name: str) -> None:
+def test_single_records_are_protected_with_a_frozen_part() -> None:
+    """Gradients have no coordinates for what is frozen."""
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
-    result = head(algorithm=ALGORITHMS[name], privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
+    run = head(algorithm=FedAvg(local=SOLVER), privacy=privacy, schedule=FullParticipation(), rounds=2)
+    setup = setup_of(run)
+    assert setup is not None
+    assert [plan.dimension for plan in setup.plans] == [15, 15]
+    result = run.fit()
     assert result.epsilon <= 6.0
     for module in modules_of(result):
         assert all(torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN)
@@ -176,30 +173,24 @@ def test_a_frozen_part_gives_what_a_module_with_it_inside_gives() -> None:
 
 
 def test_the_last_layer_reaches_the_logistic_regression_on_the_frozen_features() -> None:
-    data = ragged_classification(4, largest=60, seed=5)
-    y = data.train.y.clone()
+    data = ragged_classification(1, largest=150, seed=5)
+    x, y = data.train.x, data.train.y
     y[::4] = (y[::4] + 1) % 3  # so that no line separates the classes
-    parts = {
-        name: (data.train.x[a:b], y[a:b])
-        for name, a, b in zip(data.ids, data.train.offsets[:-1].tolist(), data.train.offsets[1:].tolist(), strict=True)
-    }
-    everybody = {"everybody": tuple(torch.cat([part[k] for part in parts.values()]) for k in (0, 1))}
     result = head(
         algorithm=FedAvg(local=LocalSGD(lr=1.0, momentum=0.9, steps=2500, batch_size=None)),
-        data=FederatedDataset.from_tensors(everybody, test=everybody, classes=3),
+        data=data,
         schedule=FullParticipation(),
         privacy=None,
         rounds=1,
         dtype="float64",
         device="cpu",
     ).fit()
-    x = everybody["everybody"][0]
     with torch.no_grad():
         features = copy.deepcopy(NETWORK[:3]).double()(x).numpy()
         found = torch.softmax(result.shared_model()(x), 1).numpy()
-    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(features, everybody["everybody"][1].numpy())
+    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(features, y.numpy())
     np.testing.assert_allclose(found, exact.predict_proba(features), atol=1e-4)
-    assert exact.score(features, everybody["everybody"][1].numpy()) < 0.95
+    assert exact.score(features, y.numpy()) < 0.95
 
 
 # Privacy
@@ -209,12 +200,9 @@ def test_the_last_layer_reaches_the_logistic_regression_on_the_frozen_features()
     ("settings", "size"),
     [
         ({}, 15),
-        ({"trainable": None}, 39),
-        ({"trainable": ("3.bias",)}, 3),
         ({"algorithm": ALGORITHMS["fedrep"]}, 12),
         ({"algorithm": ALGORITHMS["ifca"]}, 45),
         ({"model": models.lora(NETWORK, rank=2), "trainable": None}, 2 * (5 + 4) + 2 * (4 + 3)),
-        ({"model": models.lora(NETWORK, rank=2), "trainable": ("*.lora_B",)}, 2 * 4 + 2 * 3),
     ],
 )
 def test_as_many_coordinates_are_noised_as_there_are_to_train_at_the_same_epsilon(
@@ -231,13 +219,6 @@ def test_as_many_coordinates_are_noised_as_there_are_to_train_at_the_same_epsilo
     assert result.epsilon == pytest.approx(epsilon(6), rel=1e-3)
 
 
-def test_a_gradient_of_a_record_has_no_coordinates_for_what_is_frozen() -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
-    setup = setup_of(head(algorithm=FedAvg(local=SOLVER), privacy=privacy, schedule=FullParticipation()))
-    assert setup is not None
-    assert [plan.dimension for plan in setup.plans] == [15, 15]
-
-
 def test_the_report_says_that_frozen_parameters_are_public_and_how_many_they_are() -> None:
     told = [line for line in head().fit().privacy.outside if "frozen" in line]
     assert len(told) == 1
@@ -245,27 +226,13 @@ def test_the_report_says_that_frozen_parameters_are_public_and_how_many_they_are
     assert not any("frozen" in line for line in head(trainable=None).fit().privacy.outside)
 
 
-def test_no_clients_numbers_depend_on_the_data_of_another() -> None:
-    data, model = ragged_classification(13, largest=60), models.lora(models.mlp(hidden=7), rank=2)
-    solver = LocalSGD(lr=0.2, epochs=2, batch_size=10)
-    run = head(algorithm=PMTL(lam=0.5, local=solver), data=data, model=model, trainable=None, device="cpu")
-    assert [finding.check for finding in independence(run, watched(run, 3), rounds=3) if finding.refuted] == []
-
-
 # The stack
 
 
 def test_frozen_parameters_are_one_tensor() -> None:
-    module = network()
-    set_trainable(module, ("3",))
-    stack = StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float32)
-    assert stack.train_module[1].weight is module[1].weight
-    of_a_run = head(model=module, trainable=None).problem().executor.stack
-    assert len({one[1].weight.data_ptr() for one in (of_a_run.train_module, of_a_run.eval_module)}) == 1
-    assert stack.rows.shape == of_a_run.rows.shape == (1, 15)
-    double = StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float64)
-    assert double.train_module[1].weight.dtype == torch.float64
-    assert module[1].weight.dtype == torch.float32
+    stack = head().problem().executor.stack
+    assert len({one[1].weight.data_ptr() for one in (stack.train_module, stack.eval_module)}) == 1
+    assert stack.rows.shape == (1, 15)
 
 
 # Splits of an algorithm's own, finetuning, new clients
@@ -317,38 +284,17 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
 # Files
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_the_file_of_the_model_is_complete_and_verified(tmp_path: Path) -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
-    head(algorithm=FedAvg(local=SOLVER), privacy=privacy, folder=tmp_path / "run").fit()
-    return tmp_path / "run"
-
-
-def test_the_file_of_the_model_is_complete_and_verified(folder: Path) -> None:
+    head(algorithm=FedAvg(local=SOLVER), privacy=privacy, folder=tmp_path).fit()
     module = network()
-    module.load_state_dict(load_file(folder / "public/model.safetensors"))
+    module.load_state_dict(load_file(tmp_path / "public/model.safetensors"))
     assert all(torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN)
-    with safe_open(folder / "public/model.safetensors", framework="pt") as file:
+    with safe_open(tmp_path / "public/model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["frozen"]) == list(FROZEN)
-    found = verify(folder)
+    found = verify(tmp_path)
     assert found.fits
     assert next(c for c in found.checks if c.name == "model").verdict == CONFIRMED
-
-
-@pytest.mark.parametrize("change", ["another number", "no names", "names of frozen tensors", "another order"])
-def test_another_model_in_the_file_fails(folder: Path, change: str) -> None:
-    path, outcome = folder / "public/model.safetensors", folder / "private/outcome.json"
-    tensors, found = load_file(path), json.loads(outcome.read_text())
-    names = found["network"]["names"]
-    if change == "another number":
-        tensors["3.bias"] = tensors["3.bias"] + 1
-        save_file(tensors, path, {"frozen": json.dumps(list(FROZEN))})
-    else:
-        names[:] = {"no names": [], "names of frozen tensors": list(FROZEN), "another order": names[::-1]}[change]
-        outcome.write_text(json.dumps(found))
-    verdicts = {check.name: check.verdict for check in verify(folder).checks}
-    assert verdicts["model"] == (OPEN if change == "names of frozen tensors" else FAILED)  # no vector of their length
-    assert verdicts[f"files: {'public' if change == 'another number' else 'private'}"] == FAILED
 
 
 def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The loop: history, epsilon, budgets, resuming, baselines, callbacks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedmtl import (
 )
 from fedmtl.errors import ConfigError, ModelError, ResumeError
 from tests.helpers import ragged_classification, regression
-from tests.small import check_same
+from tests.small import Ends, check_same
 
 from .ledgers import charges
 from .settings import CLIENTS, COHORT, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
@@ -57,12 +58,10 @@ def test_history():
     ],
     ids=["open", "clipped", "local", "local-open"],
 )
-def test_epsilon_without_noise(algorithm, privacy, expected, tmp_path):
-    run = trainer(algorithm=algorithm, privacy=privacy, folder=tmp_path / "run")
-    result = run.fit()
+def test_epsilon_without_noise(algorithm, privacy, expected):
+    result = trainer(algorithm=algorithm, privacy=privacy).fit()
     assert [row["epsilon"] for row in result.history] == [expected] * 3
     assert result.epsilon == result.privacy.epsilon == expected
-    check_same(run.fit(resume=True), result)  # also of a finished run
 
 
 def test_evaluation_about_twenty_times_by_default():
@@ -85,7 +84,7 @@ def test_default_checkpoint_is_by_time(tmp_path):
 # Budgets
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("every", [2, 3])
 def test_budget_ends_the_run_cleanly(tmp_path, every):
     budget = (epsilon(4) + epsilon(5)) / 2
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, epsilon=budget, delta=DELTA)
@@ -137,33 +136,28 @@ OTHERS = {
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_resume_refuses_another_run(tmp_path, source):
-    def with_source(settings):
-        privacy = settings.get("privacy", trainer().privacy)
-        return settings | {
-            "privacy": ClientPrivacy(**{**vars(privacy), "source": source}),
-            "folder": tmp_path,
-        }
+    def run(**settings):
+        run = trainer(folder=tmp_path, **settings)
+        return replace(run, privacy=replace(run.privacy, source=source))
 
-    trainer(**with_source({})).fit()
+    run().fit()
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.stem != "ledger"}
     kept = []
     for settings in OTHERS.values():
         with pytest.raises(ResumeError, match=r"was written (with|for)") as error:
-            trainer(**with_source(settings)).fit(resume=True)
+            run(**settings).fit(resume=True)
         if "checkpoint" in str(error.value):  # its traceback stays alive: the refused run must hold no lock
             kept.append(error)
         del error
     assert len(kept) == (7 if source == "secure" else 0)
     assert before == {p: p.read_bytes() for p in before}
-    trainer(**with_source({})).fit(resume=True)
+    run().fit(resume=True)
 
 
 def test_resume_refuses_other_settings_without_a_ledger(tmp_path):
     trainer(privacy=None, folder=tmp_path).fit()
     with pytest.raises(ResumeError, match="written with other starting point, seed than this run has"):
         trainer(privacy=None, folder=tmp_path, seed=1).fit(resume=True)
-    with pytest.raises(ResumeError, match="written with other algorithm than this run has"):
-        trainer(privacy=None, folder=tmp_path, algorithm=PMTL(lam=9.0)).fit(resume=True)
 
 
 def test_used_folder_is_refused(tmp_path):
@@ -201,17 +195,6 @@ class Record(Callback):
         self.calls.append(("end", result))
 
 
-class Interrupt(Record):
-    def __init__(self, at, error=KeyboardInterrupt):
-        super().__init__()
-        self.at, self.error = at, error
-
-    def on_event(self, event, state):
-        super().on_event(event, state)
-        if event.step == self.at:
-            raise self.error
-
-
 def test_callbacks_in_order():
     record = Record()
     result = trainer(rounds=3, callbacks=[record], baselines=("local",)).fit()
@@ -232,10 +215,10 @@ def test_callbacks_in_order():
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_interrupted_run_ends_its_callbacks_and_resumes(tmp_path, error, source):
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)
-    stop, other = Interrupt(3, error), Record()
+    record = Record()
     with pytest.raises(error) as kept:
-        trainer(folder=tmp_path, privacy=privacy, callbacks=[stop, other]).fit()
-    assert stop.calls[-1] == other.calls[-1] == ("end", None)
+        trainer(folder=tmp_path, privacy=privacy, callbacks=[Ends(3, error), record]).fit()
+    assert record.calls[-1] == ("end", None)
     # steps that never began are given back, steps that did are not
     assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(4), 1)
     record = Record()
@@ -276,23 +259,16 @@ def test_baselines_are_runs_of_their_own(tmp_path):
     [
         ({"rounds": 0}, "Trainer.rounds is 0"),
         ({"dtype": "float16"}, "Trainer.dtype is 'float16'; accepted: 'float32', 'float64'"),
-        ({"eval_every": 0}, "Trainer.eval_every is 0"),
-        ({"evaluate_clients": 0}, "Trainer.evaluate_clients is 0"),
-        ({"evaluate_clients": 1.5}, "Trainer.evaluate_clients is 1.5"),
-        ({"checkpoint_every": -1}, "Trainer.checkpoint_every is -1"),
         ({"schedule": PoissonSampling(cohort=CLIENTS + 1)}, "PoissonSampling.cohort is 13, but there are only 12"),
         ({"schedule": COHORT}, "schedule is 4; give a sampler"),
         ({"schedule": PoissonSampling}, "schedule is <class 'fedmtl"),
         ({"algorithm": "pmtl"}, "algorithm is 'pmtl'; give an algorithm object"),
-        ({"algorithm": PMTL}, "algorithm is <class 'fedmtl"),
         ({"privacy": 4.0}, "privacy is 4.0; give ClientPrivacy"),
         ({"baselines": "local"}, "baselines is 'local'; give a list"),
         ({"baselines": None}, "baselines is None; give a list, such as"),
         ({"baselines": ("fedava",)}, "baselines has 'fedava'; accepted: apfl, ditto, fedavg"),
-        ({"baselines": [3]}, "baselines has 3; accepted: apfl, ditto, fedavg"),
         ({"baselines": ("local", Local())}, "baselines has 'local' twice"),
         ({"model": "mlpp"}, "model is 'mlpp'; give a module, a function of the data's DataSpec"),
-        ({"model": None}, "model is None; give a module"),
         ({"model": nn.Linear}, "model is <class 'torch.nn.modules.linear.Linear'>; give a module"),
         ({"callbacks": [print]}, "callbacks is [<built-in function print>]; give a list of objects of classes"),
         ({"callbacks": print}, "callbacks is <built-in function print>; give a list of objects"),
@@ -301,7 +277,6 @@ def test_baselines_are_runs_of_their_own(tmp_path):
         ({"data": "digitz"}, "data.name is 'digitz'; accepted: "),
         ({"execution": 3}, "execution is 3; give Execution"),
         ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
-        ({"seed": "a"}, "Trainer.seed is 'a'; it must be a whole number"),
     ],
 )
 def test_settings_that_cannot_be(settings, said):
@@ -311,20 +286,12 @@ def test_settings_that_cannot_be(settings, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("below", ["", "run"])
-def test_a_file_is_no_folder_for_a_run(tmp_path, below):
+def test_a_file_is_no_folder_for_a_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    record = Record()
     with pytest.raises(ConfigError, match=r"where no file can be written .*; choose another folder"):
-        trainer(folder=tmp_path / "notes.txt" / below).fit()
-
-
-def test_a_folder_that_takes_no_files_is_refused_before_training():
-    """A folder of the system, in which root cannot write either."""
-    began = []
-    callback = type("Seen", (Callback,), {"on_start": lambda self, *_: began.append(1)})()
-    with pytest.raises(ConfigError, match=r"folder is '/proc/fedmtl/run', where no file can be written \(.*\); choose"):
-        trainer(folder="/proc/fedmtl/run", callbacks=[callback]).fit()
-    assert not began
+        trainer(folder=tmp_path / "notes.txt" / "run", callbacks=[record]).fit()
+    assert not record.calls, "refused before training"
 
 
 class NamedOutput(nn.Linear):
@@ -346,11 +313,6 @@ class NamedOutput(nn.Linear):
         ({"model": nn.Linear(5, 4)}, ModelError, r"to one tensor \(B, 3\), since the data has 3 classes"),
         ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
         ({"model": NamedOutput()}, ModelError, r"fails on a batch of shape \(2, 5\), .*: KeyError\('logits'\)"),
-        (
-            {"model": nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))},
-            ModelError,
-            "BatchNorm1d",
-        ),
     ],
 )
 def test_runs_that_cannot_be(tmp_path, settings, error, message):
@@ -366,7 +328,6 @@ def test_runs_that_cannot_be(tmp_path, settings, error, message):
             lambda z, y: nn.functional.cross_entropy(z, y),
             r"^loss returned shape \(\); it must return shape \(\d+,\), one",
         ),
-        (lambda z, y: z, r"^loss returned shape \(\d+, 3\); it must return shape"),
         (lambda z, y: 0.0, r"^loss returned a float; it must return shape"),
         (lambda z, y: z @ y, r"^loss fails on outputs of shape \(\d+, 3\) with targets of shape \(\d+,\): "),
     ],
@@ -374,17 +335,3 @@ def test_runs_that_cannot_be(tmp_path, settings, error, message):
 def test_a_loss_that_does_not_fit_is_named(loss, message):
     with pytest.raises(ConfigError, match=message):
         trainer(loss=loss).fit()
-
-
-def test_the_loss_follows_the_data_and_the_model():
-    two = ragged_classification(CLIENTS, classes=2)
-    for data, model, loss in (
-        (regression(CLIENTS), models.linear_regression(), "mse"),
-        (two, models.linear_regression(), "binary_cross_entropy"),
-        (two, models.softmax_regression(), "cross_entropy"),
-        (DATA, models.softmax_regression(), "cross_entropy"),
-    ):
-        named, natural = (
-            trainer(data=data, model=model, rounds=2, **given).fit().personal for given in ({"loss": loss}, {})
-        )
-        assert torch.equal(named, natural)
