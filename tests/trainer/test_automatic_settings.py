@@ -61,7 +61,7 @@ def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     measured = report.noise_std * math.sqrt(3) / report.clip_norm
     chosen = automatic(numbers(30), privacy, **settings)
     assert chosen.noise == pytest.approx(measured, rel=5e-3)
-    assert (chosen.rounds, chosen.schedule) == (7, schedule) if settings else (20, FullParticipation())
+    assert (chosen.rounds, chosen.schedule) == ((7, schedule) if settings else (20, FullParticipation()))
     assert report.clip_norm == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
     assert max(map(len, chosen.text().splitlines())) <= 120
 

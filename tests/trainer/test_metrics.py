@@ -26,6 +26,7 @@ from fedmtl.trainer import evaluation
 from fedmtl.trainer.metrics import (
     REGISTRY,
     distribution,
+    invented_rows,
     normalized,
     resolve_metrics,
     shares,
@@ -203,6 +204,16 @@ def test_a_function_returns_one_number_of_any_type():
             metric(returned).number(*rows)
         with pytest.warns(UserWarning, match="metric 'custom_mine'"):
             assert np.isnan(metric(returned).value(*rows))
+
+
+@pytest.mark.parametrize(
+    ("spec", "outputs"), [(spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None, (2,)), (2,))]
+)
+def test_a_metric_is_tried_on_rows_of_the_shape_of_the_data(spec, outputs):
+    z, y = invented_rows(spec, outputs)
+    assert (z.shape, y.shape) == ((16, *outputs), (16, *spec.targets))
+    assert y.is_floating_point() == (spec.classes is None)
+    assert spec.classes is None or set(y.flatten().tolist()) == set(range(spec.classes))
 
 
 # Metrics that a run is asked for: the same numbers wherever they are shown, and no run that they end

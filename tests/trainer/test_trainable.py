@@ -34,7 +34,7 @@ from fedmtl.local import Layout
 from fedmtl.local.module import set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
 from fedmtl.trainer.audit.suite import setup_of
-from fedmtl.trainer.verify import CONFIRMED, FAILED, verify
+from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
 from tests.small import check_resumed
@@ -295,6 +295,10 @@ def test_the_file_of_the_model_is_complete_and_verified(tmp_path: Path) -> None:
     found = verify(tmp_path)
     assert found.fits
     assert next(c for c in found.checks if c.name == "model").verdict == CONFIRMED
+    path = tmp_path / "private/outcome.json"
+    outcome = json.loads(path.read_text())
+    path.write_text(json.dumps(outcome | {"network": outcome["network"] | {"names": list(FROZEN)}}))
+    assert next(c for c in verify(tmp_path).checks if c.name == "model").verdict == OPEN  # no vector of their length
 
 
 def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:
