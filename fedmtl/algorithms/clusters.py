@@ -94,8 +94,6 @@ class ClusteredPMTL(SharedModels):
         ...     rounds=2,
         ...     progress=False,
         ... )
-        >>> data = load_data("digits", clients=10)
-        >>> groups = {name: place % 2 for place, name in enumerate(data.ids)}
         >>> trainer.fit().personal.shape
         torch.Size([10, 650])
     """

@@ -12,7 +12,7 @@ from fedmtl import models
 from fedmtl.algorithms import Problem, State
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.local import Execution
-from fedmtl.privacy import ClientPrivacy, FullParticipation, SeededSource, open_channel
+from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
 from fedmtl.schedules import Block, rounds
 from fedmtl.trainer.problem import build_problem
 from tests.privacy.activations import Door
@@ -78,18 +78,6 @@ def linear_tasks(tasks: int, kind: str, *, rounds: int = 1, bias: bool = False, 
     loss = "half_mse" if kind == "regression" else "binary_cross_entropy"
     data = load_synthetic_tasks(tasks, problem=kind, **{"noise": 0.3} | options)
     return problem_of(data, rounds=rounds, model=models.linear_regression(bias=bias), loss=loss)
-
-
-def check_repetitions(algorithm, problem: Problem, clip_norm: float) -> None:
-    """Check that repetitions under different budgets are runs of their own."""
-    privacy = [ClientPrivacy(clip_norm=clip_norm, epsilon=epsilon, delta=1e-5) for epsilon in (0.5, 5.0, 50.0)]
-    clients = torch.arange(problem.clients)
-    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3), clients)
-    assert together.shape == (3, problem.clients, problem.dimension)
-    for r, own in enumerate(privacy):
-        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)), clients)
-        torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
-    assert not torch.equal(together[0], together[2])
 
 
 def everyone(problem: Problem, algorithm, state: State) -> Tensor:

@@ -1,32 +1,16 @@
 """Small peer-to-peer problems, runs without the trainer, and the update written out as a slow loop."""
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 
-from fedmtl.algorithms import PeerToPeer, Problem, State
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Graph
 from fedmtl.privacy import RecordPrivacy
 
 from .harness import problem_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started(PeerToPeer):
-    """Starts at other models than 0: a number, or one a coordinate."""
-
-    start: Any
-
-    def init(self, problem: Problem, replicates: int = 1) -> State:
-        state = super().init(problem, replicates)
-        state.public["theta"] += torch.tensor(self.start, dtype=torch.float64)
-        return state
-
 
 D = 4
 COUNTS = (7, 12, 3, 9, 5, 8)
@@ -86,10 +70,10 @@ def mean_gradient(loss, x, y, theta, clip=math.inf, order=2, size=None):
     return total / (max(len(x), 1) if size is None else size)
 
 
-def slow(data, weights, loss, clients, *, mu, lam, smooth, noise=None, clip=math.inf, theta=None):
+def slow(data, weights, loss, clients, *, mu, lam, smooth, noise, clip, order=2):
     """One replicate, one event at a time, as equation (6) is printed: Theta (n, d)."""
     n, d = len(data), data[0][0].shape[1]
-    theta = np.zeros((n, d)) if theta is None else theta.copy()
+    theta = np.zeros((n, d))
     most = max(len(y) for _, y in data)
     for k, i in enumerate(clients.tolist()):
         if i < 0:
@@ -98,23 +82,7 @@ def slow(data, weights, loss, clients, *, mu, lam, smooth, noise=None, clip=math
         c = len(y) / most
         ridge = 1 / len(y) if lam == "inverse" else lam
         alpha = 1 / (1 + mu * c * (smooth + 2 * ridge))
-        eta = 0 if noise is None else noise[k]
-        gradient = mean_gradient(loss, x, y, theta[i], clip) + 2 * ridge * theta[i] + eta
+        gradient = mean_gradient(loss, x, y, theta[i], clip, order) + 2 * ridge * theta[i] + noise[k]
         around = sum(weights[i, j] / weights[i].sum() * theta[j] for j in range(n))
         theta[i] = (1 - alpha) * theta[i] + alpha * (around - mu * c * gradient)
     return theta
-
-
-def objective(data, weights, loss, theta, *, mu, lam):
-    """Equation (2), by the letter."""
-    n, total = len(data), 0.0
-    most = max(len(y) for _, y in data)
-    for i in range(n):
-        for j in range(i + 1, n):
-            total += weights[i, j] / 2 * ((theta[i] - theta[j]) ** 2).sum()
-        x, y = data[i]
-        ridge = 1 / len(y) if lam == "inverse" else lam
-        m = x @ theta[i]
-        each = (m - y) ** 2 if loss == "squared" else np.logaddexp(0, -y * m)
-        total += mu * weights[i].sum() * len(y) / most * (each.mean() + ridge * (theta[i] ** 2).sum())
-    return total

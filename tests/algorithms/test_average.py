@@ -1,4 +1,4 @@
-"""Averages of models against refits without each record, and what a client's numbers depend on."""
+"""Averages of models against refits without each record."""
 
 import math
 from dataclasses import replace
@@ -14,9 +14,8 @@ from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, p
 from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
-from fedmtl.trainer.audit.others import replaced_client
 from tests.algorithms.harness import problem_of
-from tests.helpers import ragged_classification, regression
+from tests.helpers import regression
 
 RIDGES = (0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, np.inf)
 INTERCEPTS = (0, 1, 3, 10, 30, 100, np.inf)
@@ -94,44 +93,6 @@ def test_classes_weigh_by_held_out_hits() -> None:
     assert good[PARTS.index("local")] < 0.2
     assert bad[PARTS.index("shared")] < 1e-6
     assert good.sum() == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("kind", ["numbers", "classes"])
-def test_a_client_depends_on_its_records_and_the_shared_model_only(kind: str) -> None:
-    """Other clients' records replaced, with the shared model fixed: the same bits."""
-    data = regression(clients=5) if kind == "numbers" else ragged_classification(6)
-    model = models.linear_regression(bias=False) if kind == "numbers" else models.softmax_regression()
-    problem = problem_of(data, model=model, loss="auto")
-    start = torch.linspace(-1, 1, problem.dimension, dtype=torch.float64).to(problem.initial)
-    before = Average().reach(problem, start, torch.arange(problem.clients))
-    for other in range(1, problem.clients):
-        changed = replace(problem, data=replaced_client(problem.data, other, 7, 0), prepared={})
-        after = Average().reach(changed, start, torch.arange(problem.clients))
-        stays = torch.arange(problem.clients) != other
-        assert torch.equal(before[stays], after[stays])
-        assert not torch.equal(before[other], after[other])
-    some = Average().reach(problem, start, torch.tensor([2, 0]))
-    assert torch.equal(some, before[[2, 0]])
-
-
-def test_a_network_does_not_show_who_is_beside_it() -> None:
-    """A client with one record is in no stack, which moves the others' rows in memory; no last bit may follow."""
-    found = []
-    for records in (15, 1):
-        generator, train, test = torch.Generator().manual_seed(0), {}, {}
-        for client in range(9):
-            drawn = 1 if client == 2 else int(torch.randint(1, 25, (1,), generator=generator))
-            x = 2 * torch.rand(drawn + 3, 6, generator=generator) - 1
-            y = torch.randint(0, 3, (drawn + 3,), generator=generator)
-            last = 3 + (min(drawn, records) if client == 4 else drawn)
-            train[f"c{client}"], test[f"c{client}"] = (x[3:last], y[3:last]), (x[:3], y[:3])
-        data = FederatedDataset.from_tensors(train, test=test, classes=3)
-        trainer = Trainer(data=data, model=models.mlp(hidden=8), privacy=None, rounds=1, progress=False)
-        problem = trainer.problem()
-        start = torch.full((problem.dimension,), 0.05)
-        found.append(Average(noise=math.inf).reach(problem, start, torch.arange(9)))
-    stays = torch.arange(9) != 4
-    assert torch.equal(found[0][stays], found[1][stays])
 
 
 def test_records_too_large_for_float64_leave_the_released_model() -> None:

@@ -10,10 +10,10 @@ import torch
 from fedmtl import FedAvg, FullParticipation, Trainer, models
 from fedmtl.algorithms import Cohort, Released
 from fedmtl.data import load_synthetic_tasks
-from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
+from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, SeededSource, open_channel
 from fedmtl.schedules import rounds
 from fedmtl.trainer.engine import releases_of
-from tests.algorithms.harness import problem_of
+from tests.algorithms.harness import problem_of, repeated
 from tests.helpers import ragged_classification
 from tests.methods import LINEAR, NETWORKS, SOLVER
 from tests.small import check_resumed
@@ -29,11 +29,12 @@ def settings_of(name: str) -> dict[str, Any]:
     data, model, privacy = ragged_classification(CLIENTS), models.mlp(hidden=5), PRIVACY
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
-        data = load_synthetic_tasks(tasks=CLIENTS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
+        sizes = {"tasks": CLIENTS, "train_examples": 9, "test_examples": 4, "features": 5, "rank": 1, "seed": 2}
+        data = load_synthetic_tasks(**sizes, problem=kind, structure="group_sparse")
         model = models.linear_regression(bias=True)
     if name == "mp_mtl, published":
         privacy = replace(PRIVACY, mechanism="wishart")
-    if name.startswith("prior_layers"):  # so little noise that clients train again
+    if once:  # so little noise that clients train again
         privacy = replace(PRIVACY, noise_multiplier=0.01)
     return {
         "algorithm": algorithm,
@@ -135,6 +136,25 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
 def test_a_run_of_every_method_resumes_to_the_same_bits(name: str, tmp_path) -> None:
     run = trainer_of(name)
     check_resumed(partial(replace, run, checkpoint_every=1), tmp_path, min(1, run.rounds - 1))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_replicates_under_different_budgets_are_runs_of_their_own(name: str) -> None:
+    settings = settings_of(name)
+    algorithm, rounds = settings["algorithm"], settings["rounds"]
+    problem = problem_of(settings["data"], rounds=rounds, model=settings["model"], loss="auto")
+    budgets = [replace(settings["privacy"], noise_multiplier=None, epsilon=epsilon) for epsilon in (0.5, 5.0, 50.0)]
+    state = repeated(algorithm, problem, budgets, 3)
+    together = algorithm.models(problem, state, torch.arange(CLIENTS))
+    objectives = algorithm.objective(problem, state)
+    assert together.shape == (3, CLIENTS, problem.dimension)
+    for r, budget in enumerate(budgets):
+        own = repeated(algorithm, problem, budget, 1, (SeededSource(3, r),))
+        alone = algorithm.models(problem, own, torch.arange(CLIENTS))[0]
+        torch.testing.assert_close(together[r], alone, rtol=1e-10, atol=1e-12)
+        if objectives is not None:
+            torch.testing.assert_close(objectives[r], algorithm.objective(problem, own)[0])
+    assert not torch.equal(together[0], together[2])
 
 
 def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

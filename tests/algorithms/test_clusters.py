@@ -2,16 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedmtl import IFCA, PMTL, ClientPrivacy, ClusteredPMTL, FedAvg, LocalSGD, RecordPrivacy, models
 from fedmtl.algorithms.clusters import blocks
-from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
 from fedmtl.schedules import Block
 from tests.algorithms.harness import everyone, problem_of, run
+from tests.algorithms.test_fedavg import local_steps
+from tests.algorithms.test_pmtl import blocks as records
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import COHORT, DATA, DELTA, NOISE, epsilon, trainer
 
@@ -50,11 +52,6 @@ def test_clusters_cost_what_one_model_costs(algorithm) -> None:
 
 def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint() -> None:
     """Whichever clusters a client is in, or chooses, its clipped row is no longer than the clip."""
-    updates, cluster = torch.randn(4, 3, dtype=torch.float64), torch.tensor([2, 0, 0, 1])
-    rows = blocks(updates, cluster, 3)
-    for k in range(4):
-        for block, part in enumerate(rows[k].split(3)):
-            assert torch.equal(part, updates[k] if block == cluster[k] else torch.zeros(3, dtype=torch.float64))
     seen: list[torch.Tensor] = []
     problem = problem_of(ragged_classification(), rounds=2, model=models.mlp(hidden=3), loss="auto")
     algorithm = IFCA(clusters=3, spread=0.5, local=LocalSGD(lr=0.5, epochs=5))
@@ -75,45 +72,28 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     assert math.isclose(float(clipped[0].norm()), float(other[0].norm()))
 
 
-def planted(clients: int = 12) -> FederatedDataset:
-    """Regressions with the weights w, and -w for every second client."""
-    generator = torch.Generator().manual_seed(3)
-    w, parts = torch.randn(4, generator=generator, dtype=torch.float64), {}
-    for k in range(clients):
-        x = torch.randn(40, 4, generator=generator, dtype=torch.float64)
-        parts[f"client-{k}"] = (x, x @ w * (1 if k % 2 else -1) + 0.01 * torch.randn(40, generator=generator))
-    return FederatedDataset.from_tensors(parts, classes=None)
+def test_ifca_rounds_by_hand() -> None:
+    """Every client trains the model of its least loss, whose mean update is over a public third of the clients."""
+    data, algorithm = regression(clients=9), IFCA(clusters=3, spread=2.0, server_lr=0.5, local=SOLVER)
+    problem = problem_of(data, rounds=4)
+    state, w = run(algorithm, problem), algorithm.init(problem).public["global"].numpy()
+    for _ in range(5):
+        chosen = [int(np.argmin([np.mean((x @ one - y) ** 2) for one in w])) for x, y in records(data)]
+        before, w = w, w.copy()
+        for k, (x, y) in zip(chosen, records(data), strict=True):
+            w[k] += 0.5 * 3 / 9 * (local_steps(x, y, before[k]) - before[k])
+    assert len(set(chosen)) > 1
+    np.testing.assert_allclose(state.public["global"].numpy(), before, rtol=1e-9)
+    np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), before[chosen], rtol=1e-9)
 
 
-def test_the_choice_finds_planted_clusters() -> None:
-    data = planted()
-    problem = problem_of(data, rounds=40)
-    algorithm = IFCA(clusters=2, spread=0.3, local=LocalSGD(lr=0.1, steps=5, batch_size=None))
-    state = run(algorithm, problem)
-    chosen = algorithm.choice(problem, state.public["global"], torch.arange(12))
-    assert len(set(chosen[::2].tolist())) == len(set(chosen[1::2].tolist())) == 1
-    assert chosen[0] != chosen[1]
-    x, y = data.test.x, data.test.y
-    models_of = everyone(problem, algorithm, state).repeat_interleave(data.test.counts, 0)
-    assert float(((x * models_of).sum(1) - y).square().mean()) < 1e-3
-    single = run(FedAvg(local=SOLVER), problem)
-    assert float((x @ single.public["global"] - y).square().mean()) > 0.5
-
-
-def test_the_choice_is_that_of_least_training_loss() -> None:
-    problem = problem_of(ragged_classification(), model=models.mlp(hidden=3), loss="auto")
-    algorithm = IFCA(clusters=3, spread=1.0)
-    rows = algorithm.init(problem).public["global"]
-    found = algorithm.choice(problem, rows, torch.arange(problem.clients))
-    for k in range(problem.clients):
-        part = slice(*problem.data.train.offsets[k : k + 2].tolist())
-        losses = []
-        for row in rows:
-            module = problem.layout.load(models.mlp(hidden=3)(problem.data.spec).double(), row)
-            outputs = module(problem.data.train.x[part])
-            losses.append(float(torch.nn.functional.cross_entropy(outputs, problem.data.train.y[part]).detach()))
-        assert int(found[k]) == losses.index(min(losses))
-    assert len(set(found.tolist())) > 1
+def test_one_cluster_is_federated_averaging() -> None:
+    problem = problem_of(ragged_classification(7), rounds=4, model=models.mlp(hidden=4), loss="auto")
+    one, other = (
+        run(method, problem, sampler=FixedCohort(3), privacy=NOISY).public["global"]
+        for method in (IFCA(clusters=1, spread=0.0, local=SOLVER), FedAvg(local=SOLVER))
+    )
+    torch.testing.assert_close(one[0], other, rtol=1e-13, atol=1e-15)
 
 
 def test_units_and_settings(tmp_path) -> None:

@@ -1,5 +1,7 @@
 """FedAvg, FedProx, server optimizers and Local against hand-written rounds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,10 @@ from tests.helpers import regression
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
 
 
-def local_steps(x, y, w, mu=0.0):
+def local_steps(x, y, w, mu=0.0, decay=0.0):
     anchor, w = w, w.copy()
     for _ in range(3):
-        w = w - 0.05 * (2 / len(x) * x.T @ (x @ w - y) + mu * (w - anchor))
+        w = w - 0.05 * (2 / len(x) * x.T @ (x @ w - y) + mu * (w - anchor) + decay * w)
     return w
 
 
@@ -59,13 +61,13 @@ def test_options_that_the_optimizer_of_the_server_does_not_take(options):
 
 def test_local_is_every_client_alone():
     data = regression(clients=5)
-    algorithm, problem = Local(local=SOLVER), problem_of(data, rounds=8)
+    algorithm, problem = Local(local=replace(SOLVER, weight_decay=0.4)), problem_of(data, rounds=8)
     state = run(algorithm, problem, sampler=PoissonSampling(cohort=2))
     personal = everyone(problem, algorithm, state).numpy()
     assert state.public == {}
     for client, (x, y) in enumerate(blocks(data)):
         trail = [np.zeros(4)]
         for _ in range(9):
-            trail.append(local_steps(x, y, trail[-1]))
+            trail.append(local_steps(x, y, trail[-1], decay=0.4))
         gaps = [np.abs(personal[client] - w).max() for w in trail[1:]]
         assert min(gaps) < 1e-12  # some whole number of participations, at least one through personalize

@@ -1,5 +1,6 @@
 """Finetuning against steps written out by hand, at the ends of lambda, and client by client."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from fedmtl import Execution, Finetune, LocalSGD, models
+from fedmtl import Average, Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND
 from fedmtl.errors import ConfigError
@@ -84,20 +85,31 @@ def test_without_a_pull_it_is_vanilla_and_local_training(kind: str) -> None:
     torch.testing.assert_close(found, vanilla, rtol=1e-14, atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+METHODS = {kind: Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4)) for kind in KINDS}
+METHODS |= {"average": Average(noise=math.inf), "average, softmax": Average(), "average, numbers": Average()}
+
+
+def setting(name: str, dtype: str = "float64"):
+    """A method, a problem of eleven clients, and a start."""
+    model = {"average, softmax": models.softmax_regression(), "average, numbers": models.linear_regression()}
+    data = regression(11) if name == "average, numbers" else ragged_classification(11)
+    given = model.get(name, models.mlp(hidden=5))
+    problem = build_problem(data, given, "auto", Execution(), 1, 0, "cpu", dtype)
+    return METHODS[name], problem, problem.initial + 0.05
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_no_client_notices_the_data_of_another(kind: str, dtype: str) -> None:
+def test_no_client_notices_the_data_of_another(name: str, dtype: str) -> None:
     """To the last bit, though the other one has other values and another number of records."""
-    data, threads = ragged_classification(11), torch.get_num_threads()
-    problem = build_problem(data, models.mlp(hidden=5), "auto", Execution(), 1, 0, "cpu", dtype)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        finetune = Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))
-        start = problem.initial
-        first = finetune.train(problem, start, everybody(problem))
+        method, problem, start = setting(name, dtype)
+        first = method.reach(problem, start, everybody(problem))
         for records in (1, 70):
-            other = replace(problem, data=replaced_client(problem.data, 2, records, 0))
-            again = finetune.train(other, start, everybody(problem))
+            other = replace(problem, data=replaced_client(problem.data, 2, records, 0), prepared={})
+            again = method.reach(other, start, everybody(problem))
             others = everybody(problem) != 2
             assert torch.equal(first[others], again[others])
             assert not torch.equal(first[2], again[2])
@@ -105,15 +117,14 @@ def test_no_client_notices_the_data_of_another(kind: str, dtype: str) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_client_alone_finetunes_as_in_a_stack(kind: str) -> None:
-    problem = classification()
-    finetune = Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))
-    start = problem.initial + 0.1 * torch.arange(problem.clients, dtype=torch.float64)[:, None]
-    stacked = finetune.train(problem, start, everybody(problem))
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_alone_finetunes_as_in_a_stack(name: str) -> None:
+    method, problem, start = setting(name)
+    start = start + 0.1 * torch.arange(problem.clients, dtype=torch.float64)[:, None]
+    stacked = method.reach(problem, start, everybody(problem))
     for k, client in enumerate(problem.data.ids):
-        alone = replace(problem, data=problem.data.subset([client]))
-        found = finetune.train(alone, start[k : k + 1], torch.tensor([0]))
+        alone = replace(problem, data=problem.data.subset([client]), prepared={})
+        found = method.reach(alone, start[k : k + 1], torch.tensor([0]))
         torch.testing.assert_close(found[0], stacked[k], rtol=1e-10, atol=1e-12)
 
 

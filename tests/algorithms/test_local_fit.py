@@ -112,7 +112,7 @@ def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, th
 
 def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
     data = load_synthetic_tasks(**SIZES, problem="regression")
-    stated = replace(data, domain=Domain(l1=0.5, l2=0.5, target=0.4))
+    stated = replace(data, domain=Domain(l1=0.5, l2=0.3, target=0.4))
     auto = learner(data=stated, algorithm=AsyncLearner(reg=1, row_norm="auto", target="auto"), privacy=None).baselines[
         "local"
     ]

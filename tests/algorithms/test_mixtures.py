@@ -17,7 +17,6 @@ from fedmtl import (
     FedPer,
     FedRep,
     FullParticipation,
-    Local,
     LocalOptimizer,
     LocalSGD,
     PFedMe,
@@ -153,17 +152,6 @@ def test_ppsgd_rounds_by_hand(ratio: float) -> None:
         w = w + np.mean(updates, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
     np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), w + theta, rtol=1e-10)
-
-
-def test_a_large_ratio_is_local_training() -> None:
-    """The shared part stands still, and the sum moves by the local solver's step."""
-    problem = problem_of(ragged_classification(), rounds=4, model=models.mlp(hidden=3), loss="auto")
-    local, ratio = Local(local=BATCHES), 1e9
-    algorithm = PPSGD(ratio=ratio, local=LocalSGD(lr=0.2 / (1 + ratio), epochs=2, batch_size=4, momentum=0.5))
-    one, other = (run(method, problem, sampler=FixedCohort(3)) for method in (algorithm, local))
-    seen = one.private.whole("seen")
-    found, alone = (everyone(problem, a, s)[seen] for a, s in ((algorithm, one), (local, other)))
-    torch.testing.assert_close(found, alone, rtol=1e-7, atol=1e-7)
 
 
 def test_every_training_of_a_record_is_charged() -> None:

@@ -133,9 +133,8 @@ def test_limits_of_the_budget() -> None:
     every = np.concatenate([known[0], x]), np.concatenate([known[1], y])
     np.testing.assert_allclose(found(learner, None), np.linalg.lstsq(*every, rcond=None)[0], rtol=1e-6)
     start = np.linalg.lstsq(*known, rcond=None)[0]
-    for epsilon, tolerance in ((1e-2, 1e-2), (1e-6, 1e-6)):
-        privacy = RecordPrivacy(clip_norm=4.0, epsilon=epsilon, mechanism="laplace", delta=0)
-        np.testing.assert_allclose(found(learner, privacy), start, rtol=tolerance, atol=tolerance)
+    privacy = RecordPrivacy(clip_norm=4.0, epsilon=1e-6, mechanism="laplace", delta=0)
+    np.testing.assert_allclose(found(learner, privacy), start, rtol=1e-6, atol=1e-6)
     ridge = np.linalg.solve(x.T @ x + 0.01 * len(y) * np.eye(P), x.T @ y)
     np.testing.assert_allclose(found(Moments(reg=0.01), None), ridge, rtol=1e-8)
     assert float(np.abs(found(Moments(reg=0.01), privacy)).max()) < 1.0
@@ -185,17 +184,6 @@ def test_moments_are_adassp(who: list[int]) -> None:
     noise = drawn_noise(learner, work, clients, NOISY, caps=caps)
     expected = adassp(rows("squared")[0], noise, who, NOISY.clip_norm, list(BUDGETS.values()), 0.02)
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("method", [PublicStart, Moments])
-def test_repetitions_are_runs(method: type[OneAnswer]) -> None:
-    work, learner = problem(), method()
-    clients = torch.tensor([[2, 0, -1, 1], [1, 0, 2, -1]])
-    together, _ = run_activations(learner, work, clients, NOISY)
-    alone, _ = run_activations(learner, work, clients[:1], NOISY)
-    torch.testing.assert_close(alone.public["theta_l"], together.public["theta_l"][:1], rtol=1e-10, atol=1e-12)
-    assert not torch.equal(together.public["theta_l"][0], together.public["theta_l"][1])
-    assert learner.models(work, together, torch.arange(3)).shape == (2, 3, P)
 
 
 def test_private_rows_reach_nothing_but_the_answers() -> None:

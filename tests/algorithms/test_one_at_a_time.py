@@ -8,14 +8,21 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Moments, PeerAveraging, PeerToPeer, PublicStart, SharedDirections, models
 from fedmtl.algorithms import State
-from fedmtl.algorithms.activations import Answers
+from fedmtl.algorithms.activations import Answers, simulated_objectives
 from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.privacy import RecordPrivacy, SeededSource
 from fedmtl.privacy.channel import GRADIENT
-from tests.algorithms.harness import blocks_of, open_activations, problem_of
+from tests.algorithms.harness import (
+    GivenCaps,
+    block_of,
+    blocks_of,
+    open_activations,
+    problem_of,
+    run_activations,
+)
 
 TASKS, STEPS = 6, 40
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplace", delta=1e-5)
@@ -123,6 +130,32 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
     compare(state, public, acting, record)
     apart = torch.stack([process.model(public) for process in processes])
     torch.testing.assert_close(apart, personal_models(algorithm, problem, state), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
+def test_replicates_and_pieces_of_a_schedule_are_runs_of_their_own(name: str) -> None:
+    problem, algorithm, clients = setting(name)
+    both = torch.cat([clients, clients.flip(1)])
+    caps = np.full(TASKS, STEPS)
+    together, _ = run_activations(algorithm, problem, both, privacy_of(name), caps=caps)
+    alone, _ = run_activations(algorithm, problem, clients, privacy_of(name), caps=caps, pieces=7)
+    some = torch.tensor([4, 1])
+    models = algorithm.models(problem, together, some)
+    torch.testing.assert_close(algorithm.models(problem, alone, some)[0], models[0], rtol=1e-10, atol=1e-12)
+    assert not torch.equal(models[0], models[1])
+
+
+def test_simulated_runs_end_where_the_budget_does() -> None:
+    problem, algorithm, _ = setting("async_learner")
+    privacy, caps = replace(NOISED, noise_multiplier=None, epsilon=1.0), GivenCaps(np.array([1, 9, 9, 9, 9, 9]))
+    clients = torch.tensor([[0, 1, 0, 1, 2], [2, 1, 1, 0, 2]])  # the first replicate ends before its second 0
+    ended = torch.tensor([[0, 1, -1, -1, -1], [2, 1, 1, 0, 2]])
+    short, expected = (
+        simulated_objectives(algorithm, problem, caps, block_of(each), privacy, seed=0, parts=2)
+        for each in (clients, ended)
+    )
+    assert torch.equal(short, expected)
+    assert not problem.prepared
 
 
 class _Curious(PPDMTL):

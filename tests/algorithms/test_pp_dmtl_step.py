@@ -68,13 +68,6 @@ def test_louder_noise_asks_for_a_smaller_step() -> None:
     assert resolved(algorithm, problem(rounds=300), *several).a2 == steps[0]
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 3.0])
-def test_a_fixed_noise_whose_budget_ends_the_run(epsilon: float) -> None:
-    """The simulation ends with the events that the budget allows: none, or some."""
-    privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, noise_multiplier=4.0, delta=1e-5)
-    assert resolved(PPDMTL(row_norm=1.0, lam=0.01, a2="auto"), problem(), privacy).a2 > 0
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smooth", [0.1, 0.2])
 def test_synthetic_tasks_have_the_sizes_and_the_curvature(bias: bool, smooth: float) -> None:

@@ -37,25 +37,20 @@ def fitness(loss: str, x: Array, y: Array, reg: float, theta: Array) -> float:
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("theta_max", [0.05, 0.4, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(loss, theta_max, seed) -> None:
+def test_minimizers_at_the_box_are_those_of_scipy(loss, theta_max, seed) -> None:
     x, y = records(loss, seed=seed)
     found = minimize(LinearLoss(loss), x, y, 2 * 1e-3, box=theta_max)
-    theta, a, b = found.theta, x, y
-    assert found.value == pytest.approx(fitness(loss, a, b, 1e-3, theta), rel=1e-12)
+    theta = found.theta
+    assert found.value == pytest.approx(fitness(loss, x, y, 1e-3, theta), rel=1e-12)
     assert np.abs(theta).max() <= theta_max
     assert found.gap <= 1e-12
     if loss == "squared":
-        rows = np.vstack([a / math.sqrt(len(b)), math.sqrt(1e-3) * np.eye(4)])
-        other = optimize.lsq_linear(
-            rows,
-            np.concatenate([b / math.sqrt(len(b)), np.zeros(4)]),
-            (-theta_max, theta_max),
-            method="bvls",
-            tol=1e-14,
-        ).x
+        rows = np.vstack([x / math.sqrt(len(y)), math.sqrt(1e-3) * np.eye(4)])
+        right = np.concatenate([y / math.sqrt(len(y)), np.zeros(4)])
+        other = optimize.lsq_linear(rows, right, (-theta_max, theta_max), method="bvls", tol=1e-14).x
     else:
         other = optimize.minimize(
-            lambda t: (fitness(loss, a, b, 1e-3, t), 2e-3 * t - a.T @ (b / (1 + np.exp(b * (a @ t)))) / len(b)),
+            lambda t: (fitness(loss, x, y, 1e-3, t), 2e-3 * t - x.T @ (y / (1 + np.exp(y * (x @ t)))) / len(y)),
             np.zeros(4),
             jac=True,
             bounds=[(-theta_max, theta_max)] * 4,
@@ -63,13 +58,7 @@ def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(lo
             options={"gtol": 1e-12, "ftol": 1e-16, "maxiter": 5000},
         ).x
     assert np.allclose(theta, other, rtol=1e-8 if loss == "squared" else 1e-5, atol=1e-9)
-    assert found.value <= fitness(loss, a, b, 1e-3, other) + 1e-12
-    point = torch.from_numpy(found.theta[None]).clone().requires_grad_()
-    value = LinearLoss(loss).value(point, torch.from_numpy(x), torch.from_numpy(y)).mean() + 1e-3 * point.square().sum()
-    gradient = torch.autograd.grad(value, point)[0][0].numpy()
-    inside = np.abs(theta) < theta_max
-    assert np.allclose(gradient[inside], 0, atol=1e-8)
-    assert (gradient[~inside] * theta[~inside] <= 0).all(), "it would leave the box"
+    assert found.value <= fitness(loss, x, y, 1e-3, other) + 1e-12
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.6, 9.0, math.inf])

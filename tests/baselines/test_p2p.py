@@ -67,20 +67,6 @@ def plain_objective(problem, weights, theta):
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_the_objective_is_equation_2_and_its_gradient_is_its_derivative(loss):
-    problem, weights = given(loss, empty=(2,))
-    theta = np.random.default_rng(1).normal(size=(6, 3))
-    assert problem.value(theta) == pytest.approx(plain_objective(problem, weights, theta), rel=1e-12)
-    step = 1e-5
-    for i, k in ((0, 1), (2, 0), (5, 2)):
-        moved = [theta.copy(), theta.copy()]
-        moved[0][i, k] -= step
-        moved[1][i, k] += step
-        slope = (plain_objective(problem, weights, moved[1]) - plain_objective(problem, weights, moved[0])) / (2 * step)
-        assert problem.gradient(theta)[i, k] == pytest.approx(slope, rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("lam", [None, 0.03])
 def test_the_optimum_is_that_of_a_dense_solver(loss, lam):
     problem, weights = given(loss, empty=(4,), lam=lam, seed=3)
