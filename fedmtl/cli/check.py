@@ -15,7 +15,7 @@ from .run import command_parser
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST = 50  # categories of a column that is no id
+_MOST = 50  # categories of a feature in a draft
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
@@ -79,8 +79,8 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
         values, number = sorted(map(str, column.dropna().unique())), pd.api.types.is_numeric_dtype(column.dtype)
         text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"
         text += f", {missing:,} missing" if (missing := int(column.isna().sum())) else ""
-        is_id = looks_like_id(column) or (not number and len(values) > _MOST)
-        doubt = "looks like an id of rows" if is_id else "is a constant" if len(values) < 2 else ""
+        many = f"has more than {_MOST} categories" if not number and len(values) > _MOST else ""
+        doubt = "looks like an id of rows" if looks_like_id(column) else "is a constant" if len(values) < 2 else many
         if missing and name != target and name not in bounds:
             text += ": left out of data.features (fill them, or leave the rows out, to have it)"
             node["features"].remove(name)
@@ -111,9 +111,11 @@ def _outward(column: pd.Series, whole: bool) -> list[float]:
 
 def _numbers(column: pd.Series) -> pd.Series:
     """Return a column as numbers where only marks of missing values, such as NA, are none, or few of very many texts;
-    any other as it is."""
+    true and false as texts, and any other as it is."""
     import pandas as pd
 
+    if pd.api.types.is_bool_dtype(column.dtype):
+        return column.astype(str)
     if pd.api.types.is_numeric_dtype(column.dtype):
         return column
     numbers = pd.to_numeric(column, errors="coerce")

@@ -243,6 +243,7 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
 def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
     frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]})
     frame = frame.assign(one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)])
+    frame = frame.assign(day=[f"day {i // 2}" for i in range(120)], night=[i % 3 == 0 for i in range(120)])
     frame["cost"] = np.random.default_rng(0).uniform(1, 9, 120)
     frame.to_csv(tmp_path / "labs.csv", index=False)
     monkeypatch.chdir(tmp_path)
@@ -250,15 +251,18 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert main(["check", *words]) == 0
     printed = capsys.readouterr().out
     assert "  note: 120 categories; it looks like an id of rows: left out of data.features (declare its" in printed
+    assert "  day: 60 categories; it has more than 50 categories: left out of data.features (declare" in printed
     assert "  one: 7 to 7; it is a constant: left out of data.features (declare its data.bounds to have it)" in printed
     assert "  number: 0 to 1190; no two rows are alike: if it is an id, leave it out of data.features\n" in printed
-    assert "6 clients, 2 features" in printed
+    assert "6 clients, 3 features" in printed
     draft = yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]
-    assert draft["features"] == ["number", "hum"]
+    assert draft["features"] == ["number", "hum", "night"]
+    assert draft["bounds"]["night"] == ["False", "True"]
     low, high = draft["bounds"]["cost"]  # three digits, rounded outwards
     assert frame.cost.min() - 0.01 < low < frame.cost.min()
     assert frame.cost.max() < high < frame.cost.max() + 0.01
     (tmp_path / "experiment" / "labs.yaml").unlink()  # which is never written over
+    frame = frame.drop(columns=["day", "night"])
     frame.loc[[4, 9], "hum"] = "NA"
     frame.to_csv(tmp_path / "labs.csv", index=False)
     assert main(["check", *words]) == 0
