@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedmtl import ClientPrivacy, models
 from fedmtl.algorithms import Local, MPMTLayers, Problem
+from fedmtl.algorithms.mp_mtl.sharing import mapped
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from tests.helpers import ragged_classification
@@ -66,3 +68,16 @@ def test_what_is_refused() -> None:
     wide = problem_of(ragged_classification(3, largest=5), rounds=1, model=models.mlp(hidden=500), loss="cross_entropy")
     with pytest.raises(ConfigError, match="l21"):
         run(layers(layers=("1",)), wide)
+
+
+@pytest.mark.parametrize("features", [7, 100, 300])
+def test_a_model_is_mapped_to_the_same_bits_in_any_piece(features: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 45, features, generator=generator, dtype=torch.float64)
+    root = torch.randn(2, features, features, generator=generator, dtype=torch.float64)
+    whole = mapped(root @ root.mT, rows)
+    torch.testing.assert_close(whole, (root @ root.mT @ rows.mT).mT, rtol=1e-9, atol=1e-9)
+    order = torch.randperm(45, generator=generator)
+    for size in (1, 2, 7, 20):
+        pieces = [mapped(root @ root.mT, rows[:, places]) for places in order.split(size)]
+        assert torch.equal(torch.cat(pieces, 1), whole[:, order])

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...local.proximal import SharedPenalty, shrinkage
 from ...privacy.price import normalized
@@ -27,6 +28,7 @@ Momentum = Literal["none", "nesterov", "strongly_convex"]
 
 FORMS: dict[SharedPenalty, Form] = {"nuclear": "symmetric", "l21": "diagonal"}
 """What is released for a penalty of the models W: their whole covariance, or its diagonal."""
+_BLOCK = 8  # rows of a product
 
 
 def shifted_covariance(released: Released, name: str, form: Form, rho: float) -> Tensor:
@@ -58,8 +60,15 @@ def factors(values: Tensor, threshold: float) -> Tensor:
 
 
 def mapped(map: Tensor, rows: Tensor) -> Tensor:
-    """Return M w_i for models as rows (..., K, d), with M (..., d, d), or its diagonal (..., d)."""
-    return rows * map[..., None, :] if map.dim() < rows.dim() else _product(rows, map)
+    """Return M w_i for models as rows (..., K, d), with M (..., d, d), or its diagonal (..., d).
+
+    Products are of blocks of rows, filled up with zeros: those of other numbers of rows are rounded in another way, and
+    the bits of a client's model would depend on how many clients a process computes.
+    """
+    if map.dim() < rows.dim():
+        return rows * map[..., None, :]
+    blocks = pad(rows, (0, 0, 0, -rows.shape[-2] % _BLOCK)).unflatten(-2, (-1, _BLOCK))
+    return _product(blocks, map[..., None, :, :]).flatten(-3, -2)[..., : rows.shape[-2], :]
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
