@@ -13,22 +13,19 @@ from torch.nn import functional as F
 
 from fedmtl import (
     PMTL,
-    AsyncLearner,
     FedAvg,
     Finetune,
     Local,
     LocalSGD,
-    PoissonClocks,
     PoissonSampling,
     Result,
-    load_data,
     models,
 )
 from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf, read_table
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
-from fedmtl.privacy import ClientPrivacy, RecordPrivacy
+from fedmtl.privacy import ClientPrivacy
 from tests import small
 from tests.data.rows import leaf
 from tests.helpers import ragged_classification
@@ -349,20 +346,6 @@ def test_settings_take_numbers_of_numpy_as_pythons_own(tmp_path):
     first, again = run(np.int64, np.float32).fit(), run(int, float).fit(resume=True)
     assert torch.equal(first.personal, again.personal)
     assert type(run(np.int64, np.float32).seed) is type(run(np.int64, np.float32).rounds) is int
-
-
-def test_repetitions_and_budgets_take_numbers_of_numpy():
-    run = small.trainer(
-        algorithm=AsyncLearner(),
-        data=load_data("synthetic_agents", agents=4, features=3),
-        model=models.linear_regression(),
-        schedule=PoissonClocks(per_client=np.int64(1)),
-        privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0),
-        rounds=10,
-        replicates=np.int64(2),
-        epsilons=[np.float32(1.0), np.int64(3)],
-    )
-    assert [row["budget"] for row in run.fit().bands] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(

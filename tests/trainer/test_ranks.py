@@ -1,6 +1,5 @@
 """Several processes give what one gives, to the last bit."""
 
-import gc
 import hashlib
 import json
 import os
@@ -263,30 +262,6 @@ def test_the_processes_that_a_run_started_end_with_it(tmp_path: Path) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("a process that the run started is still there")
-
-
-def test_garbage_of_a_run_stops_no_later_copy_of_the_process() -> None:
-    gc.disable()
-    try:
-        with Ranks().forked(2) as ranks:
-            ranks.gather(None)
-        garbage: list[object] = [ranks]
-        garbage.append(garbage)
-        del ranks, garbage
-        child = os.fork()
-        if child == 0:
-            gc.collect()
-            os._exit(0)
-        left, ended = time.monotonic() + 20, (0, 0)
-        while ended == (0, 0) and time.monotonic() < left:
-            ended = os.waitpid(child, os.WNOHANG)
-            time.sleep(0.01)
-        if ended == (0, 0):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        assert ended == (child, 0)
-    finally:
-        gc.enable()
 
 
 def test_an_error_of_another_process_is_that_of_the_run(capfd: pytest.CaptureFixture[str]) -> None:
