@@ -170,7 +170,7 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.
         test_one_client_at_a_time_sends_what_the_stack_sends("curious")
 
 
-@pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "scaffold"])
+@pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "apfl", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")

@@ -15,7 +15,7 @@ from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_fedavg import local_steps
 from tests.algorithms.test_pmtl import blocks as records
 from tests.helpers import ragged_classification, regression
-from tests.trainer.settings import COHORT, DATA, DELTA, NOISE, epsilon, trainer
+from tests.trainer.settings import DATA, DELTA, trainer
 
 SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
 NOISY = ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
@@ -37,17 +37,6 @@ def test_public_clusters_are_runs_of_their_own() -> None:
         torch.testing.assert_close(state.public["global"][number], reached.public["global"], rtol=1e-11, atol=1e-13)
         places = [data.ids.index(client) for client in ids]
         torch.testing.assert_close(found[places], everyone(apart, alone, reached), rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    "algorithm", [ClusteredPMTL(clusters=PARITY, local=SOLVER), IFCA(clusters=4, spread=0.5, local=SOLVER)]
-)
-def test_clusters_cost_what_one_model_costs(algorithm) -> None:
-    """Epsilon from dp-accounting, and the noise of a single model on every coordinate of every block."""
-    result = trainer(algorithm=algorithm).fit()
-    assert result.epsilon == pytest.approx(epsilon(6), rel=1e-4)
-    assert result.privacy.noise_std == pytest.approx(NOISE * 0.7 / COHORT)
-    assert result.privacy.releases == 6
 
 
 def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, kl_divergence
 
 from fedmtl import Average, Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
@@ -49,29 +48,6 @@ def test_steps_by_hand(kind: str) -> None:
             if kind == "ewc":
                 w = (w + 0.05 * lam * fisher * w0) / (1 + 0.05 * lam * fisher)
         np.testing.assert_allclose(found[k].numpy(), w, rtol=1e-10)
-
-
-def test_the_pull_to_predictions_is_that_of_a_plain_loop() -> None:
-    """Softmax outputs of a network, against a loop over clients with torch.distributions."""
-    problem = classification(4)
-    finetune = Finetune(kind="kl", lam=0.8, local=LocalSGD(lr=0.1, steps=3, batch_size=None))
-    found = finetune.train(problem, problem.initial, everybody(problem))
-    for k in range(4):
-        rows = slice(*problem.data.train.offsets[k : k + 2].tolist())
-        x, y = problem.data.train.x[rows], problem.data.train.y[rows]
-        module = problem.layout.load(models.mlp(hidden=5)(problem.data.spec).double(), problem.initial)
-        with torch.no_grad():
-            before = Categorical(logits=module(x))
-        for _ in range(3):
-            outputs = module(x)
-            now = Categorical(logits=outputs)
-            both = kl_divergence(now, before) + kl_divergence(before, now)
-            loss = torch.nn.functional.cross_entropy(outputs, y) + 0.8 * both.mean()
-            gradients = torch.autograd.grad(loss, list(module.parameters()))
-            with torch.no_grad():
-                for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                    parameter -= 0.1 * gradient
-        torch.testing.assert_close(found[k], problem.layout.flatten(module), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])

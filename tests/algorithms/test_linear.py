@@ -43,19 +43,6 @@ def test_predictions_of_the_model_are_products_with_the_rows(bias: bool) -> None
         assert torch.equal(rows.y[k], y)
 
 
-def test_other_examples_are_read_like_the_data() -> None:
-    for classes in (None, 2):
-        data = dataset(classes=classes)
-        problem = problem_of(
-            data, model=models.linear_regression(), loss="mse" if classes is None else "binary_cross_entropy"
-        )
-        rows, again = LinearData.of(problem), LinearData.of(problem, data.train)
-        assert all(torch.equal(a, b) for a, b in zip(rows.x + rows.y, again.x + again.y, strict=True))
-        part = LinearData.of(problem, data.train.take_clients(torch.tensor([1])))
-        assert torch.equal(part.x[0], rows.x[1])
-        assert torch.equal(part.y[0], rows.y[1])
-
-
 def test_two_classes_become_signs_and_other_data_are_refused() -> None:
     data = dataset(classes=2)
     rows = LinearData.of(problem_of(data, model=models.linear_regression(), loss="binary_cross_entropy"))
@@ -124,10 +111,11 @@ def test_logistic_losses_do_not_overflow() -> None:
 
 
 def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:
-    x = torch.tensor([[0.5, -0.25], [4.0, 4.0], [math.inf, 0.0], [0.1, 0.1]], dtype=torch.float64)
+    """The 1 of a bias stays."""
+    x = torch.tensor([[0.5, -0.25, 1.0], [4.0, 4.0, 1.0], [math.inf, 0.0, 1.0], [0.1, 0.1, 1.0]], dtype=torch.float64)
     y = torch.tensor([0.5, 9.0, 1.0, math.nan], dtype=torch.float64)
-    rows = LinearData((x,), (y,), False).bounded(RowBound(1.0, "l1"), 2.0)
-    expected = torch.tensor([[0.5, -0.25], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    rows = LinearData((x,), (y,), True).bounded(RowBound(1.0, "l1"), 2.0)
+    expected = torch.tensor([[0.5, -0.25, 1], [0.5, 0.5, 1], [0, 0, 1], [0, 0, 1]], dtype=torch.float64)
     assert torch.allclose(rows.x[0], expected, rtol=1e-11)
     assert rows.y[0].tolist() == [0.5, 2.0, 0.0, 0.0]
 

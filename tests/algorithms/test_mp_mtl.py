@@ -272,11 +272,13 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
             (slope,) = torch.autograd.grad(expected, own)
             torch.testing.assert_close(stack.value(w)[i, r], expected.detach(), rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(stack.gradient(w)[i, r], slope, rtol=1e-10, atol=1e-12)
-    fits = stack.fit(0.1)
-    for i in range(6):
-        own = fits[i].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(value(i, own) + 0.05 * own.square().sum(), own)
-        assert float(slope.norm()) < 1e-9
+    ridges = 0.1 * torch.arange(1, 7, dtype=torch.float64)
+    scale = torch.randn(6, p, p, generator=generator, dtype=torch.float64) / p**0.5 + torch.eye(p)
+    for i, fit in enumerate(stack.fit(ridges, scale)):  # a stationary point under the covariance S_i S_i^T
+        own = fit.clone().requires_grad_()
+        prior = torch.linalg.solve(scale[i], own).square().sum() * ridges[i] / 2
+        (slope,) = torch.autograd.grad(value(i, own) + prior, own)
+        assert float(slope.norm()) < 1e-6 * float(torch.linalg.inv(scale[i] @ scale[i].mT).norm())
 
 
 # Refusals

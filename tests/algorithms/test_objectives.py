@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from fedmtl import (
     MPMTL,
@@ -20,7 +21,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.graphs import Graph
-from fedmtl.local.losses import LOSSES
+from fedmtl.local.losses import LOSSES, divergence_of
 from tests import small
 
 Array = NDArray[np.float64]
@@ -60,6 +61,20 @@ def test_losses_of_a_record() -> None:
     assert set(expected) == set(LOSSES)
     for name, (targets, values) in expected.items():
         np.testing.assert_allclose(LOSSES[name](z, targets).numpy(), values, rtol=1e-12)
+
+
+def test_divergences_of_two_predictions() -> None:
+    """Of ``finetune=kl``: Kullback-Leibler divergences in both directions, a mean over several outputs."""
+    z, other = (torch.from_numpy(RNG.normal(size=(5, 3))) for _ in range(2))
+    laws = {
+        "cross_entropy": lambda z: Categorical(logits=z),
+        "binary_cross_entropy": lambda z: Bernoulli(logits=z),
+        "mse": lambda z: Normal(z, 1.0),
+    }
+    for name, law in laws.items():
+        both = kl_divergence(law(z), law(other)) + kl_divergence(law(other), law(z))
+        found = divergence_of(LOSSES[name])(z, other)
+        torch.testing.assert_close(found, both if both.dim() == 1 else both.mean(1))
 
 
 @pytest.mark.parametrize("own", [None, "frobenius"])

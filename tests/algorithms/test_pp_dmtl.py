@@ -19,7 +19,7 @@ from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource
 
 from .harness import noise_of, problem_of
 from .harness import run_activations as run
-from .p2p_harness import arrays, mean_gradient
+from .p2p_harness import agents, arrays, mean_gradient
 from .p2p_harness import schedule as draw_clients
 
 TASKS, D = 4, 5
@@ -27,18 +27,7 @@ COUNTS = (7, 12, 1, 9)
 KNORM = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5)
 
 
-def tasks(loss="logistic", *, counts=COUNTS, d=D, seed=0, model=None, length=0.99):
-    """A problem of related tasks with rows of norm ``length``."""
-    rng = np.random.default_rng(seed)
-    basis, clients = rng.normal(size=(d, 2)), {}
-    for k, n in enumerate(counts):
-        x = rng.normal(size=(n, d))
-        x *= length / np.linalg.norm(x, axis=1, keepdims=True)
-        score = x @ (basis @ rng.normal(size=2)) + 0.1 * rng.normal(size=n)
-        clients[f"t{k}"] = (x, score if loss == "squared" else np.where(score < 0, -1.0, 1.0))
-    return problem_of(FederatedDataset.from_tensors(clients, test=clients, classes=None), model=model)
-
-
+tasks = partial(agents, counts=COUNTS, d=D)
 schedule = partial(draw_clients, count=TASKS)
 
 

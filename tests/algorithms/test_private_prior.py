@@ -205,19 +205,15 @@ def stack(loss: str, n: int = 12, p: int = 3, count: int = 4) -> TaskStack:
 def test_the_ridge_of_the_largest_evidence() -> None:
     """SciPy's Gaussian density of the records, the variance of their noise on a grid."""
     tasks, ridge = stack("squared"), 0.3
-    generator = torch.Generator().manual_seed(4)
-    x = [torch.randn(12, 3, generator=generator, dtype=torch.float64) for _ in range(4)]
-    y = [one @ torch.ones(3, dtype=torch.float64) + torch.randn(12, generator=generator) for one in x]
     scale = torch.diag(torch.tensor([2.0, 1.0, 0.3], dtype=torch.float64))
     found = own_ridges(tasks, ridge, scale.expand(4, 3, 3))
     for i in range(4):
-        rows = (x[i] @ scale).numpy()
+        rows = (tasks.data.x[i] @ scale).numpy()
         values = []
         for factor in FACTORS:
             covariance = np.eye(12) + rows @ rows.T / (12 * ridge * factor)
-            best = max(
-                stats.multivariate_normal.logpdf(y[i].numpy(), cov=v * covariance) for v in np.geomspace(0.01, 100, 100)
-            )
+            laws = (stats.multivariate_normal(cov=v * covariance) for v in np.geomspace(0.01, 100, 100))
+            best = max(law.logpdf(tasks.data.y[i].numpy()) for law in laws)
             values.append(best - math.log(factor) ** 2 / 2)
         assert float(found[i]) == pytest.approx(ridge * FACTORS[int(np.argmax(values))])
 
@@ -235,20 +231,6 @@ def test_the_ridge_of_the_largest_evidence_with_two_classes() -> None:
             values.append(np.logaddexp.reduce(fits + density) - math.log(factor) ** 2 / 2)
         best = int(np.argmax(values))
         assert abs(math.log2(found / (ridge * FACTORS[best]))) <= 1 + 1e-9  # at most the next one of the grid
-
-
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> None:
-    tasks = stack(loss, p=70 if wide else 3)
-    p = tasks.data.dimension
-    generator = torch.Generator().manual_seed(5)
-    scale = torch.randn(4, p, p, generator=generator, dtype=torch.float64) / p**0.5 + torch.eye(p)
-    ridges = torch.tensor([0.1, 0.2, 0.4, 0.8], dtype=torch.float64)
-    w = tasks.fit(ridges, scale)
-    precision = torch.linalg.inv(scale @ scale.mT)
-    slope = tasks.gradient(w[:, None])[:, 0] + ridges[:, None] * (precision @ w[..., None])[..., 0]
-    assert float(slope.norm(dim=1).max()) < 1e-6 * float(precision.norm())
 
 
 # As a method
