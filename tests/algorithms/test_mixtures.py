@@ -140,16 +140,22 @@ def test_ppsgd_rounds_by_hand(ratio: float) -> None:
     problem = problem_of(regression(clients=5), rounds=4)
     algorithm = PPSGD(ratio=ratio, local=STEPS)
     state = run(algorithm, problem)
-    w, theta = np.zeros(4), np.zeros((5, 4))
+
+    def steps(x, y, copy, theta):
+        for _ in range(3):
+            g = gradient(x, y, copy + theta)
+            copy, theta = copy - 0.05 * g, theta - ratio * 0.05 * g
+        return copy, theta
+
+    w, theta = np.zeros(4), [np.zeros(4)] * 5
+    new = [steps(x, y, w, theta[0])[1] for x, y in blocks(problem.data)]  # they train once, and send nothing
+    found = everyone(problem, algorithm, algorithm.init(problem))
+    np.testing.assert_allclose(found.numpy(), np.stack(new), rtol=1e-10)
     for _ in range(4):
-        updates = []
-        for k, (x, y) in enumerate(blocks(problem.data)):
-            copy = w.copy()
-            for _ in range(3):
-                g = gradient(x, y, copy + theta[k])
-                copy, theta[k] = copy - 0.05 * g, theta[k] - ratio * 0.05 * g
-            updates.append(copy - w)
-        w = w + np.mean(updates, axis=0)
+        copies, theta = zip(
+            *(steps(*own, w, v) for own, v in zip(blocks(problem.data), theta, strict=True)), strict=True
+        )
+        w = np.mean(copies, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
     np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), w + theta, rtol=1e-10)
 

@@ -49,6 +49,14 @@ def test_a_round_shrinks_what_training_changed_of_the_layer(penalty: Any) -> Non
     np.testing.assert_allclose(found[:, last] - start, expected, atol=1e-9)
 
 
+def test_without_a_threshold_it_is_local_training() -> None:
+    """Whatever noise is released beside it."""
+    problem, algorithm, local = network(), layers(threshold=0.0), Local(local=SOLVER)
+    state = run(algorithm, problem, privacy=ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5))
+    alone = everyone(problem, local, run(local, problem))
+    np.testing.assert_allclose(everyone(problem, algorithm, state), alone, rtol=0, atol=1e-12)
+
+
 def test_what_is_released_is_the_covariance_of_the_layer_under_the_clip() -> None:
     problem, record = network(2), []
     run(
