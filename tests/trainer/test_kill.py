@@ -3,35 +3,146 @@
 import csv
 import hashlib
 import json
+import multiprocessing
+import os
 import random
+import signal
+import time
+import traceback
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
+from fedmtl import (
+    Callback,
+    ClientPrivacy,
+    FedAvg,
+    FixedCohort,
+    Interval,
+    LocalSGD,
+    QuantileClip,
+    RecordPrivacy,
+    ServerOptimizer,
+    Trainer,
+    _files,
+    models,
+)
+from fedmtl.privacy import Rounds
 from fedmtl.trainer.folder import Checkpoint
 
-from .killed import CASES, EVERY, POINTED, POINTS, ROUNDS, run
+from .half import Half
 from .ledgers import charges, participations, read_lines
-from .settings import COHORT, epsilon
+from .settings import COHORT, DELTA, NOISE, epsilon, trainer
 
-KILLS = 3  # of each case
-NO_LEDGER = ("pmtl-plain", "local")
-BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
+ROUNDS = 32
+EVERY = 3  # rounds between checkpoints
+KILLS = 3  # of each run
+PRIVACY: dict[str, Any] = {"clip_norm": 0.7, "noise_multiplier": NOISE, "delta": DELTA}
+SOLVER = LocalSGD(lr=0.2, steps=2, batch_size=4, momentum=0.5)
+ADAM = ServerOptimizer(optimizer_name="Adam", lr=0.05)
+QUANTILE = QuantileClip(initial=0.7, lr=0.3, count_noise=1.2)
+CASES: dict[str, dict[str, Any]] = {
+    "baseline": {"baselines": ("local",)},
+    "fixed": {"schedule": FixedCohort(cohort=COHORT)},
+    "plain": {"privacy": None},
+    "quantile": {"privacy": ClientPrivacy(**PRIVACY | {"clip_norm": QUANTILE})},
+    "records": {"privacy": RecordPrivacy(**PRIVACY)},
+    "adam": {"algorithm": FedAvg(local=SOLVER, server_optimizer=ADAM)},
+    "canaries": {"algorithm": FedAvg(local=SOLVER), "audit": Interval(canaries=20)},
+}
+POINTED = ("baseline", "records")  # whose folders hold different files and charges
+POINTS = ("begun", "released", "stepped", "appending", "writing", "written", "renamed")
+FORK = multiprocessing.get_context("fork")
+
+
+def run(case: str, folder: Path, *, delay: float | None = None, **settings: Any) -> bool:
+    """Run or resume in a process of its own; return whether it was killed, by itself or after ``delay`` seconds."""
+    errors = folder.with_name("error.txt")
+    process = FORK.Process(target=child, args=(case, folder, errors), kwargs=settings)
+    process.start()
+    process.join(delay)
+    process.kill()  # without effect if it has ended
+    process.join()
+    if process.exitcode not in (0, -signal.SIGKILL):
+        raise AssertionError(f"the run failed with status {process.exitcode}:\n{errors.read_text()}")
+    return process.exitcode == -signal.SIGKILL
+
+
+def child(case: str, folder: Path, errors: Path, *, point="", step=0, resume=False, **settings: Any) -> None:
+    """Run, and die at ``point`` of the first round from ``step`` on; what goes wrong is written to ``errors``."""
+    try:
+        made = trainer_of(case, folder, **settings)
+        replace(made, callbacks=[Killer(point, step)] if point else []).fit(resume=resume)
+    except BaseException:
+        errors.write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def trainer_of(case: str, folder: Path, *, privacy: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+    """The trainer of a case with other ``settings``; ``privacy`` are those that differ from the case."""
+    defaults = {"model": models.mlp(hidden=4, dropout=0.25), "dtype": "float32", "rounds": ROUNDS, "eval_every": 16}
+    made = trainer(**defaults | {"checkpoint_every": EVERY, "folder": folder} | CASES[case] | settings)
+    return made if privacy is None else replace(made, privacy=replace(made.privacy, **privacy))
+
+
+class Killer(Callback):
+    """Ends its process at a point of the first round from ``step`` on."""
+
+    def __init__(self, point: str, step: int) -> None:
+        self.point, self.step, self.current = point, step, -1
+        begin, release, rename = Rounds.begin, Rounds.release, os.replace
+
+        def begun(rounds: Rounds, at: int, ranks: Any) -> None:
+            begin(rounds, at, ranks)
+            self.pass_("begun", at)
+
+        def released(rounds: Rounds, *args: Any) -> Any:
+            value = release(rounds, *args)
+            self.pass_("released", self.current + 1)
+            return value
+
+        def opened(path: Path, mode: str) -> Any:
+            file = open(path, mode)  # noqa: SIM115 - closed by its user
+            kind = "appending" if path.parent.name == "clients" else "writing"
+            here = kind == "appending" or path.name.startswith("checkpoint")
+            return Half(file, partial(self.pass_, kind)) if here else file
+
+        def renamed(source: Any, target: Any) -> None:
+            here = Path(target).name == "checkpoint.safetensors"
+            self.pass_("written" if here else "", self.current)
+            rename(source, target)
+            self.pass_("renamed" if here else "", self.current)
+
+        Rounds.begin, Rounds.release = begun, released  # type: ignore[method-assign]
+        _files.open, os.replace = opened, renamed  # type: ignore[attr-defined]
+
+    def on_event(self, event: Any, state: Any) -> None:
+        self.current = event.step
+        self.pass_("stepped")
+
+    def pass_(self, point: str, step: int | None = None) -> None:
+        """Die where this is the point, in the current round unless another is given."""
+        if point == self.point and (self.current if step is None else step) >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """case -> (folder, seconds) of a run that nobody disturbed."""
+    """case -> (folder, seconds) of a run that is not killed."""
     done: dict[str, tuple[Path, float]] = {}
 
     def get(case: str) -> tuple[Path, float]:
         if case not in done:
             folder = tmp_path_factory.mktemp("reference") / case
-            killed, seconds = run(case, folder)
-            assert not killed
-            done[case] = folder, seconds
+            trainer_of(case, folder).fit()  # here: all processes inherit the epsilons that it computes
+            began = time.monotonic()
+            run(case, folder.with_name("timed"))
+            done[case] = folder, time.monotonic() - began
         return done[case]
 
     return get
@@ -46,7 +157,7 @@ def contents(folder: Path) -> dict[str, object]:
             saved = Checkpoint.read(path)
             found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in saved.history]
             found[name + " done"] = saved.step, saved.tally
-            found |= {f"{name} {key}": bits(value) for key, value in load_file(path).items()}
+            found |= {f"{name} {key}": (value.dtype, value.numpy().tobytes()) for key, value in load_file(path).items()}
         elif path.name == "metrics.csv":
             with open(path, newline="") as table:
                 found[name] = [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(table)]
@@ -67,14 +178,9 @@ def anonymous(value: object) -> object:
     return [anonymous(item) for item in value] if isinstance(value, list) else value
 
 
-def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
-    raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).hexdigest()
-
-
-def assert_same(folder: Path, expected: Path) -> None:
+def differences(folder: Path, expected: Path) -> list[str]:
     found, wanted = contents(folder), contents(expected)
-    assert [k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k)] == []
+    return [k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k)]
 
 
 def result(folder: Path) -> dict:
@@ -91,54 +197,42 @@ def checkpointed(folder: Path) -> int:
     return Checkpoint.read(path).step if path.exists() else 0
 
 
-def model_rows(folder: Path) -> tuple[int, int]:
-    """How many rows of clients' models the checkpoint names, and how many bytes their files have."""
-    named = Checkpoint.read(folder / "private/checkpoint.safetensors").clients
-    sizes = [path.stat().st_size for path in (folder / "private/clients").iterdir()]
-    return sum(named.values()), sum(sizes)
-
-
 class Watch:
     """What the ledger said after each kill."""
 
     def __init__(self, case: str, folder: Path) -> None:
         self.case, self.folder = case, folder
-        self.before: set[int] = set()
+        self.before: Counter[int] = Counter()
 
     def look(self) -> None:
-        now = set(charges(ledger(self.folder)))
+        now = charges(ledger(self.folder))
         assert self.before <= now, "a charge has gone"
-        if self.case in NO_LEDGER:
+        if self.case == "plain":
             assert not ledger(self.folder).exists()
         else:
-            assert set(range(checkpointed(self.folder))) <= now, "the checkpoint holds a release without a charge"
+            assert set(range(checkpointed(self.folder))) <= set(now), "the checkpoint holds a release without a charge"
         self.before = now
+
+
+def killed_at_random(case: str, folder: Path, seconds: float, **settings: Any) -> None:
+    """Resume a run until it ends, and kill it KILLS times before."""
+    clock, watch, kills, killed = random.Random(f"times of {case}"), Watch(case, folder), 0, True
+    while killed:
+        delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
+        killed = run(case, folder, resume=True, delay=delay, **settings)
+        kills += killed
+        watch.look()
+    assert kills
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_random_times(case, reference, tmp_path):
     expected, seconds = reference(case)
-    clock = random.Random(f"times of {case}")
-    kills, chains = 0, 0
-    while kills < KILLS:
-        folder = tmp_path / str(chains)
-        watch, killed = Watch(case, folder), True
-        while killed:
-            delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
-            killed, _ = run(case, folder, resume=True, delay=delay)
-            kills += killed
-            watch.look()
-        assert_same(folder, expected)
-        chains += 1
-    assert charged_uses(case, folder) == (0 if case in NO_LEDGER else ROUNDS)
-
-
-def charged_uses(case: str, folder: Path) -> int:
-    once = charges(ledger(folder))
-    assert set(once.values()) <= {1}
-    if case == "pmtl-fixed":
-        assert participations(ledger(folder)).total() == ROUNDS * COHORT
-    return once.total()
+    killed_at_random(case, tmp_path / "run", seconds)
+    assert differences(tmp_path / "run", expected) == []
+    assert charges(ledger(tmp_path / "run")) == ({} if case == "plain" else dict.fromkeys(range(ROUNDS), 1))
+    if case == "fixed":
+        assert participations(ledger(tmp_path / "run")).total() == ROUNDS * COHORT
 
 
 @pytest.mark.parametrize("case", POINTED)
@@ -148,8 +242,7 @@ def test_exact_points(case, reference, tmp_path):
     folder = tmp_path / "run"
     watch, step = Watch(case, folder), 4
     for point in POINTS:
-        killed, _ = run(case, folder, resume=True, point=point, step=step)
-        assert killed, f"{point} was never reached"
+        assert run(case, folder, resume=True, point=point, step=step), f"{point} was never reached"
         watch.look()
         assert step in watch.before, "the noise was drawn before its charge was on the disk"
         done = checkpointed(folder)
@@ -159,44 +252,26 @@ def test_exact_points(case, reference, tmp_path):
             assert step < done <= step + EVERY
         else:
             assert done <= step, "an unfinished checkpoint has replaced the old one"
-        if point == "appending":
-            rows, size = model_rows(folder)
-            all_rows, all_bytes = model_rows(expected)
-            assert size > rows * all_bytes // all_rows, "no row is behind those that the checkpoint names"
-        elif point in ("writing", "written"):
-            assert (folder / "private/checkpoint.safetensors.tmp").exists()
         step += 4
-    assert not run(case, folder, resume=True)[0]
-    assert_same(folder, expected)
-    assert charged_uses(case, folder) == ROUNDS
+    assert not run(case, folder, resume=True)
+    assert differences(folder, expected) == []
+    assert charges(ledger(folder)) == dict.fromkeys(range(ROUNDS), 1)
 
 
-def test_comparison_sees_a_different_run(reference, tmp_path):
-    expected, _ = reference("pmtl-global")
-    for name, settings in {
-        "seed": {"seed": 1},
-        "rounds": {"rounds": ROUNDS - 1},
-        "evaluated": {"eval_every": 15},
-    }.items():
-        run("pmtl-global", tmp_path / name, **settings)
-        with pytest.raises(AssertionError):
-            assert_same(tmp_path / name, expected)
-
-
-def test_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
-    expected, seconds = reference("pmtl-global")
-    folder = tmp_path / "run"
-    run("pmtl-global", folder)
-    clock = random.Random("finished")
-    names = ("clients.csv", "models.safetensors")
+def test_a_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
+    expected, seconds = reference("baseline")
+    folder, clock = tmp_path / "run", random.Random("finished")
+    run("baseline", folder)
     for _ in range(KILLS):
-        run("pmtl-global", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
-        for name in names:
+        run("baseline", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
+        for name in ("clients.csv", "models.safetensors"):
             assert (folder / "private" / name).read_bytes() == (expected / "private" / name).read_bytes()
         if (folder / "private" / "result.json").exists():  # else the mark of a finished run is to be written again
             assert anonymous(result(folder)) == anonymous(result(expected))
-    assert not run("pmtl-global", folder, resume=True)[0]
-    assert_same(folder, expected)
+    assert not run("baseline", folder, resume=True)
+    assert differences(folder, expected) == []
+    run("baseline", tmp_path / "other", seed=1)
+    assert differences(tmp_path / "other", expected)
 
 
 # Secure mode: noise is fresh in every process, so a replay is a new release.
@@ -207,56 +282,28 @@ def budget_of(uses: int) -> float:
     return (epsilon(uses) + epsilon(uses + 1)) / 2
 
 
-def test_secure_replays_are_charged_again(tmp_path):
-    folder = tmp_path / "run"
-    assert run("fedavg", folder, privacy={"source": "secure"}, point="stepped", step=10)[0]
-    lost = charges(ledger(folder))
-    assert lost == dict.fromkeys(range(lost.total()), 1)
-    assert lost.total() > 10
-    assert not run("fedavg", folder, privacy={"source": "secure"}, resume=True)[0]
-    twice = range(9, lost.total())  # the checkpoint holds 9 rounds
-    assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(ROUNDS)}
-    assert result(folder)["releases"] == ROUNDS + len(twice)
-    assert result(folder)["epsilon"] == pytest.approx(epsilon(ROUNDS + len(twice)), rel=1e-3)
-
-
-def test_secure_budget_pays_for_a_crash(tmp_path):
-    folder = tmp_path / "run"
-    privacy = {"source": "secure", "epsilon": budget_of(ROUNDS)}
-    assert run("pmtl-global", folder, privacy=privacy, point="stepped", step=10)[0]
+def test_secure_replays_are_charged_again_and_the_budget_pays_for_them(tmp_path):
+    folder, privacy = tmp_path / "run", {"source": "secure", "epsilon": budget_of(ROUNDS)}
+    assert run("baseline", folder, privacy=privacy, point="stepped", step=10)
     lost = charges(ledger(folder)).total()
-    assert not run("pmtl-global", folder, privacy=privacy, resume=True)[0]
+    assert charges(ledger(folder)) == dict.fromkeys(range(lost), 1)
+    assert lost > 10
+    assert not run("baseline", folder, privacy=privacy, resume=True)
+    rounds = 9 + ROUNDS - lost  # the checkpoint holds 9
+    assert charges(ledger(folder)) == {step: 1 + (step in range(9, lost)) for step in range(rounds)}
     found = result(folder)
-    assert found["stopped"] == "budget"
-    assert found["rounds"] == 9 + ROUNDS - lost  # 9 rounds are kept
-    assert charges(ledger(folder)).total() == ROUNDS
+    assert (found["stopped"], found["rounds"], found["releases"]) == ("budget", rounds, ROUNDS)
     assert found["epsilon"] == pytest.approx(epsilon(ROUNDS), rel=1e-3)
     assert found["epsilon"] <= privacy["epsilon"]
 
 
-@pytest.mark.parametrize("case", ["pmtl-local", "pmtl-records"])
-def test_secure_random_times(case, reference, tmp_path):
-    _, seconds = reference(case)
-    clock = random.Random(f"secure {case}")
-    capacity = ROUNDS + 20
-    privacy = {"source": "secure", "epsilon": 1e3 if case in BY_PARTICIPATION else budget_of(capacity)}
-    kills, chains = 0, 0
-    while kills < KILLS:
-        folder, before, killed = tmp_path / str(chains), 0, True
-        while killed:
-            delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
-            killed, _ = run(case, folder, privacy=privacy, resume=True, delay=delay)
-            spent = charges(ledger(folder)).total()
-            assert spent >= before, "spend has gone back"
-            assert spent >= checkpointed(folder)
-            before, kills = spent, kills + killed
-        chains += 1
-        found = result(folder)
-        assert found["epsilon"] <= privacy["epsilon"]
-        if case in BY_PARTICIPATION:  # charged by participation: the cap of one client may end the run
-            continue
-        assert spent <= capacity
-        assert (found["stopped"], found["rounds"]) == ("rounds", ROUNDS) or (
-            found["stopped"] == "budget" and found["rounds"] < ROUNDS and spent == capacity
-        )
+@pytest.mark.parametrize(("case", "budget"), [("baseline", None), ("records", 1e3)])
+def test_secure_random_times(case, budget, reference, tmp_path):
+    budget = budget or budget_of(ROUNDS + 4)
+    killed_at_random(case, tmp_path / "run", reference(case)[1], privacy={"source": "secure", "epsilon": budget})
+    found, spent = result(tmp_path / "run"), charges(ledger(tmp_path / "run")).total()
+    assert found["epsilon"] <= budget
+    if case == "baseline":  # records are charged by participation: the cap of one client may end the run
+        assert found["stopped"] == ("rounds" if found["rounds"] == ROUNDS else "budget")
+        assert found["rounds"] == ROUNDS or spent == ROUNDS + 4
         assert found["epsilon"] == pytest.approx(epsilon(spent), rel=1e-3)
