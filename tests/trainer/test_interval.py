@@ -262,7 +262,6 @@ def test_activations_without_one_claim_for_all_canaries_are_refused():
         ({"privacy": None}, "audit measures a claimed epsilon, and privacy is None of fedavg"),
         ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
         ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),
-        ({"replicates": 2}, "audit measures one run; leave replicates and epsilons out"),
         ({"algorithm": Local(local=SOLVER)}, "audit measures what is released, and local releases nothing"),
     ],
 )
@@ -271,7 +270,9 @@ def test_what_cannot_be_measured_is_refused(settings, match):
         trainer(**AUDITED | settings).fit()
 
 
-def test_several_processes_are_refused():
+def test_several_processes_and_repetitions_are_refused():
+    with pytest.raises(ConfigError, match="audit measures one run; leave replicates and epsilons out"):
+        one_at_a_time("learner", replicates=2, **ACTIVATIONS)
     with pytest.raises(ConfigError, match=r"audit=Interval\(...\) needs one process, and 2 were started"):
         processes(trainer(**AUDITED), SimpleNamespace(ranks=SimpleNamespace(size=2)))
 
