@@ -44,8 +44,14 @@ NETWORKS = {
 }
 LINEAR = {
     "mp_mtl": MPMTL(row_norm=1.0, lam=0.05),
-    "mp_mtl, squared loss, P + Q": MPMTL(
-        row_norm=1.0, loss="squared", penalty="l21", own_penalty="l2", momentum="nesterov", start_ridge=0.1
+    "mp_mtl, squared loss, P + Q, curator": MPMTL(
+        row_norm=1.0,
+        loss="squared",
+        penalty="l21",
+        own_penalty="l2",
+        momentum="nesterov",
+        start_ridge=0.1,
+        curator_epsilon=30.0,
     ),
     "mp_mtl, published": PublishedMPMTL(row_norm=1.0, lam=0.05),
     "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),

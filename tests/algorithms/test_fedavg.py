@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedmtl.algorithms import FedAvg, FedProx, Local, ServerOptimizer
-from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import PoissonSampling
 from tests.algorithms.harness import everyone, problem_of, run
@@ -51,12 +50,6 @@ def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
         w.grad = -torch.from_numpy(update)
         optimizer.step()
     torch.testing.assert_close(state.public["global"], w.detach(), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("options", [{"momentun": 0.9}, {"momentum": -1.0}, {"lr": 0.1}])
-def test_options_that_the_optimizer_of_the_server_does_not_take(options):
-    with pytest.raises(ConfigError, match=r"ServerOptimizer.options is .* which torch.optim.SGD does not take"):
-        ServerOptimizer(options=options)
 
 
 def test_local_is_every_client_alone():

@@ -120,20 +120,6 @@ def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:
     assert rows.y[0].tolist() == [0.5, 2.0, 0.0, 0.0]
 
 
-def test_smoothness_bounds_the_curvature() -> None:
-    rng = np.random.default_rng(3)
-    x = torch.from_numpy(rng.normal(size=(40, 3)))
-    x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True) * 1.5
-    y = torch.from_numpy(rng.choice([-1.0, 1.0], 40))
-    for name in ("squared", "logistic"):
-        loss = LinearLoss(name)
-        hessian = torch.autograd.functional.hessian(
-            lambda t, loss=loss: loss.value(t[None], x, y).mean(), torch.zeros(3, dtype=torch.float64)
-        )
-        assert float(torch.linalg.eigvalsh(hessian)[-1]) <= loss.smoothness(1.5)
-    assert LinearLoss("hinge").smoothness(1.0) == math.inf
-
-
 @pytest.mark.parametrize("holds_problem", [False, True])
 def test_what_is_prepared_dies_with_its_problem(holds_problem: bool) -> None:
     class Big:

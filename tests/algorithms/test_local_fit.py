@@ -125,6 +125,7 @@ def test_who_has_which_baselines():
     assert AsyncLearner(loss="logistic", reg=0.1).local_baseline() == LocalFit(
         loss="logistic", ridge=0.2, theta_max=10.0, norm="l1"
     )
+    assert AsyncLearner(reg=0.1).local_baseline().ridge == 0.1  # of half the squared loss
     assert AsyncLearner(loss="hinge").local_baseline() is None
     assert PMTL().local_baseline() is None
     for algorithm, names in (

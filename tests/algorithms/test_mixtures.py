@@ -25,7 +25,6 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms.cohort import AFTER
-from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, plan_batches
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
@@ -175,10 +174,3 @@ def test_every_training_of_a_record_is_charged() -> None:
     ):
         found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=1).fit()
         assert found.epsilon == pytest.approx(record_epsilon(trainings), rel=1e-3)
-
-
-def test_settings_that_do_not_fit_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"PFedMe\.eta \* lam"):
-        PFedMe(eta=3.0, lam=1.0)
-    with pytest.raises(ConfigError, match=r"PPSGD\.local"):
-        PPSGD(local=LocalSGD(lr=0.1, weight_decay=0.1))

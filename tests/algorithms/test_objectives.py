@@ -99,9 +99,6 @@ def test_async_learner(loss: Any) -> None:
     y = np.concatenate(list((Y if loss == "squared" else SIGNS).values()))
     each = (x @ w - y) ** 2 if loss == "squared" else np.log1p(np.exp(-y * (x @ w)))
     assert result.final["objective"] == pytest.approx(each.mean() + LAM * w @ w, rel=1e-10)
-    alone = AsyncLearner(loss=loss, reg=LAM).local_baseline()
-    assert alone is not None
-    assert alone.ridge == pytest.approx(LAM if loss == "squared" else 2 * LAM)
 
 
 def test_p2p() -> None:

@@ -9,7 +9,6 @@ import torch
 from scipy import optimize
 
 from fedmtl import models
-from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
@@ -197,12 +196,6 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
     channel.begin(0, nobody)
     after = learner.step(work, learner.init(work), block_of(nobody), channel.channel)
     torch.testing.assert_close(after.public["theta_l"], state.public["theta_l"])
-
-
-@pytest.mark.parametrize("name", ["kappa", "horizon"])
-def test_what_chooses_the_automatic_step_is_refused_beside_a_step(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is 9, which chooses the automatic step"):
-        AsyncLearner(step_size=0.1, **{name: 9})
 
 
 def test_public_rows_are_needed() -> None:

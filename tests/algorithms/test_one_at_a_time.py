@@ -61,19 +61,6 @@ def privacy_of(name: str) -> RecordPrivacy:
     return replace(NOISED, mechanism="laplace") if name == "p2p, published" else NOISED
 
 
-def compare(state, other, recorded, record) -> None:
-    assert [key[:2] for key in recorded] == [key[:2] for key in record]
-    for (*_, one), (*_, two) in zip(recorded, record, strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-12)
-    for key, value in state.public.items():
-        torch.testing.assert_close(other[key], value, rtol=1e-10, atol=1e-12)
-
-
-def personal_models(algorithm, problem, state) -> torch.Tensor:
-    """What clients keep and the public state say together: the personal models."""
-    return algorithm.personalize(problem, state, torch.arange(problem.clients))
-
-
 class _Client:
     """One client's process: a problem with its data only (the others' records are zeros), and a channel of its own
     that releases its gradients alone."""
@@ -127,9 +114,12 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
                 clip = processes[int(block.client)].channel.channel.records.clip
                 public["theta_l"] = after(problem, public, problem.data.train.counts, clip)
     acting = [key for key in stacked.record if bool(key[2].any())]
-    compare(state, public, acting, record)
+    assert [key[:2] for key in acting] == [key[:2] for key in record]
     apart = torch.stack([process.model(public) for process in processes])
-    torch.testing.assert_close(apart, personal_models(algorithm, problem, state), rtol=1e-10, atol=1e-12)
+    stack = algorithm.personalize(problem, state, torch.arange(TASKS))
+    found, expected = ([value for *_, value in each] for each in (record, acting))
+    for one, other in ((found, expected), (public, state.public), (apart, stack)):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])

@@ -16,7 +16,7 @@ from fedmtl.errors import PrivacyError
 from fedmtl.graphs import KNNCosine
 from fedmtl.privacy import RecordPrivacy
 
-from .harness import open_activations
+from .harness import noise_of
 from .harness import run_activations as run
 from .p2p_harness import COUNTS, agents, arrays, mean_gradient, random_graph, slow
 
@@ -119,9 +119,7 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
-    opened = open_activations(sound, problem, clients, privacy)
-    opened.begin(0, clients)
-    noise = np.stack([opened.release(lambda k, w: torch.zeros(1, COUNTS[k])).numpy()[0] for _ in range(N)])
+    noise = noise_of(sound, problem, clients, privacy)[:, 0]
     settings = {"mu": 0.7, "lam": "inverse", "smooth": 0.25, "noise": noise, "clip": 0.3}
     expected = slow(arrays(problem), graph.weights.toarray(), "logistic", clients[0], **settings)
     assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-9)

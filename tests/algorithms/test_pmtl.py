@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.algorithms import PMTL, ServerOptimizer
+from fedmtl.algorithms import PMTL
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, SeededSource
@@ -76,18 +76,6 @@ def test_running_mean_needs_its_own_server_step(server_lr):
         run(algorithm, problem_of(data), sampler=PoissonSampling(cohort=2))
     right = PMTL(local=LocalSGD(lr=0.05), delta="local", server_lr=2 / 6)
     run(right, problem_of(data, rounds=2), sampler=PoissonSampling(cohort=2))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lam": 20.0}, r"lr \* lam"),
-        ({"delta": "local", "server_optimizer": ServerOptimizer()}, "delta='global'"),
-    ],
-)
-def test_impossible_settings_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        PMTL(local=LocalSGD(lr=0.1), **options)
 
 
 def test_a_client_that_diverges_keeps_its_model_and_sends_nothing():

@@ -303,9 +303,3 @@ def test_the_delay_of_a_schedule() -> None:
     assert largest_delay(torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1, 2]])) == 6
     assert largest_delay(torch.tensor([[0, 1, 1, 1, 1], [-1, 0, -1, 1, -1]])) == 6
     assert largest_delay(torch.tensor([[-1, -1]])) == 0
-
-
-@pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
-def test_an_exact_fit_without_a_ridge_is_refused(kind: type[PPDMTL]) -> None:
-    with pytest.raises(ConfigError, match="tau is 0"):
-        kind(tau=0.0)

@@ -223,8 +223,3 @@ def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
 def test_what_a_run_refuses(settings: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer(prior(**settings), **options).fit()
-
-
-def test_a_pull_that_the_solver_cannot_follow_is_refused() -> None:
-    with pytest.raises(ConfigError, match="proximal"):
-        prior(ridge=1.0, local=LocalSGD(lr=0.2))

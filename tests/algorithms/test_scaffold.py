@@ -8,9 +8,8 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from fedmtl import FullParticipation, LocalOptimizer, LocalSGD, Scaffold
+from fedmtl import FullParticipation, LocalSGD, Scaffold
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError
 from fedmtl.local import plan_batches
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
@@ -93,9 +92,3 @@ def test_a_client_whose_training_diverges_sends_nothing_and_keeps_its_control_va
     state = run(run_away, problem)
     assert not state.private.gather("control", torch.arange(3)).any()
     assert torch.equal(state.public["global"], problem.initial)
-
-
-@pytest.mark.parametrize("solver", [LocalOptimizer(lr=0.1), LocalSGD(lr=0.1, momentum=0.9)])
-def test_a_solver_whose_steps_are_no_gradients_is_refused(solver) -> None:
-    with pytest.raises(ConfigError, match=r"Scaffold\.local is .*LocalSGD without momentum"):
-        Scaffold(local=solver)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 from typing import Any
 
@@ -155,9 +156,37 @@ def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -
         kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
 
 
-def test_a_pull_that_the_solver_cannot_follow_is_refused() -> None:
-    local = fedmtl.LocalSGD(lr=0.1)
-    for kind, pull in (("FedProx", "mu"), ("Ditto", "lam"), ("PMTL", "lam"), ("Finetune", "lam")):
-        more = {"kind": "mean"} if kind == "Finetune" else {}
-        with pytest.raises(ConfigError, match=r"lr \* lam = 0\.1 \* 30"):
-            getattr(fedmtl, kind)(**{pull: 30.0}, local=local, **more)
+WEIGHTED = {"weights": "examples", "cap": 6}
+STEEP = r"lr \* lam = 0\.1 \* 30"
+REFUSED: list[tuple[str, dict[str, Any], str]] = [  # settings that do not go together
+    ("FedProx", {"mu": 30.0}, STEEP),
+    ("Ditto", {"lam": 30.0}, STEEP),
+    ("PMTL", {"lam": 30.0}, STEEP),
+    ("Finetune", {"lam": 30.0, "kind": "mean"}, STEEP),
+    ("PriorLayers", {"ridge": 30.0}, "proximal"),
+    ("PMTL", {"delta": "local", "server_optimizer": ServerOptimizer()}, "delta='global'"),
+    ("PFedMe", {"eta": 3.0, "lam": 1.0}, r"PFedMe\.eta \* lam"),
+    ("PPSGD", {"local": LocalSGD(lr=0.1, weight_decay=0.1)}, r"PPSGD\.local"),
+    ("Scaffold", {"local": fedmtl.LocalOptimizer(lr=0.1)}, r"Scaffold\.local is .*LocalSGD without momentum"),
+    ("Scaffold", {"local": LocalSGD(lr=0.1, momentum=0.9)}, r"Scaffold\.local is .*LocalSGD without momentum"),
+    ("Scaffold", WEIGHTED, r"Scaffold\.weights is 'examples', but its clients send what its own equations say"),
+    ("FedAvg", {"cap": 5}, r"FedAvg\.cap is 5, which has no effect on uniform weights"),
+    ("FedPer", {"head": "fc"}, r"FedPer\.head is 'fc'"),
+    ("ServerOptimizer", {"options": {"momentun": 0.9}}, "options is .* which torch.optim.SGD does not take"),
+    ("ServerOptimizer", {"options": {"momentum": -1.0}}, "options is .* which torch.optim.SGD does not take"),
+    ("ServerOptimizer", {"options": {"lr": 0.1}}, "options is .* which torch.optim.SGD does not take"),
+    ("MPMTL", {"momentum": "strongly_convex", "ridge": 0.0}, "ridge"),
+    ("MPMTL", {"curator_delta": 0.1}, "curator_epsilon"),
+    ("MPMTL", {"curator_epsilon": math.inf}, "inf"),
+    ("MPMTL", {"alpha": 1.0, "q": 0.9}, "not both"),
+    ("PPDMTL", {"tau": 0.0}, "tau is 0"),
+    ("AsyncLearner", {"step_size": 0.1, "kappa": 9}, "kappa is 9, which chooses the automatic step"),
+    ("AsyncLearner", {"step_size": 0.1, "horizon": 9}, "horizon is 9, which chooses the automatic step"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_settings_that_do_not_go_together_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    kind = getattr(algorithms, name, None) or getattr(fedmtl, name)
+    with pytest.raises(ConfigError, match=message):
+        kind(**NEEDED.get(name, {}) | settings)

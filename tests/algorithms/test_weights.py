@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, Scaffold, models
+from fedmtl import APFL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, LocalSGD, PFedMe, models
 from fedmtl.algorithms import Cohort
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FixedCohort, Rounds
@@ -96,15 +96,3 @@ WEIGHTED = {"weights": "examples", "cap": 6}
 def test_private_numbers_of_examples_are_refused_as_weights() -> None:
     with pytest.raises(ConfigError, match=r"Ditto\.weights is 'examples' without Ditto\.cap.* give a public cap"):
         trainer(algorithm=Ditto(local=SOLVER, weights="examples")).fit()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (FedAvg, {"cap": 5}, r"FedAvg\.cap is 5, which has no effect on uniform weights"),
-        (Scaffold, WEIGHTED, r"Scaffold\.weights is 'examples', but its clients send what its own equations say"),
-    ],
-)
-def test_refusals(kind, settings, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        kind(**settings)
