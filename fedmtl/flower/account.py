@@ -69,7 +69,7 @@ class NodeAccount:
         Raises:
             BudgetExhausted: all answers that were planned have been given.
             ResumeError: the ledger was written with other settings, or was altered; or the noise is seeded, and another
-                question of this round was answered.
+                question of this round, or a later round but not this one, was answered.
         """
         with self._opened() as (channel, ledger):
             if ledger is not None:
@@ -168,6 +168,7 @@ class NodeAccount:
 
         Raises:
             BudgetExhausted: all answers that were planned are charged.
+            ResumeError: the noise is seeded, and the ledger has passed this round without an answer.
         """
         most = self.problem.rounds if self.records is None else int(channel.caps[0])
         answers = int(ledger.uses(before=step if ledger.replays_free else None)[0])
@@ -179,6 +180,12 @@ class NodeAccount:
             )
         if ledger.reached < step:
             ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
+        if ledger.replays_free and step < ledger.reached and int(ledger.uses(before=step + 1)[0]) == answers:
+            raise ResumeError(
+                f"the server asks for round {step + 1}, which has passed without this node. Under seeded noise a round "
+                f"of the past is not charged, since its answer was given before; this one was not ({self.folder.ledger}"
+                "). Run with privacy.source=secure, or simulate it anew in a new folder."
+            )
 
 
 def _cost(channel: Rounds, answers: int) -> str:

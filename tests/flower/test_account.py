@@ -1,6 +1,7 @@
 """A node's own account: records that it protects itself, noise against the server, and servers that ask too often."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -258,6 +259,20 @@ def test_rounds_that_were_not_this_nodes_are_not_charged(asked, tmp_path: Path) 
     assert answers(place(tmp_path)) == [2]
     spans = [(line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "charge"]
     assert spans == [(0, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize("kind", ["records", "rows"])
+def test_every_answer_is_charged_in_whatever_order_a_server_asks(kind: str, source: str, tmp_path: Path) -> None:
+    """Under seeded noise a round behind the last one of the ledger costs nothing, since its answer was given before."""
+    asked, folder = questions(kind, tmp_path / "run", source=source), tmp_path / "node"
+    last, *earlier = (changed(asked[1][number], counted=0, run=f"{number:016x}") for number in (2, 0, 1))
+    node_of(asked, folder).train(last)
+    for content in earlier:
+        passed = pytest.raises(ResumeError, match=r"round [12], which has passed without this node")
+        with passed if source == "seeded" else nullcontext():
+            node_of(asked, folder).train(content)
+    assert answers(place(folder)) == ([2] if source == "seeded" else [2, 0, 1])
 
 
 def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_path: Path) -> None:
