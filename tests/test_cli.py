@@ -958,6 +958,10 @@ def test_a_folder_does_not_say_where_else_a_run_writes(
         assert f"logger.{key.strip()} of {stored} is" in said
         assert f"fedmtl resume {folder} logger.{key.strip()}=" in said
         assert made == []
+    stored.write_text("rounds: 1\n")  # cut off
+    for command in ("resume", "adapt"):
+        assert cli.main([command, str(folder)]) == 2
+        assert "config.yaml has no 'algorithm', and was cut off" in " ".join(capsys.readouterr().err.split())
     for group in ("data", "model", "finetune"):  # of which none is a logger
         stored.write_text(yaml.safe_dump(config | {"logger": {}, group: board | {"folder": str(tmp_path)}}))
         assert cli.main(["resume", str(folder)]) == 2

@@ -525,12 +525,14 @@ def stored_config(folder: Path) -> Config:
     """Return the settings that the command has stored in the folder of a run.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or only a part of them.
     """
     stored = folder / "private" / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     config: Any = OmegaConf.to_container(OmegaConf.load(stored))
+    if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
+        raise ConfigError(f"{stored} has no 'algorithm', and was cut off or changed; restore it, or start a new run.")
     return {str(key): value for key, value in config.items()}
 
 

@@ -221,7 +221,7 @@ class PrivateSearch(Checked):
         if root is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
         if root is not None and root.started and not resume:
-            raise ResumeError(f"{root.root} already holds a run; resume it, or choose another folder.")
+            raise ResumeError(f"{root.root} already holds a run; give another folder, or fit(resume=True).")
         search = _Search(self, self.plan(), root)
         header = {
             "account": "search",

@@ -86,4 +86,4 @@ def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mappi
     low, high = (math.log(value) for value in _EPSILONS)
     epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
     clients = math.ceil(len(data) * (noise if isinstance(privacy, ClientPrivacy) else noise**2))
-    return f"nu is 1 at epsilon {rounded_up(epsilon, 2)}, or with about {clients:,} clients of as many records"
+    return f"nu is 1 at epsilon {float(rounded_up(epsilon, 2)):g}, or with about {clients:,} clients of as many records"

@@ -74,7 +74,7 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
         if folder is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
         if folder is not None and ranks.first and folder.started and not resume:
-            raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
+            raise ResumeError(f"{folder.root} already holds a run; give another folder, or fit(resume=True).")
     result = single_run(settings, resume, engine)
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)

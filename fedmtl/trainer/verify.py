@@ -26,7 +26,7 @@ from scipy.stats import chi2
 from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_down, rounded_up
-from ..errors import DataError
+from ..errors import DataError, FedmtlError
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.audit import Claim, Claims, Setup
 from ..privacy.audit.lines import Reading, differences, spread
@@ -136,7 +136,8 @@ def verify(folder: str | Path) -> Verification:
         except _NotCovered as reason:
             checks.append(Check(name, OPEN, str(reason)))
         except Exception as error:  # whatever a file holds, it is the file that fails
-            checks.append(Check(name, FAILED, f"{files} cannot be read: {error!r}"))
+            text = str(error) if isinstance(error, FedmtlError) else f"{files} cannot be read: {error!r}"
+            checks.append(Check(name, FAILED, text))
         else:
             if answer is not None:
                 wrong, detail = answer

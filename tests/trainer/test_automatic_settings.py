@@ -205,6 +205,7 @@ def test_the_outlook_before_training() -> None:
     assert "sharing is uncertain" in text
     named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
     assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
+    assert "nu is 1 at epsilon 150, or" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
     assert "private" not in check(data, ClientPrivacy(epsilon=0.5), public=True)
     other = replace(data, train=numbers(12, seed=5).train)
     assert check(data, public=True) == check(other, public=True)
