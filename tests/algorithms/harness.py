@@ -133,9 +133,10 @@ def noise_of(algorithm, problem: Problem, clients, privacy, **options) -> np.nda
     """(S, R, D): what the channel adds, from releases of zeros."""
     channel = open_activations(algorithm, problem, clients, privacy, **options)
     channel.begin(0, torch.as_tensor(clients))
-    counts = problem.data.train.counts.tolist()
+    plan, counts = channel.channel.records.plan, problem.data.train.counts.tolist()
+    record = () if plan.x is not None else (plan.dimension,)  # a factor of its row, or a vector
     each = [
-        channel.release(lambda k, where: torch.zeros(len(where), counts[k], dtype=torch.float64))
+        channel.release(lambda k, where: torch.zeros(len(where), counts[k], *record, dtype=torch.float64))
         for _ in range(np.shape(clients)[1])
     ]
     return torch.stack(each).numpy()

@@ -139,18 +139,6 @@ def test_limits_of_the_budget() -> None:
     assert float(np.abs(found(Moments(reg=0.01), privacy)).max()) < 1.0
 
 
-def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
-    """(S, D): what the channel adds to the answers of one run, from vectors of zeros."""
-    channel = open_activations(learner, work, clients, privacy, **options).channel
-    channel.begin(0, clients)
-    size = channel.records.plan.dimension
-
-    def zeros() -> list[torch.Tensor]:
-        return [torch.zeros(len(runs), COUNTS[client], size) for client, runs in channel.acting]
-
-    return np.stack([channel.release(zeros())[0] for _ in range(clients.shape[1])])
-
-
 def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float) -> np.ndarray:
     """Ridge regression from noised moments, one record at a time; ``noise`` on (upper triangle by rows, x y)."""
     pairs = [(i, j) for i in range(P) for j in range(i, P)]
@@ -180,7 +168,7 @@ def test_moments_are_adassp(who: list[int]) -> None:
     work, learner = problem(), Moments(reg=0.02)
     clients, caps = torch.tensor([who]), np.ones(3, dtype=int)
     state, _ = run_activations(learner, work, clients, NOISY, pieces=2, caps=caps)
-    noise = drawn_noise(learner, work, clients, NOISY, caps=caps)
+    noise = noise_of(learner, work, clients, NOISY, caps=caps)[:, 0]
     expected = adassp(rows("squared")[0], noise, who, NOISY.clip_norm, list(BUDGETS.values()), 0.02)
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-8)
 
