@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -249,6 +250,7 @@ def audit(words: list[str]) -> int:
     from ..trainer.audit.suite import audit_trainer
 
     began = time.monotonic()
+    print("the checks take seconds to minutes; their table is printed at the end", file=sys.stderr, flush=True)
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         findings = audit_trainer(conf.build(config, Path(folder)), seed=options.seed, rounds=options.rounds)
     print(table(findings))

@@ -107,7 +107,7 @@ class Table:
         for column in needed:
             if column not in self.frame.columns:
                 columns = list(map(str, self.frame.columns))
-                close = difflib.get_close_matches(str(column), columns, n=1)
+                close = difflib.get_close_matches(str(column), columns, n=1, cutoff=0.7)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 needed_as = f"a {role}column is needed (data.{role.strip()}=COLUMN)"
                 wrong = f"{role}column {column!r} is missing" if column is not None else needed_as
