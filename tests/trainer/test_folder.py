@@ -2,23 +2,31 @@
 
 import csv
 import json
-import math
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
-from fedmtl import ClientPrivacy
+from fedmtl import ClientPrivacy, FedAvg, Finetune, LocalSGD
 from fedmtl.errors import ConfigError, ResumeError
+from fedmtl.privacy.chain import Head, read_chain
+from fedmtl.trainer.folder import Checkpoint, RunFolder
 from fedmtl.trainer.problem import describe
+from fedmtl.trainer.verify import verify
 from tests.conftest import quick_figures
 
-from .settings import DATA, trainer
+from ..small import Ended, Ends
+from .ledgers import charges
+from .settings import DATA, DELTA, NOISE, SOLVER, trainer
 
+FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
 PUBLIC = {"model.safetensors", "privacy.json", "manifest.json"}
 PRIVATE = {
     "checkpoint.safetensors",
@@ -37,10 +45,11 @@ PRIVATE = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, figures):
-    """A run with baselines and real figures."""
+    """A run with finetuned models, baselines and real figures."""
     figures.undo()
     folder = tmp_path_factory.mktemp("runs") / "run"
-    found = trainer(folder=folder, baselines=("local", "fedavg")).fit()
+    algorithm = FedAvg(local=SOLVER)
+    found = trainer(algorithm=algorithm, finetune=FINETUNE, folder=folder, baselines=("local", "pmtl")).fit()
     quick_figures(figures)
     return folder, found
 
@@ -61,25 +70,15 @@ def test_no_run_is_in_the_public_part_of_another(finished, below):
 def test_layout(finished):
     folder, _ = finished
     expected = {f"public/{name}" for name in PUBLIC} | {f"private/{name}" for name in PRIVATE}
-    drawn = {
-        "public/manifest.json",
-        "private/manifest.json",
-        *(f"private/{n}" for n in ("result.json", "clients.csv", "accuracy.png", "clients.png")),
-    }
-    lacking = {
-        "local": {"public/model.safetensors", "private/ledger.jsonl", "private/ledger.head"},
-        "fedavg": {"private/models.safetensors"},
-    }
-    for name, without in lacking.items():
-        kept = {
-            path for path in expected - without - drawn if "baselines" not in path
-        }  # the run's own tables have them
-        expected |= {f"private/baselines/{name}/{path}" for path in kept}
-    own = {"private/clients/2-0-of-1"}
-    expected |= own | {f"private/baselines/local/{path}" for path in own}
+    tables = {f"private/{name}" for name in ("result.json", "clients.csv", "accuracy.png", "clients.png")}
+    kept = expected - tables - {"public/manifest.json", "private/manifest.json"} | {"private/clients/2-0-of-1"}
+    sent = {"public/model.safetensors", "private/ledger.jsonl", "private/ledger.head"}
+    for name, lacking in {"local": sent, "pmtl": set()}.items():
+        expected |= {f"private/baselines/{name}/{path}" for path in kept - lacking}
     assert files(folder) == expected
     for path in folder.rglob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
+    assert not [line for line in verify(folder).checks if line.verdict == "FAILED"]
 
 
 def test_public_part_holds_nothing_private(finished):
@@ -110,22 +109,29 @@ def test_metrics_table(finished):
 
 
 def test_clients_table(finished):
+    """Each client's scores of every model that it had; the personal model of FedAvg is the shared one."""
     folder, result = finished
     with open(folder / "private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["client"] for row in rows] == list(DATA.ids)
-    models = ("", "shared ", "local ", "fedavg ", "fedavg shared ")
-    scores = [f"{name}{metric}" for name in models for metric in ("loss", "accuracy")]
-    assert list(rows[0]) == ["client", "train_examples", "test_examples", *scores]
-    for place, row in enumerate(rows):
-        client = row["client"]
-        for side in ("train", "test"):
-            offsets = getattr(DATA, side).offsets
-            assert int(row[f"{side}_examples"]) == int(offsets[place + 1] - offsets[place])
-        assert float(row["accuracy"]) == result.personal_accuracy[client]
-        assert float(row["shared accuracy"]) == result.shared_accuracy[client]
-        for name in ("local", "fedavg"):
-            assert float(row[f"{name} accuracy"]) == result.baselines[name].personal_accuracy[client]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    assert columns["client"] == list(DATA.ids)
+    for side in ("train", "test"):
+        assert list(map(int, columns[f"{side}_examples"])) == DATA.side(side).counts.tolist()
+    local, pmtl = result.baselines["local"], result.baselines["pmtl"]
+    expected = {
+        "": result.scores["finetuned"],
+        "shared ": result.scores["shared"],
+        "personal model ": result.scores["personal"],
+        "local ": local.scores["personal"],
+        "pmtl ": pmtl.scores["finetuned"],
+        "pmtl shared ": pmtl.scores["shared"],
+        "pmtl personal model ": pmtl.scores["personal"],
+    }
+    scores = {f"{name}{metric}" for name in expected for metric in ("loss", "accuracy")}
+    assert columns.keys() == {"client", "train_examples", "test_examples"} | scores
+    for name, of in expected.items():
+        assert list(map(float, columns[f"{name}accuracy"])) == list(of["accuracy"].values())
+    assert torch.equal(load_file(folder / "private/models.safetensors")["models"], result.personal)
 
 
 def test_result_and_privacy_files(finished):
@@ -133,7 +139,7 @@ def test_result_and_privacy_files(finished):
     assert json.loads((folder / "public/privacy.json").read_text()) == result.privacy.to_dict()
     found = json.loads((folder / "private/result.json").read_text())
     expected = {
-        "algorithm": "pmtl",
+        "algorithm": "fedavg",
         "stopped": "rounds",
         "rounds": 6,
         "planned_rounds": 6,
@@ -141,30 +147,30 @@ def test_result_and_privacy_files(finished):
         "data": "ragged",
         "clients": 12,
         "unit": "client",
-        "noise_multiplier": 1.5,
-        "delta": 1e-5,
+        "noise_multiplier": NOISE,
+        "delta": DELTA,
         "epsilon": result.epsilon,
-        "accuracy": result.final["accuracy"],
-        "worst_tenth": result.final["worst_tenth"],
-        "spread": result.final["spread"],
-        "global_accuracy": result.final["global_accuracy"],
+        "finetune": "mean",
     }
+    expected |= {name: result.final[name] for name in ("accuracy", "worst_tenth", "spread", "global_accuracy")}
     assert {key: found[key] for key in expected} == expected
-    assert found["baselines"].keys() == {"local", "fedavg"}
+    assert found["better"] + found["equal"] + found["worse"] == pytest.approx(1.0)
+    assert found["baselines"].keys() == {"local", "pmtl"}
     for name, run in result.baselines.items():
         assert found["baselines"][name]["accuracy"] == run.final["accuracy"]
         assert found["baselines"][name]["epsilon"] == run.epsilon
 
 
-@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"])
-def test_json_has_no_bare_infinity(tmp_path, privacy):
-    trainer(folder=tmp_path, privacy=privacy, rounds=2, baselines=("fedavg",)).fit()
+def test_json_has_no_bare_infinity(tmp_path):
+    trainer(folder=tmp_path, privacy=None, rounds=2, baselines=("fedavg",)).fit()
 
     def refuse(name):
         raise AssertionError(name)
 
     for path in (tmp_path / "public/privacy.json", tmp_path / "private/result.json"):
         assert json.loads(path.read_text(), parse_constant=refuse)["epsilon"] == "inf"
+    models = [path.parent.parent for path in tmp_path.rglob("models.safetensors")]
+    assert models == [tmp_path], "the models of clients without their own are the shared one repeated"
 
 
 def scaled_loss(outputs, targets, scale=1.0):
@@ -182,39 +188,18 @@ class ScaledLoss:
         return self(outputs, targets)
 
 
-def closed_over(scale):
-    def loss(outputs, targets):
-        return scaled_loss(outputs, targets, scale)
-
-    return loss
-
-
 def by_code(scale):
     """Two functions of one name."""
-    if scale == 1.0:
-        return lambda outputs, targets: cross_entropy(outputs, targets, reduction="none")
-    return lambda outputs, targets: cross_entropy(0.5 * outputs, targets, reduction="none")
-
-
-def by_method(scale):
-    """Two classes of one name."""
-
-    def call(self, outputs, targets):
-        return cross_entropy(outputs, targets, reduction="none")
-
-    def other(self, outputs, targets):
-        return cross_entropy(0.5 * outputs, targets, reduction="none")
-
-    return type("Loss", (), {"__call__": call if scale == 1.0 else other})()
+    return (lambda outputs, targets: outputs) if scale == 1.0 else (lambda outputs, targets: outputs / 2)
 
 
 LOSSES = {
     "code": by_code,
-    "method of a class": by_method,
+    "method of a class": lambda scale: type("Loss", (), {"__call__": by_code(scale)})(),
     "partial": lambda scale: partial(scaled_loss, scale=scale),
     "object": ScaledLoss,
     "method": lambda scale: ScaledLoss(scale).method,
-    "closure": closed_over,
+    "closure": lambda scale: lambda outputs, targets: scaled_loss(outputs, targets, scale),
     "array": lambda scale: partial(scaled_loss, scale=np.array(scale)),
     "number of numpy": lambda scale: partial(scaled_loss, scale=np.float32(scale)),
     "module": lambda scale: CrossEntropyLoss(weight=torch.tensor([1.0, scale, 1.0]).double(), reduction="none"),
@@ -233,3 +218,53 @@ def test_a_run_goes_on_with_its_own_loss_alone(tmp_path):
     with pytest.raises(ResumeError, match="loss"):
         trainer(folder=tmp_path, loss=ScaledLoss(0.5), rounds=1).fit(resume=True)
     trainer(folder=tmp_path, loss=ScaledLoss(1.0), rounds=1).fit(resume=True)
+
+
+# A folder that was copied, rolled back or mixed with another one
+
+
+def run(folder: Path, source: str, *, after: int | None = None, resume: bool = False) -> None:
+    """Twelve rounds with a checkpoint after each; a crash after some of them."""
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)  # type: ignore[arg-type]
+    stops = () if after is None else (Ends(after - 1),)
+    with pytest.raises(Ended) if stops else nullcontext():
+        trainer(folder=folder, privacy=privacy, rounds=12, checkpoint_every=1, callbacks=stops).fit(resume=resume)
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_ledger_behind_its_checkpoint_is_refused(tmp_path: Path, source: str) -> None:
+    """Also where the ledger and its head file are rolled back together."""
+    run(tmp_path, source, after=4)
+    older = {path: path.read_bytes() for path in (tmp_path / "private").glob("ledger.*")}
+    run(tmp_path, source, after=9, resume=True)
+    for path, content in older.items():
+        path.write_bytes(content)
+    with pytest.raises(ResumeError, match="rolled back or belongs to another run"):
+        run(tmp_path, source, resume=True)
+    assert older == {path: path.read_bytes() for path in older}  # nothing was written to it
+
+
+def test_the_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        run(tmp_path / name, "seeded", after=4)
+    for path in (tmp_path / "b/private").glob("ledger.*"):
+        (tmp_path / "a/private" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ResumeError, match="belongs to another run"):
+        run(tmp_path / "a", "seeded", resume=True)
+    (tmp_path / "a/private/ledger.jsonl").unlink()
+    with pytest.raises(ResumeError, match="missing"):
+        run(tmp_path / "a", "seeded", resume=True)
+
+
+def test_the_head_is_in_the_report_and_in_the_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, "secure")
+    folder = RunFolder(tmp_path)
+    report = json.loads((folder.public / "privacy.json").read_text())
+    chain = read_chain(folder.ledger)
+    assert chain.head == Head.parse((folder.private / "ledger.head").read_text())
+    assert chain.head == Head(report["ledger_lines"], report["ledger_head"])
+    assert report["run"] == chain.digests[0]
+    kept = Checkpoint.read(folder.checkpoint).ledger
+    assert kept.lines == report["ledger_lines"] - 1  # the close comes after the checkpoint
+    assert charges(folder.ledger).total() == 12
+    assert any("copy of this run" in text for text in report["outside"])
