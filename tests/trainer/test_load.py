@@ -1,7 +1,6 @@
 """What is loaded from a run folder is what the run returned: to the bit, with its baselines."""
 
 import json
-import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from fedmtl import (
     MPMTL,
     PPDMTL,
+    Callback,
     ClientPrivacy,
     FedAvg,
     Finetune,
@@ -22,7 +22,6 @@ from fedmtl import (
     RecordPrivacy,
     Result,
     Trainer,
-    cli,
     load_data,
     models,
 )
@@ -79,15 +78,11 @@ def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) ->
         expected = result.model_for(client).to(torch.float64)(x)
         assert torch.equal(found.model_for(client).to(torch.float64)(x), expected)
     assert torch.equal(found.shared_model().double()(x), result.shared_model().double()(x))
-
-
-def test_new_clients_of_a_loaded_result(tmp_path: Path) -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), folder=tmp_path, metrics=["f1"], seed=2).fit()
     new = DATA.subset(DATA.ids[:4])
-    expected, found = result.adapt(new, device="cpu"), Result.load(str(tmp_path)).adapt(new)
-    assert torch.equal(found.personal, expected.personal)
-    assert found.by_client == expected.by_client
-    assert found.summary() == expected.summary()
+    expected, joined = result.adapt(new, device="cpu"), found.adapt(new)
+    assert torch.equal(joined.personal, expected.personal)
+    assert joined.by_client == expected.by_client
+    assert joined.summary() == expected.summary()
 
 
 TASKS = load_data("synthetic_tasks", tasks=6, features=5, train_examples=20, seed=1)
@@ -161,45 +156,42 @@ def test_a_model_of_the_callers_own_is_given(tmp_path: Path) -> None:
         Result.load(tmp_path, model=models.mlp(hidden=9))
 
 
-def test_a_client_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
-    result = trainer(folder=tmp_path, rounds=2).fit()
-    with pytest.raises(
-        ConfigError, match=r"no client 'clien-1'; did you mean 'client-1'\? the 12 clients are 'client-0'"
-    ):
+def test_a_client_that_is_not_there_is_said_with_those_that_are() -> None:
+    result = trainer(rounds=1).fit()
+    said = r"no client 'clien-1'; did you mean 'client-1'\? the 12 clients are 'client-0'"
+    with pytest.raises(ConfigError, match=said):
         result.model_for("clien-1")
     with pytest.raises(ConfigError, match=r"no client 7; "):
-        result.model_for(7)  # type: ignore[arg-type]
+        result.model_for(7)
 
 
 def test_folders_that_hold_no_finished_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"nowhere holds no finished run that can be loaded: .*result.json is missing"
-    ):
+    with pytest.raises(ConfigError, match=r"nowhere holds no finished run .*result.json is missing; .*fedmtl resume"):
         Result.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"folder is None; give the path of a finished run"):
         Result.load(None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no finished run .*result.json is missing; .*fedmtl resume"):
-        Result.load(tmp_path)
-    trainer(folder=tmp_path / "run", rounds=2).fit()
-    outcome = tmp_path / "run" / "private" / "outcome.json"
+    trainer(folder=tmp_path, rounds=2).fit()
+    outcome = tmp_path / "private" / "outcome.json"
     outcome.write_text(json.dumps({"ids": []}))
     with pytest.raises(DataError, match=r"outcome.json is no outcome of a run: KeyError\('network'\)"):
-        Result.load(tmp_path / "run")
+        Result.load(tmp_path)
     outcome.unlink()
     with pytest.raises(ConfigError, match=r"outcome.json is missing; fedmtl resume .* one of an earlier version"):
-        Result.load(tmp_path / "run")
-    trainer(folder=tmp_path / "run", rounds=2).fit(resume=True)
-    assert Result.load(tmp_path / "run").stopped == "rounds"
+        Result.load(tmp_path)
+    ended = Looking(tmp_path / "private" / "result.json")
+    trainer(folder=tmp_path, rounds=2, callbacks=[ended]).fit(resume=True)
+    assert ended.marks == [True, False], "a run whose files are written again is not finished before they all are"
+    assert Result.load(tmp_path).stopped == "rounds"
 
 
-def test_a_run_of_the_command_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("absl.logging.PythonHandler.close", logging.StreamHandler.close)  # Hydra closes all handlers
-    words = ["data.clients=6", "rounds=2", "schedule.cohort=3", "model=mlp", "finetune.local.epochs=1"]
-    assert cli.main([*words, "progress=false", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    found = Result.load(tmp_path / "run")
-    assert found.summary() in capsys.readouterr().out
-    assert set(found.baselines) == {"local", "pmtl"}
-    images, _ = load_data("digits", clients=2).gather("test", torch.arange(3))
-    assert found.model_for(found.ids[0])(images).shape == (3, 10)
+class Looking(Callback):
+    """Notes whether there is a file when a run starts and when it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.marks = path, list[bool]()
+
+    def on_start(self, name: str, rounds: int, step: int) -> None:
+        self.marks.append(self.path.exists())
+
+    def on_end(self, result: Result | None) -> None:
+        self.marks.append(self.path.exists())
