@@ -42,24 +42,27 @@ LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activati
 LAPLACE = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0)
 L2_LAPLACE = replace(LAPLACE, mechanism="l2_laplace", delta=1e-5)
 CASES = {
-    "learner": (AsyncLearner(loss="logistic", reg=1e-3), CLOCKS, LAPLACE),
-    "public start": (PublicStart(loss="logistic", reg=1e-3), CLOCKS, LAPLACE),
-    "moments": (Moments(), CLOCKS, LAPLACE),
-    "pp_dmtl": (PPDMTL(row_norm=1.0), LATENCIES, L2_LAPLACE),
-    "pp_dmtl, chosen step": (PPDMTL(row_norm=1.0, a2="auto"), LATENCIES, L2_LAPLACE),
-    "p2p": (
-        PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
-        CLOCKS,
-        replace(LAPLACE, mechanism="gaussian", delta=1e-5),
-    ),
+    "learner": {"algorithm": AsyncLearner(loss="logistic", reg=1e-3), "schedule": CLOCKS, "privacy": LAPLACE},
+    "public start": {"algorithm": PublicStart(loss="logistic", reg=1e-3), "schedule": CLOCKS, "privacy": LAPLACE},
+    "moments": {"algorithm": Moments(), "schedule": CLOCKS, "privacy": LAPLACE},
+    "pp_dmtl": {"algorithm": PPDMTL(row_norm=1.0), "schedule": LATENCIES, "privacy": L2_LAPLACE},
+    "pp_dmtl, chosen step": {
+        "algorithm": PPDMTL(row_norm=1.0, a2="auto"),
+        "schedule": LATENCIES,
+        "privacy": L2_LAPLACE,
+    },
+    "p2p": {
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
+        "schedule": CLOCKS,
+        "privacy": replace(LAPLACE, mechanism="gaussian", delta=1e-5),
+    },
 }
 
 
 def trainer(case: str, **settings) -> Trainer:
-    algorithm, schedule, privacy = CASES[case]
-    defaults = {"algorithm": algorithm, "schedule": schedule, "privacy": privacy, "data": DATA, "rounds": 1000}
-    defaults |= {"model": models.linear_regression(bias=False), "loss": "binary_cross_entropy", "eval_every": 13}
-    return small.trainer(**defaults | settings)
+    defaults = {"data": DATA, "rounds": 1000, "eval_every": 13}
+    defaults |= {"model": models.linear_regression(bias=False), "loss": "binary_cross_entropy"}
+    return small.trainer(**defaults | CASES[case] | settings)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,6 +155,6 @@ def test_an_owner_that_never_wakes_is_charged_nothing_and_holds_up_nobody(case, 
 
 @pytest.mark.parametrize("case", ["learner", "pp_dmtl"])
 def test_budgets_that_differ_are_each_owners_own(case):
-    privacy = replace(CASES[case][2], epsilon={"o0": 4.0, "o1": 1.0, "o2": 2.0})
+    privacy = replace(CASES[case]["privacy"], epsilon={"o0": 4.0, "o1": 1.0, "o2": 2.0})
     result = trainer(case, data=OWNERS, loss="auto", privacy=privacy, schedule=PoissonClocks(per_client=FEW)).fit()
     assert [round(e, 2) for e in result.privacy.by_client] == [1.0, 2.0, 4.0]

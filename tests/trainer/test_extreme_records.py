@@ -1,6 +1,5 @@
 """No record, however large, ends a run early: whether a run ends would be an answer that nobody has paid for."""
 
-import dataclasses
 import math
 import random
 from dataclasses import replace
@@ -17,7 +16,6 @@ from fedmtl import (
     AsyncLearner,
     ClientPrivacy,
     FedAvg,
-    FullParticipation,
     Moments,
     MPMTLayers,
     PeerAveraging,
@@ -28,12 +26,12 @@ from fedmtl import (
     ProximalPoint,
     RecordPrivacy,
     SharedDirections,
-    Trainer,
     models,
 )
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
+from tests import small
 
 CLIP = ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)
 RECORD = RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)
@@ -61,15 +59,14 @@ LINEAR = {
         RecordPrivacy(clip_norm=4.0, epsilon=5.0, delta=1e-5),
     ),
 }
-MODULES = {
-    "fedavg": (lambda: FedAvg(local=LOCAL), CLIP),
-    "pmtl": (lambda: PMTL(local=LOCAL, lam=1.0), CLIP),
-    "fedavg, records": (lambda: FedAvg(local=LOCAL), RECORD),
-    "mp_mtl_layers": (lambda: MPMTLayers(layers=("2",), local=LOCAL), CLIP),
-    "prior_layers": (lambda: PriorLayers(local=replace(LOCAL, proximal=True)), LOUD),
+NETWORKS = {
+    "fedavg": (lambda loss: FedAvg(local=LOCAL), CLIP),
+    "pmtl": (lambda loss: PMTL(local=LOCAL, lam=1.0), CLIP),
+    "fedavg, records": (lambda loss: FedAvg(local=LOCAL), RECORD),
+    "mp_mtl_layers": (lambda loss: MPMTLayers(layers=("2",), local=LOCAL), CLIP),
+    "prior_layers": (lambda loss: PriorLayers(local=replace(LOCAL, proximal=True)), LOUD),
 }
-
-
+METHODS = LINEAR | NETWORKS
 KINDS = [
     *[(size, what) for size in (1e15, 1e30, 3e38) for what in ("target", "row", "constant columns")],
     (1e30, "one column"),
@@ -109,28 +106,29 @@ def spoiled(kinds, loss):
 SLOW = ("pp_dmtl, l1", "squared")  # its own problems take 20 s where all kinds, or the largest targets, are in a run
 
 
-def cases(names, losses):
+def cases():
     """Each method with clients of all kinds in one run, and with a single one of a kind that is drawn."""
-    for name in names:
-        for loss in losses:
+    for name in METHODS:
+        for loss in ("squared", "logistic"):
             slow = (name, loss) == SLOW
             for kinds in ([(1e15, "row")], [(0.0, "duplicates")]) if slow else (KINDS, [DRAWN.choice(KINDS)]):
                 said = "all kinds" if kinds is KINDS else str(*kinds)
                 yield pytest.param(name, kinds, loss, id=f"{name}-{said}-{loss}")
 
 
-def run(algorithm, privacy, data, model, **options):
-    asynchronous = isinstance(algorithm, (PPDMTL, PeerToPeer, AsyncLearner, Moments))
-    return Trainer(
-        algorithm=algorithm,
-        data=data,
-        model=model,
-        schedule=PoissonClocks(per_client=4) if asynchronous else FullParticipation(),
-        privacy=privacy,
-        rounds=1000 if asynchronous else 1 if isinstance(algorithm, (PrivatePrior, PriorLayers)) else 3,
-        progress=False,
-        **options,
-    ).fit()
+def run(name, data, loss="squared", **options):
+    make, privacy = METHODS[name]
+    algorithm, model, rounds = make(loss), models.linear_regression(bias=False), 3
+    if name in NETWORKS:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1 if loss == "squared" else 2))
+    if algorithm.one_at_a_time:
+        options |= {"schedule": PoissonClocks(per_client=4)}
+        rounds = 1000
+    elif isinstance(algorithm, PrivatePrior | PriorLayers):
+        rounds = 1
+    settings = {"model": model, "privacy": privacy, "rounds": rounds, "dtype": "float32"} | options
+    return small.trainer(algorithm=algorithm, data=data, **settings).fit()
 
 
 def check(result, data, kinds):
@@ -144,41 +142,24 @@ def check(result, data, kinds):
             assert bool(torch.isfinite(result.model_for(client)(data.test.x[:5])).all())
 
 
-@pytest.mark.parametrize(("name", "kinds", "loss"), list(cases(LINEAR, ("squared", "logistic"))))
-def test_linear_methods_end_with_finite_models_whatever_one_client_holds(name, kinds, loss):
-    make, privacy = LINEAR[name]
+@pytest.mark.parametrize(("name", "kinds", "loss"), list(cases()))
+def test_methods_end_with_finite_models_whatever_one_client_holds(name, kinds, loss):
     data = spoiled(kinds, loss)
-    check(run(make(loss), privacy, data, models.linear_regression(bias=False)), data, kinds)
+    check(run(name, data, loss), data, kinds)
 
 
 def test_equal_records_as_large_as_float64_can_tell_send_nothing():
     """Their normal equations are singular by rounding, whatever the ridge."""
     data = spoiled([(1.0, "zeros")], "squared")
     data.train.x[data.train.offsets[1] : data.train.offsets[2]] = 1e12
-    check(run(ProximalPoint(), CLIP, data, models.linear_regression()), data, ["zeros"])
+    check(run("proximal_point", data), data, ["zeros"])
 
 
-@pytest.mark.parametrize(("name", "kinds", "loss"), list(cases(MODULES, ("squared", "classes"))))
-def test_networks_end_finite_whatever_one_client_holds(name, kinds, loss):
-    make, privacy = MODULES[name]
-    data = spoiled(kinds, loss)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1 if loss == "squared" else 2))
-    check(run(make(), privacy, data, model), data, kinds)
-
-
-def test_a_run_in_double_precision_takes_the_largest_numbers_there():
+@pytest.mark.parametrize("name", [name for name in LINEAR if name not in ("async, clip", "async, moments")])
+def test_a_run_in_double_precision_takes_the_largest_numbers_there(name):
+    """Where records have a bound: what the other methods state is the clip of gradients, or of moments."""
     data = spoiled([(1.0, "zeros")], "squared")
-    x, y = data.train.x.double(), data.train.y.double()
-    x[0], y[1] = 1.7e308, -1.7e308
-    train = dataclasses.replace(data.train, x=x, y=y)
-    test = dataclasses.replace(data.test, x=data.test.x.double(), y=data.test.y.double())
+    train, test = (replace(side, x=side.x.double(), y=side.y.double()) for side in (data.train, data.test))
+    train.x[0], train.y[1] = 1.7e308, -1.7e308
     large = FederatedDataset(train, test, data.ids)
-    for name, (make, privacy) in LINEAR.items():
-        if name in ("async, clip", "async, moments"):
-            continue  # have no bound on records: what they state is the clip of gradients, or of moments
-        check(
-            run(make("squared"), privacy, large, models.linear_regression(bias=False), dtype="float64"),
-            large,
-            ["zeros"],
-        )
+    check(run(name, large, dtype="float64"), large, ["zeros"])

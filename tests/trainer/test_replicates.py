@@ -13,82 +13,39 @@ from sklearn.metrics import f1_score
 from fedmtl import (
     MPMTL,
     PMTL,
-    PPDMTL,
-    AsyncLearner,
     ClientPrivacy,
     EarlyStopping,
     FullParticipation,
-    Latencies,
-    PeerToPeer,
-    PoissonClocks,
     PrivatePrior,
     RecordPrivacy,
     Trainer,
     models,
 )
-from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
-from fedmtl.graphs import Ring
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report import frame
 from fedmtl.report.tables import grouped
-from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.evaluation import evaluate_models
 from fedmtl.trainer.metrics import resolve_metrics
 from fedmtl.trainer.problem import build_problem
-from tests import small
-from tests.small import check_resumed
 
-TASKS, ANSWERS, SEED = 4, 5, 3
-EPSILONS, RUNS = (2.0, math.inf), 3
-DATA = load_synthetic_tasks(tasks=TASKS, train_examples=12, test_examples=7, features=5, problem="classification")
-CASES = {
-    "learner": {
-        "algorithm": AsyncLearner(loss="logistic", reg=1e-2),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="laplace", delta=0.0),
-    },
-    "pp_dmtl": {
-        "algorithm": PPDMTL(row_norm=1.0, a1=0.1),
-        "schedule": Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
-    },
-    "p2p": {
-        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
-        "schedule": PoissonClocks(per_client=ANSWERS),
-        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, delta=1e-5),
-    },
-}
+from ..small import check_resumed
+from . import test_asynchronous
+from .test_asynchronous import DATA, TASKS
+
+SEED, EPSILONS, RUNS = 3, (2.0, math.inf), 3
+CASES = {name: test_asynchronous.CASES[name] for name in ("learner", "pp_dmtl", "p2p")}
+BY_CLIENT = {"schedule": FullParticipation(), "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0)}
 ROUNDS = {
-    "mp_mtl": {
-        "algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1),
-        "schedule": FullParticipation(),
-        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0),
-        "rounds": 20,
-        "loss": "binary_cross_entropy",
-    },
-    "private_prior": {
-        "algorithm": PrivatePrior(loss="logistic", share=0.5),
-        "schedule": FullParticipation(),
-        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0),
-        "rounds": 1,
-        "loss": "binary_cross_entropy",
-    },
+    "mp_mtl": {"algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1), "rounds": 20, **BY_CLIENT},
+    "private_prior": {"algorithm": PrivatePrior(loss="logistic", share=0.5), "rounds": 1, **BY_CLIENT},
 }
 EVERY = CASES | ROUNDS
 
 
 def trainer(case: str, **settings) -> Trainer:
-    defaults = {
-        "data": DATA,
-        "model": models.linear_regression(bias=False),
-        "rounds": 1000,
-        "eval_every": 7,
-        "seed": SEED,
-        "replicates": RUNS,
-        "epsilons": EPSILONS,
-    }
-    return small.trainer(**defaults | EVERY[case] | settings)
+    defaults = {"seed": SEED, "replicates": RUNS, "epsilons": EPSILONS, "eval_every": 7} | ROUNDS.get(case, {})
+    return test_asynchronous.trainer(case if case in CASES else "learner", **defaults | settings)
 
 
 def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
@@ -144,7 +101,7 @@ def test_the_first_run_is_the_trainers_own(case):
 def test_rows_are_means_and_percentiles_by_budget():
     result = trainer("learner", replicates=8).fit()
     rounds = [row["round"] for row in result.history]
-    assert rounds == [r for r in (7, 14, TASKS * ANSWERS) for _ in EPSILONS]
+    assert rounds == [r for r in (*range(7, 60, 7), 60) for _ in EPSILONS]
     for row in result.bands:
         own = [one for one in result.replicates if one["budget"] == row["budget"]]
         assert len(own) == 8
@@ -183,7 +140,7 @@ def test_scores_of_models_are_those_of_a_loop(shape):
     problem = build_problem(DATA, models.linear_regression(bias=False), "auto", trainer("learner").execution, 1, 0,
                             "cpu", "float64")  # fmt: skip
     count = 9 if shape == "many" else 2
-    weights = torch.randn(count, TASKS, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.randn(count, TASKS, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     if shape == "common":
         weights = weights[:, :1].expand(-1, TASKS, -1)
     found = evaluate_models(problem, weights, resolve_metrics(["f1"], DATA.spec))

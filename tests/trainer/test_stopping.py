@@ -11,23 +11,18 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl import (
-    AsyncLearner,
     Callback,
     ClientPrivacy,
     EarlyStopping,
     FixedCohort,
     Local,
-    PoissonClocks,
-    RecordPrivacy,
-    models,
 )
-from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 from fedmtl.trainer.run import held_interruption
-from tests import small
 
 from ..small import check_same
+from . import test_asynchronous
 from .ledgers import charges, read_lines
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
@@ -124,9 +119,6 @@ def test_where_participations_are_charged_everybody_is_charged_up_to_the_cap():
 # Interruptions from the keyboard: after the event, with a checkpoint, and nothing is paid for twice
 
 
-TASKS, ANSWERS = 5, 8
-
-
 @pytest.fixture(autouse=True)
 def keyboard():
     """Python's own handler, also where the tests were started by a shell that ignores SIGINT in the background."""
@@ -161,20 +153,13 @@ def test_a_run_stops_after_the_event_and_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_a_secure_run_pays_once_for_every_answer(tmp_path):
-    data = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6)
-    given = {"data": data, "model": models.linear_regression(bias=False), "rounds": 1000, "folder": tmp_path / "run"}
-    run = small.trainer(
-        algorithm=AsyncLearner(loss="logistic", reg=1e-3),
-        schedule=PoissonClocks(per_client=ANSWERS),
-        privacy=RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0, source="secure"),
-        **given,
-    )
+    run = test_asynchronous.trainer("learner", folder=tmp_path)
+    run = replace(run, privacy=replace(run.privacy, source="secure"))
     with pytest.raises(KeyboardInterrupt):
-        replace(run, callbacks=(Interrupting(19),)).fit()
+        replace(run, callbacks=(Interrupting(25),)).fit()
     result = run.fit(resume=True)
     assert result.stopped == "rounds"
-    charged = charges(tmp_path / "run" / "private" / "ledger.jsonl")
-    assert charged == dict.fromkeys(range(TASKS * ANSWERS), 1)
+    assert charges(tmp_path / "private" / "ledger.jsonl") == dict.fromkeys(range(result.final["round"]), 1)
 
 
 def test_a_second_one_interrupts_at_once_and_the_handler_comes_back():
