@@ -63,8 +63,9 @@ def margin(outputs: Tensor, targets: Tensor) -> float:
         {"privacy": None, "model": models.lora(models.mlp(hidden=4), rank=2), "seed": 3},
         {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=1.0, source="secure")},
         {"model": models.mlp(hidden=3), "trainable": ("3.*",), "rounds": 2},
+        {"evaluate_clients": 6, "baselines": ("local", "fedavg")},
     ],
-    ids=["metrics", "finetuned", "chosen", "lora", "secure", "trainable"],
+    ids=["metrics", "finetuned", "chosen", "lora", "secure", "trainable", "drawn"],
 )
 def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) -> None:
     result = trainer(folder=tmp_path / "run", **given).fit()
@@ -74,7 +75,7 @@ def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) ->
     assert repr(found) == repr(result)
     assert found.numbers() == result.numbers()
     x = DATA.test.x[:5].double()
-    for client in result.ids[:3]:
+    for client in result.owners[:3]:
         expected = result.model_for(client).to(torch.float64)(x)
         assert torch.equal(found.model_for(client).to(torch.float64)(x), expected)
     assert torch.equal(found.shared_model().double()(x), result.shared_model().double()(x))

@@ -1,6 +1,5 @@
 """How a run ends before its last round: early stopping saves time, not budget; an interruption wastes neither."""
 
-import copy
 import math
 import os
 import signal
@@ -12,19 +11,17 @@ from dp_accounting.pld import PLDAccountant
 
 from fedmtl import (
     Callback,
-    ClientPrivacy,
     EarlyStopping,
     FixedCohort,
     Local,
 )
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import open_channel
 from fedmtl.trainer.run import held_interruption
 
 from ..small import check_same
 from . import test_asynchronous
 from .ledgers import charges, read_lines
-from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
+from .settings import CLIENTS, DELTA, NOISE, SOLVER, epsilon, trainer
 
 
 def rows(*distances: float) -> list[dict[str, float]]:
@@ -42,32 +39,12 @@ def test_it_waits_for_patience_evaluations_without_a_larger_distance():
     assert not EarlyStopping(patience=2, min_delta=0.5).stops(rows(1, 2, 2.5, 3.1))
 
 
-def test_the_decision_is_a_function_of_the_releases(tmp_path):
-    """Other data, the same releases: the same distances, so the same decision; accuracies differ."""
-    import fedmtl.trainer.engine as engine
-
-    recordings: list = []
-
-    def run(data=None, **options):
-        def opened(*args, **kept):
-            channel = open_channel(*args, **kept | options)
-            if "replay" not in options:
-                channel.record = []
-                recordings.append(channel.record)
-            return channel
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "open_channel", opened)
-            settings = {} if data is None else {"data": data}
-            return trainer(early_stopping=EarlyStopping(patience=5), **settings).fit()
-
-    first = run()
-    other = copy.deepcopy(DATA)
-    other.train.x.neg_()
-    other.test.x.neg_()
-    second = run(other, replay=recordings[0])
-    assert [row["distance"] for row in first.history] == [row["distance"] for row in second.history]
-    assert [row["accuracy"] for row in first.history] != [row["accuracy"] for row in second.history]
+def test_the_distance_is_how_far_the_released_model_has_moved():
+    """So the decision is a function of the releases."""
+    run = trainer(early_stopping=EarlyStopping(patience=5))
+    result = run.fit()
+    assert result.final["distance"] == pytest.approx(float((result.shared - run.problem().initial).norm()), rel=1e-12)
+    assert len({row["distance"] for row in result.history}) == len(result.history)
 
 
 def test_an_algorithm_without_a_shared_model_is_refused():
@@ -106,12 +83,9 @@ def test_a_stop_at_the_last_round_is_none(tmp_path):
 
 
 def test_where_participations_are_charged_everybody_is_charged_up_to_the_cap():
-    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
-    schedule = FixedCohort(cohort=4)
-    result = trainer(early_stopping=ALWAYS, schedule=schedule, privacy=privacy).fit()
-    plan = trainer(schedule=schedule, privacy=privacy)
+    result = trainer(early_stopping=ALWAYS, schedule=FixedCohort(cohort=4)).fit()
     assert result.stopped == "early"
-    cap = math.ceil(plan.rounds * 4 / CLIENTS) + 1
+    cap = math.ceil(6 * 4 / CLIENTS) + 1
     expected = PLDAccountant().compose(dp_event.GaussianDpEvent(NOISE), cap).get_epsilon(DELTA)
     assert result.epsilon == pytest.approx(expected, rel=1e-3)
 
