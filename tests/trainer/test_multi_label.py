@@ -7,7 +7,7 @@ import torch
 from fedmtl import FedAvg, Local, LocalSGD, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
-from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
+from fedmtl.privacy import ClientPrivacy, RecordPrivacy
 from tests import small
 from tests.helpers import ragged_classification
 
@@ -29,10 +29,8 @@ def tagged(clients: int = 5, features: int = 6, labels: int = 9, seed: int = 0) 
 
 
 def fit(data, algorithm, **options):
-    options = {"privacy": None, "schedule": FullParticipation(), "rounds": 2} | options
-    return small.trainer(
-        algorithm=algorithm, data=data, model=models.logistic_regression(), dtype="float64", **options
-    ).fit()
+    settings = {"model": models.logistic_regression(), "rounds": 2} | options
+    return small.trainer(algorithm=algorithm, data=data, **settings).fit()
 
 
 def by_hand(row: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, float, int]:
@@ -51,9 +49,9 @@ def test_loss_and_recall_at_5_agree_with_numpy(algorithm):
     run = fit(data, algorithm)
     assert run.metric == "recall_at_5"
     losses, recall, hits, there = [], {}, 0.0, 0
-    for i, name in enumerate(data.ids):
-        own = slice(int(data.test.offsets[i]), int(data.test.offsets[i + 1]))
-        loss, found, true = by_hand(run.personal[i].numpy(), data.test.x[own].numpy(), data.test.y[own].numpy())
+    for name, row in zip(data.ids, run.personal.numpy(), strict=True):
+        own = data.subset([name]).test
+        loss, found, true = by_hand(row, own.x.numpy(), own.y.numpy())
         losses.append(loss)
         hits, there = hits + found, there + true
         if true:
@@ -88,6 +86,6 @@ def test_what_does_not_fit_many_labels_is_refused():
     with pytest.raises(ConfigError, match=r"loss is 'cross_entropy'.*the targets are 9 labels"):
         fit(tagged(), Local(local=LocalSGD(lr=0.5)), loss="cross_entropy")
     with pytest.raises(ModelError, match=r"one tensor \(B, 9\), since the data has 9 classes or labels; it returned"):
-        small.trainer(algorithm=Local(local=LocalSGD(lr=0.5)), data=tagged(), model=torch.nn.Linear(6, 3)).fit()
+        fit(tagged(), Local(local=LocalSGD(lr=0.5)), model=torch.nn.Linear(6, 3))
     with pytest.raises(ModelError, match="logistic_regression is for 2 classes or several labels, not 3"):
         models.logistic_regression()(ragged_classification().spec)
