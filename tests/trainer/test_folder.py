@@ -223,7 +223,7 @@ def test_a_run_goes_on_with_its_own_loss_alone(tmp_path):
 # A folder that was copied, rolled back or mixed with another one
 
 
-def run(folder: Path, source: str, *, after: int | None = None, resume: bool = False) -> None:
+def interrupted(folder: Path, source: str = "secure", *, after: int | None = None, resume: bool = False) -> None:
     """Twelve rounds with a checkpoint after each; a crash after some of them."""
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)  # type: ignore[arg-type]
     stops = () if after is None else (Ends(after - 1),)
@@ -234,30 +234,30 @@ def run(folder: Path, source: str, *, after: int | None = None, resume: bool = F
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_a_ledger_behind_its_checkpoint_is_refused(tmp_path: Path, source: str) -> None:
     """Also where the ledger and its head file are rolled back together."""
-    run(tmp_path, source, after=4)
+    interrupted(tmp_path, source, after=4)
     older = {path: path.read_bytes() for path in (tmp_path / "private").glob("ledger.*")}
-    run(tmp_path, source, after=9, resume=True)
+    interrupted(tmp_path, source, after=9, resume=True)
     for path, content in older.items():
         path.write_bytes(content)
     with pytest.raises(ResumeError, match="rolled back or belongs to another run"):
-        run(tmp_path, source, resume=True)
+        interrupted(tmp_path, source, resume=True)
     assert older == {path: path.read_bytes() for path in older}  # nothing was written to it
 
 
 def test_the_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
     for name in "ab":
-        run(tmp_path / name, "seeded", after=4)
+        interrupted(tmp_path / name, "seeded", after=4)
     for path in (tmp_path / "b/private").glob("ledger.*"):
         (tmp_path / "a/private" / path.name).write_bytes(path.read_bytes())
     with pytest.raises(ResumeError, match="belongs to another run"):
-        run(tmp_path / "a", "seeded", resume=True)
+        interrupted(tmp_path / "a", "seeded", resume=True)
     (tmp_path / "a/private/ledger.jsonl").unlink()
     with pytest.raises(ResumeError, match="missing"):
-        run(tmp_path / "a", "seeded", resume=True)
+        interrupted(tmp_path / "a", "seeded", resume=True)
 
 
 def test_the_head_is_in_the_report_and_in_the_checkpoint(tmp_path: Path) -> None:
-    run(tmp_path, "secure")
+    interrupted(tmp_path, "secure")
     folder = RunFolder(tmp_path)
     report = json.loads((folder.public / "privacy.json").read_text())
     chain = read_chain(folder.ledger)

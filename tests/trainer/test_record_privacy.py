@@ -16,7 +16,9 @@ from fedmtl import (
     FullParticipation,
     Local,
     LocalSGD,
+    PrivatePrior,
     RecordPrivacy,
+    models,
 )
 from fedmtl.errors import ConfigError, PrivacyError
 from tests.helpers import regression
@@ -28,9 +30,8 @@ PRIVACY = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.1, delta=DELTA)
 
 
 def run_of(**settings):
-    return trainer(
-        **{"rounds": 3, "eval_every": 3, "privacy": PRIVACY, "schedule": FullParticipation()} | settings
-    ).fit()
+    defaults = {"rounds": 3, "eval_every": 3, "privacy": PRIVACY, "schedule": FullParticipation()}
+    return trainer(**defaults | settings).fit()
 
 
 def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
@@ -47,12 +48,10 @@ def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
     mean, own = start.clone(), [start.clone() for _ in range(4)]
     for _ in range(rounds):
         for k in range(4):
-            w = own[k]
-            first = int(data.train.offsets[k])
+            w, records = own[k], data.subset([data.ids[k]]).train
             for _ in range(2):
                 total = torch.zeros(5, dtype=torch.float64)
-                for row in range(first, first + 6):
-                    x, y = data.train.x[row].double(), data.train.y[row].double().squeeze()
+                for x, y in zip(records.x, records.y.reshape(-1), strict=True):
                     residual = w[:4] @ x + w[4] - y
                     gradient = 2 * residual * torch.cat([x, torch.ones(1, dtype=torch.float64)])
                     total += gradient * min(1.0, clip / float(gradient.norm()))
@@ -85,16 +84,11 @@ def test_models_that_are_trained_alone_with_noise_are_those_of_a_pull_of_zero():
     assert result.privacy.releases == 3 * int(SOLVER.step_counts(DATA.train.counts).sum())
     assert result.history[-1]["epsilon"] == result.epsilon
     assert "which are public" in " ".join(result.privacy.text().split())
-    other = run_of(algorithm=algorithm, data=replace(DATA, train=replace(DATA.train, x=_other_first(DATA))))
+    x = DATA.train.x.clone()
+    x[: int(DATA.train.offsets[1])].neg_()  # of the first client
+    other = run_of(algorithm=algorithm, data=replace(DATA, train=replace(DATA.train, x=x)))
     assert not torch.equal(result.personal[0], other.personal[0])
     assert torch.equal(result.personal[1:], other.personal[1:])
-
-
-def _other_first(data):
-    """The features with those of the first client negated."""
-    x = data.train.x.clone()
-    x[: int(data.train.offsets[1])].neg_()
-    return x
 
 
 def test_a_client_that_never_took_part_keeps_the_shared_model():
@@ -105,16 +99,8 @@ def test_a_client_that_never_took_part_keeps_the_shared_model():
 
 
 def test_an_algorithm_without_local_training_is_refused():
-    @dataclass(frozen=True, kw_only=True)
-    class Odd(FedAvg):
-        local: object = None  # type: ignore[assignment]
-        name = "odd"
-
-        def __post_init__(self) -> None:
-            pass
-
-    with pytest.raises(ConfigError, match="odd has no local solver"):
-        run_of(algorithm=Odd())
+    with pytest.raises(ConfigError, match="private_prior has no local solver"):
+        run_of(algorithm=PrivatePrior(), data=regression(3), model=models.linear_regression(bias=False), rounds=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedmtl import (
     MPMTL,
@@ -24,6 +23,7 @@ from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, FederatedDataset, RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
+from fedmtl.trainer.folder import read_tensors
 from tests import small
 
 TRUE = np.array([1.0, -2.0, 0.5])
@@ -97,32 +97,29 @@ def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
     assert result.shortened == {"train": 0.0, "test": 0.0}
 
 
+LIMIT = 3.5
+BOUNDED = {name: make(row_norm=LIMIT) for name, make in METHODS.items()} | {
+    "async": AsyncLearner(loss="squared", row_norm=LIMIT, target=20.0, kappa=20.0, reg=1e-6),
+    "local": LocalFit(loss="squared", row_norm=LIMIT, ridge=1e-6),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "private"), [*itertools.product([*METHODS, "async"], [False, True]), ("local", False)]
 )
 def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, private, tmp_path):
-    limit, order = 3.5, 1 if name == "async" else 2
-    if name == "async":
-        algorithm = AsyncLearner(loss="squared", row_norm=limit, target=20.0, kappa=20.0, reg=1e-6)
-    elif name == "local":
-        algorithm = LocalFit(loss="squared", row_norm=limit, ridge=1e-6)
-    else:
-        algorithm = METHODS[name](row_norm=limit)
-    data = dataset(norm=7.0)
-    result = trainer(algorithm, data, protection(name) if private else None, folder=tmp_path / "run").fit()
-
-    def bounded(x):
-        return x * np.minimum(1.0, limit / np.linalg.norm(x, ord=order, axis=1, keepdims=True))
-
+    data, order = dataset(norm=7.0), 1 if name == "async" else 2
+    result = trainer(BOUNDED[name], data, protection(name) if private else None, folder=tmp_path / "run").fit()
     for place, client in enumerate(data.ids):
-        part = slice(20 * place, 20 * place + 20)
-        x, y = data.test.x[part].numpy(), data.test.y[part].numpy()
-        expected = bounded(x) @ result.personal[place].numpy()
+        own = data.subset([client]).test
+        x, y = own.x.numpy(), own.y.numpy()
+        bounded = x * np.minimum(1.0, LIMIT / np.linalg.norm(x, ord=order, axis=1, keepdims=True))
+        expected = bounded @ result.personal[place].numpy()
         with torch.no_grad():
-            served = result.model_for(client)(torch.from_numpy(x)).numpy().ravel()
+            served = result.model_for(client)(own.x).numpy().ravel()
         np.testing.assert_allclose(served, expected, rtol=1e-9, atol=1e-12)
         assert result.personal_accuracy[client] == pytest.approx(np.mean((expected - y) ** 2), rel=1e-9)
-    beyond = np.mean(np.linalg.norm(data.test.x.numpy(), ord=order, axis=1) > limit * (1 + 1e-6))
+    beyond = np.mean(np.linalg.norm(data.test.x.numpy(), ord=order, axis=1) > LIMIT * (1 + 1e-6))
     assert result.shortened == {"train": 1.0, "test": pytest.approx(beyond)}
     assert f"100.0% (train), {beyond:.1%} (test) scaled down to L{order} norm 3.5" in result.summary()
     private_result = json.loads((tmp_path / "run/private/result.json").read_text())
@@ -132,16 +129,14 @@ def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, priva
     files = list((tmp_path / "run").glob("p*/model*.safetensors"))
     assert files
     for file in files:
-        with safe_open(file, "pt") as stored:
-            assert json.loads(stored.metadata()["bound"]) == {"bound": limit, "norm": f"l{order}"}
+        _, metadata = read_tensors(file)
+        assert json.loads(metadata["bound"]) == {"bound": LIMIT, "norm": f"l{order}"}
     if result.shared is not None:
         fresh = models.linear_regression(bias=False)(data.spec).double()
-        with safe_open(tmp_path / "run/public/model.safetensors", "pt") as stored:
-            fresh.load_state_dict({key: stored.get_tensor(key) for key in stored.keys()})  # noqa: SIM118
-            bound = RowBound(**json.loads(stored.metadata()["bound"]))
-        served = models.BoundedInputs(fresh, bound)
-        x = torch.from_numpy(dataset().test.x.numpy())
-        assert torch.equal(served(x), result.shared_model()(x))
+        state, metadata = read_tensors(tmp_path / "run/public/model.safetensors")
+        fresh.load_state_dict(state)
+        served = models.BoundedInputs(fresh, RowBound(**json.loads(metadata["bound"])))
+        assert torch.equal(served(data.test.x), result.shared_model()(data.test.x))
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])

@@ -40,7 +40,7 @@ from ..golden.transcripts import RUNS
 from ..privacy.test_ledger import chained
 from ..small import Ended, Ends
 from .settings import COHORT, DELTA, NOISE, SOLVER, epsilon, trainer
-from .test_copies import run as interrupted
+from .test_folder import interrupted
 
 
 def run(folder: Path, *, resume: bool = False, **settings: Any) -> Path:
