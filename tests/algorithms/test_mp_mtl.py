@@ -1,4 +1,4 @@
-"""MP-MTL against a plain NumPy loop and closed forms."""
+"""MP-MTL against certificates of optimality, a plain NumPy loop and closed forms."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from scipy import optimize
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, models
-from fedmtl.algorithms import MPMTL, Problem
+from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl import PublishedMPMTL
@@ -43,6 +43,68 @@ def gradients(rows: list[tuple[np.ndarray, np.ndarray]], w: np.ndarray, loss: st
         slope = margins - y if loss == "squared" else -y / (1 + np.exp(y * margins))
         out[i] = x.T @ slope / len(y)
     return out
+
+
+# The optimum
+
+
+def excess(algorithm: MPMTL, problem: Problem, state: State) -> float:
+    """An upper bound on the objective minus its minimum, by Fenchel duality, from the raw records in NumPy.
+
+    With F(W) = f(W) + h(W), f convex with gradient G at W: F(V) >= f(W) + <G, V - W> + h(V), and the least value of
+    <G, V> + h(V) is 0 for h = lam ||.|| where the dual norm of G is at most lam, and -||G||^2 / (2 lam) for
+    h = lam ||.||^2 / 2.
+    """
+    store = state.private
+    shared = store.whole("projected")[:, 0].numpy()
+    own = store.whole("own_projected")[:, 0].numpy() if algorithm.own_penalty is not None else np.zeros((TASKS, D))
+    w = shared.copy()
+    w[:, :D] += own
+    gradient = gradients(rows_of(problem), w, algorithm.loss) + algorithm.ridge * w
+    assert np.abs(gradient[:, D:]).max(initial=0.0) < 1e-7  # of the bias, which nothing penalizes
+    p, g = shared[:, :D], gradient[:, :D]
+    if algorithm.penalty == "nuclear":
+        norm, dual = np.linalg.norm(p, "nuc"), np.linalg.norm(g, 2)
+    else:
+        norm, dual = np.linalg.norm(p, axis=0).sum(), np.linalg.norm(g, axis=0).max()
+    assert dual <= algorithm.lam * (1 + 1e-7)
+    total = algorithm.lam * norm + (g * p).sum()
+    lam = algorithm.own_lam
+    if algorithm.own_penalty == "l1":
+        assert np.abs(g).max() <= lam * (1 + 1e-7)
+        total += lam * np.abs(own).sum() + (g * own).sum()
+    elif algorithm.own_penalty == "l2":
+        assert np.linalg.norm(g, axis=1).max() <= lam * (1 + 1e-7)
+        total += lam * np.linalg.norm(own, axis=1).sum() + (g * own).sum()
+    elif algorithm.own_penalty == "frobenius":
+        total += lam / 2 * (own**2).sum() + (g * own).sum() + (g**2).sum() / (2 * lam)
+    return float(total)
+
+
+OPTIMA: list[tuple[bool, dict[str, Any]]] = [
+    (False, {"lam": 0.3, "momentum": "none", "ridge": 0.02}),
+    (True, {"lam": 0.3, "momentum": "nesterov"}),
+    (False, {"lam": 0.3, "momentum": "strongly_convex", "ridge": 0.02, "penalty": "l21"}),
+    (True, {"lam": 0.2, "own_penalty": "l1", "own_lam": 0.12, "momentum": "strongly_convex", "ridge": 0.02}),
+    (False, {"lam": 0.2, "own_penalty": "l2", "own_lam": 0.15, "momentum": "strongly_convex", "ridge": 0.02,
+             "penalty": "l21"}),
+    (True, {"lam": 0.2, "own_penalty": "frobenius", "own_lam": 0.3, "momentum": "strongly_convex", "ridge": 0.02}),
+    (False, {"loss": "logistic", "lam": 0.1, "momentum": "strongly_convex", "ridge": 0.01}),
+    (True, {"loss": "logistic", "lam": 0.1, "momentum": "none", "ridge": 0.01, "penalty": "l21"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bias", "settings"), OPTIMA)
+def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, Any]) -> None:
+    algorithm = MPMTL(row_norm=1.0, **settings)
+    problem = linear(450, "regression" if algorithm.loss == "squared" else "classification", bias)
+    state = run(algorithm, problem)
+    assert abs(excess(algorithm, problem, state)) < 1e-8
+    shared = state.private.whole("projected")[:, 0, :D]
+    assert int((torch.linalg.svdvals(shared) > 1e-9).sum()) < D or algorithm.penalty == "l21"  # the penalty matters
+    assert float(shared.norm()) > 0.1
+    if algorithm.own_penalty is not None:
+        assert float(state.private.whole("own_projected").norm()) > 0.1
 
 
 # Against a plain loop

@@ -1,4 +1,4 @@
-"""PMTL against rounds computed by hand (Hu et al. 2023)."""
+"""PMTL against the closed-form optimum, and rounds computed by hand (Hu et al. 2023)."""
 
 import itertools
 from dataclasses import replace
@@ -20,6 +20,46 @@ def blocks(data):
     offsets = data.train.offsets.tolist()
     pairs = itertools.pairwise(offsets)
     return [(data.train.x[a:b].numpy(), data.train.y[a:b].numpy()) for a, b in pairs]
+
+
+def smoothness(data) -> float:
+    """Largest eigenvalue of any client's Hessian (2 / n) X'X."""
+    return max(np.linalg.eigvalsh(2 / len(x) * x.T @ x)[-1] for x, _ in blocks(data))
+
+
+def normal_equations(data, lam: float) -> tuple[np.ndarray, np.ndarray]:
+    """The stationarity of (1/K) sum_k [ (1/n_k) ||X_k w_k - y_k||^2 + (lam/2) ||w_k - wbar||^2 ]: A vec(W) = b."""
+    parts = blocks(data)
+    k, d = len(parts), parts[0][0].shape[1]
+    system, right = np.zeros((k * d, k * d)), np.zeros(k * d)
+    for i, (x, y) in enumerate(parts):
+        here = slice(i * d, (i + 1) * d)
+        system[here, here] += 2 / len(x) * x.T @ x + lam * np.eye(d)
+        right[here] = 2 / len(x) * x.T @ y
+        for j in range(k):
+            system[here, j * d : (j + 1) * d] -= lam / k * np.eye(d)
+    return system, right
+
+
+def optimum(data, lam: float) -> np.ndarray:
+    """The unique minimizer on well-conditioned data: (K, d)."""
+    return np.linalg.solve(*normal_equations(data, lam)).reshape(len(data), -1)
+
+
+def exact(data, lam: float, **options) -> PMTL:
+    solver = LocalSGD(lr=1 / (smoothness(data) + lam), steps=10, batch_size=None)
+    return PMTL(lam=lam, local=solver, **options)
+
+
+@pytest.mark.parametrize(("lam", "delta"), [(0.1, "global"), (1.0, "global"), (1.0, "local")])
+def test_reaches_the_closed_form_optimum(lam, delta):
+    data = regression(examples=60)
+    problem = problem_of(data, rounds={0.1: 60, 1.0: 100}[lam])
+    algorithm = exact(data, lam, delta=delta)
+    state = run(algorithm, problem)
+    best = optimum(data, lam)
+    assert np.abs(everyone(problem, algorithm, state).numpy() - best).max() < 1e-12
+    assert np.abs(state.public["global"].numpy() - best.mean(0)).max() < 1e-12
 
 
 @pytest.mark.parametrize("delta", ["global", "local"])

@@ -1,4 +1,4 @@
-"""PP-DMTL: slow loops of Algorithm 1 and of its sound variant, the refinement, privacy."""
+"""PP-DMTL: slow loops of Algorithm 1 and of its sound variant, the convex optimum, the refinement, privacy."""
 
 import math
 from dataclasses import replace
@@ -303,3 +303,28 @@ def test_the_delay_of_a_schedule() -> None:
     assert largest_delay(torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1, 2]])) == 6
     assert largest_delay(torch.tensor([[0, 1, 1, 1, 1], [-1, 0, -1, 1, -1]])) == 6
     assert largest_delay(torch.tensor([[-1, -1]])) == 0
+
+
+def test_the_optimum_of_an_independent_solver() -> None:
+    """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
+    problem = tasks("logistic", counts=(30, 40, 35), d=4)
+    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
+    state, _ = run(algorithm, problem, np.tile(np.arange(3), 600)[None])
+    data, shape = arrays(problem), (4, 3)
+
+    def smooth(z):
+        u, v, q = z[:12].reshape(4, 3), z[12:21].reshape(3, 3), z[21:].reshape(shape)
+        w = u @ v.T + q
+        g, value = np.zeros(shape), 0.05 * ((u**2).sum() + (v**2).sum()) / 2 + 0.1 * (q**2).sum() / 2
+        for t, (x, y) in enumerate(data):
+            m = x @ w[:, t]
+            value += np.logaddexp(0, -y * m).mean()
+            g[:, t] = x.T @ (-y / (1 + np.exp(y * m))) / len(y)
+        return value, np.concatenate([(g @ v + 0.05 * u).ravel(), (g.T @ u + 0.05 * v).ravel(), (g + 0.1 * q).ravel()])
+
+    start = np.random.default_rng(0).normal(size=33)
+    options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
+    best = optimize.minimize(smooth, start, jac=True, method="L-BFGS-B", options=options).fun
+    assert float(algorithm.objective(problem, state)) == pytest.approx(best, rel=1e-9)
+    zero = float(algorithm.objective(problem, algorithm.init(problem)))
+    assert best < 0.9 * zero

@@ -16,7 +16,8 @@ from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.local_fit import LocalFit
-from fedmtl.algorithms.private_prior import excess_of, matrix_signal, mean_signal
+from fedmtl.algorithms.private_prior import entry_signal, excess_of, matrix_signal, mean_signal
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 
 from .harness import everyone, linear_tasks, problem_of, repeated, run
@@ -246,3 +247,30 @@ def test_what_is_refused() -> None:
         run(PrivatePrior(row_norm=1.0), problem)
     with pytest.raises(ConfigError, match="at most 512 features"):
         run(prior(), linear(features=513, tasks=2))
+
+
+def test_pure_noise_rarely_stands_out() -> None:
+    generator = torch.Generator().manual_seed(1)
+    found = np.zeros(3)
+    for _ in range(300):
+        matrix = torch.randn(30, 30, generator=generator, dtype=torch.float64)
+        vector = torch.randn(30, generator=generator, dtype=torch.float64)
+        found += [
+            bool(matrix_signal(0.1 * (matrix + matrix.T) / 2, 0.1).any()),
+            bool(entry_signal(0.1 * vector, 0.1).any()),
+            bool(mean_signal(0.1 * vector, 0.1).any()),
+        ]
+    assert (found / 300 < [0.1, 0.1, 0.06]).all()
+
+
+def test_many_alike_tasks_teach_the_true_covariance() -> None:
+    """With many tasks of many records the excess over learning alone is that of the models themselves."""
+    problem = linear(tasks=3000, train_examples=60, rank=2, noise=0.05)
+    state = run(prior(ridge=1e-4), problem)
+    directions, excess = state.public["directions"][0], state.public["excess"][0]
+    true = make_synthetic_tasks(
+        3000, train_examples=60, test_examples=6, features=D, rank=2, noise=0.05, problem="regression", seed=1
+    ).weights
+    unit = true / true.norm(dim=0)
+    expected = unit @ unit.T / 3000 - torch.eye(D) / D
+    torch.testing.assert_close((directions * excess) @ directions.T, expected, rtol=0.0, atol=0.02)
