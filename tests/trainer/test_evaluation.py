@@ -18,24 +18,16 @@ from tests.helpers import ragged_classification, regression
 
 from .settings import DATA, SOLVER, trainer
 
-EXECUTIONS = {
-    "stacked": Execution(),
-    "chunks": Execution(3),
-}
 
-
-def problem_of(data, execution="stacked", **options):
-    loss = "mse" if data.classes is None else "cross_entropy"
-    model = models.mlp(hidden=5, dropout=0.5)
-    settings = {"rounds": 1, "seed": 0, "device": "cpu", "dtype": "float64"} | options
-    return build_problem(data, model, loss, EXECUTIONS[execution], **settings)
+def problem_of(data, *, loss="auto", model=None, execution=None):
+    model = models.mlp(hidden=5, dropout=0.5) if model is None else model
+    return build_problem(data, model, loss, execution or Execution(), 1, 0, "cpu", "float64")
 
 
 def plain_loop(data, module, row, client):
     """One client: its own model, its own rows, torch's losses."""
-    part = data.test
-    rows = slice(int(part.offsets[client]), int(part.offsets[client + 1]))
-    x, y = part.x[rows].double(), part.y[rows]
+    part = data.subset([data.ids[client]]).test
+    x, y = part.x, part.y
     outputs = Layout.of(module).load(copy.deepcopy(module), row).eval()(x)
     if data.classes is None:
         error = F.mse_loss(outputs[:, 0], y.double()).item()
@@ -48,13 +40,13 @@ def random_rows(problem, k):
     return torch.randn(k, problem.dimension, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", [Execution(), Execution(3)], ids=["stacked", "chunks"])
 @pytest.mark.parametrize("make", [ragged_classification, regression])
 def test_each_model_on_its_own_client(monkeypatch, make, execution):
     monkeypatch.setattr(evaluation, "_EXAMPLES", 4)  # several batches a client
     monkeypatch.setattr(evaluation, "max_clients", lambda dimension: 3)  # and two blocks of clients
     data = make(7)
-    problem = problem_of(data, execution)
+    problem = problem_of(data, execution=execution)
     clients = torch.tensor([5, 0, 3, 6, 2])
     rows = random_rows(problem, len(clients))
     found = evaluate_each(problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients)
@@ -128,9 +120,7 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
     monkeypatch.setattr(evaluation, "_FLAT", 7)
     data = regression(7) if "mse" in loss else ragged_classification(7, classes=2 if "binary" in loss else 3)
     outputs = 3 if loss == "cross_entropy" else 1
-    problem = build_problem(
-        data, torch.nn.Linear(data.spec.shape[0], outputs), loss, Execution(), 1, 0, "cpu", "float64"
-    )
+    problem = problem_of(data, loss=loss, model=torch.nn.Linear(data.spec.shape[0], outputs))
     found = evaluation.constant_loss(problem)
     constant = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
@@ -148,10 +138,7 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
 
 
 def test_a_loss_of_the_callers_own_has_no_constant():
-    problem = build_problem(
-        DATA, models.mlp(hidden=4), torch.nn.CrossEntropyLoss(reduction="none"), Execution(), 1, 0, "cpu", "float64"
-    )
-    assert evaluation.constant_loss(problem) is None
+    assert evaluation.constant_loss(problem_of(DATA, loss=torch.nn.CrossEntropyLoss(reduction="none"))) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 30.0])
