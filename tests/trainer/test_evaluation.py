@@ -35,9 +35,17 @@ def plain_loop(data, module, row, client):
     return F.cross_entropy(outputs, y).item(), (outputs.argmax(1) == y).double().mean().item()
 
 
-def random_rows(problem, k):
-    generator = torch.Generator().manual_seed(3)
+def random_rows(problem, k, seed=3):
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(k, problem.dimension, generator=generator, dtype=torch.float64)
+
+
+def check_scores(data, module, found, rows, clients):
+    """Check that losses and scores are those of the plain loop."""
+    expected = [plain_loop(data, module, row, int(client)) for row, client in zip(rows, clients, strict=True)]
+    assert found.loss.dtype == found.score.dtype == torch.float64
+    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
+    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
 
 
 @pytest.mark.parametrize("execution", [Execution(), Execution(3)], ids=["stacked", "chunks"])
@@ -50,22 +58,21 @@ def test_each_model_on_its_own_client(monkeypatch, make, execution):
     clients = torch.tensor([5, 0, 3, 6, 2])
     rows = random_rows(problem, len(clients))
     found = evaluate_each(problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients)
-    expected = [plain_loop(data, problem.module, row, int(c)) for row, c in zip(rows, clients, strict=True)]
-    assert found.loss.dtype == found.score.dtype == torch.float64
-    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
-    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
+    check_scores(data, problem.module, found, rows, clients)
 
 
+@pytest.mark.parametrize("count", [1, 3, 9])
 @pytest.mark.parametrize("make", [ragged_classification, regression])
-def test_one_model_on_every_client(monkeypatch, make):
+@pytest.mark.parametrize("common", [True, False], ids=["one model for all", "their own"])
+def test_models_of_several_runs_on_every_client(monkeypatch, make, count, common):
     monkeypatch.setattr(evaluation, "_FLAT", 7)  # batches that cut clients apart
     data = make(7)
     problem = problem_of(data)
-    row = random_rows(problem, 1)[0]
-    found = evaluate_models(problem, row.expand(1, 7, -1))[0]
-    expected = [plain_loop(data, problem.module, row, client) for client in range(7)]
-    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
-    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
+    models = torch.stack([random_rows(problem, 7, seed) for seed in range(count)])
+    if common:
+        models = models[:, :1].expand(-1, 7, -1)
+    for found, rows in zip(evaluate_models(problem, models), models, strict=True):
+        check_scores(data, problem.module, found, rows, range(7))
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])

@@ -19,14 +19,11 @@ from fedmtl import (
     PrivatePrior,
     RecordPrivacy,
     Trainer,
-    models,
 )
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report import frame
 from fedmtl.report.tables import grouped
-from fedmtl.trainer.evaluation import evaluate_models
-from fedmtl.trainer.metrics import resolve_metrics
 from fedmtl.trainer.problem import build_problem
 
 from ..small import check_resumed
@@ -51,10 +48,9 @@ def trainer(case: str, **settings) -> Trainer:
 def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
     """Mean logistic loss, accuracy and F1 over tasks of weights (n, p) on the test examples, in NumPy."""
     loss, right, f1 = [], [], []
-    for task, w in enumerate(weights.numpy()):
-        own = slice(int(DATA.test.offsets[task]), int(DATA.test.offsets[task + 1]))
-        margin = DATA.test.x[own].double().numpy() @ w
-        sign = 2.0 * DATA.test.y[own].numpy() - 1
+    for task, w in zip(DATA.ids, weights.numpy(), strict=True):
+        own = DATA.subset([task]).test
+        margin, sign = own.x.double().numpy() @ w, 2.0 * own.y.numpy() - 1
         loss.append(np.log1p(np.exp(-sign * margin)).mean())
         right.append((sign * margin > 0).mean())
         f1.append(f1_score(sign > 0, margin > 0, average="macro"))
@@ -133,21 +129,6 @@ def test_files_and_words_of_several_runs(tmp_path):
     groups = grouped(frame([tmp_path])).sort_values("epsilon")
     assert list(zip(groups.epsilon, groups.seeds, strict=True)) == [(2.0, RUNS), (math.inf, RUNS)]
     assert groups.accuracy.iloc[0] == pytest.approx(result.bands[0]["accuracy"])
-
-
-@pytest.mark.parametrize("shape", ["common", "few", "many"])
-def test_scores_of_models_are_those_of_a_loop(shape):
-    problem = build_problem(DATA, models.linear_regression(bias=False), "auto", trainer("learner").execution, 1, 0,
-                            "cpu", "float64")  # fmt: skip
-    count = 9 if shape == "many" else 2
-    weights = torch.randn(count, TASKS, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    if shape == "common":
-        weights = weights[:, :1].expand(-1, TASKS, -1)
-    found = evaluate_models(problem, weights, resolve_metrics(["f1"], DATA.spec))
-    assert len(found) == count
-    for one, scores in zip(weights, found, strict=True):
-        numbers = {"loss": scores.loss.mean(), "accuracy": scores.score.mean(), "f1": scores.others["f1"].mean()}
-        assert numbers == pytest.approx(plain_numbers(one), rel=1e-12)
 
 
 @pytest.mark.parametrize(
