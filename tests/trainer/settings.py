@@ -7,6 +7,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl import PMTL, ClientPrivacy, LocalSGD, PoissonSampling, Trainer, models
+from tests import small
 from tests.helpers import ragged_classification
 
 CLIENTS, COHORT, NOISE, DELTA = 12, 4, 1.5, 1e-5
@@ -25,12 +26,10 @@ def trainer(**settings: Any) -> Trainer:
         "schedule": PoissonSampling(cohort=COHORT),
         "privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA),
         "rounds": 6,
-        "dtype": "float64",
         "eval_every": 2,
         "checkpoint_every": 2,
-        "progress": False,
     }
-    return Trainer(**defaults | settings)
+    return small.trainer(**defaults | settings)
 
 
 @cache

@@ -36,23 +36,32 @@ KINDS = (torch.float32, torch.float64)
 RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.2, delta=DELTA)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(local=SOLVER), PMTL(lam=0.5, local=SOLVER), Local(local=SOLVER)])
-def test_only_the_personal_models_change(algorithm) -> None:
-    plain, tuned = (trainer(algorithm=algorithm, finetune=f).fit() for f in (None, FINETUNE))
-    assert tuned.epsilon == plain.epsilon
+@pytest.mark.parametrize(
+    ("algorithm", "changed", "costs"),
+    [
+        (FedAvg(local=SOLVER), {"privacy": RECORDS}, "without noise"),
+        (PMTL(local=SOLVER), {}, "cost no epsilon"),
+        (Local(local=SOLVER), {}, "cost no epsilon"),
+    ],
+)
+def test_only_the_personal_models_change(algorithm, changed, costs) -> None:
+    plain, tuned = (trainer(algorithm=algorithm, finetune=f, **changed).fit() for f in (None, FINETUNE))
     assert (tuned.shared is None) == (plain.shared is None)
     assert tuned.shared is None or torch.equal(tuned.shared, plain.shared)
     drop = [{k: v for k, v in row.items() if k != "time"} for row in tuned.history]
     assert drop == [{k: v for k, v in row.items() if k != "time"} for row in plain.history]
     start = plain.personal if plain.shared is None else plain.shared.expand_as(plain.personal)
     assert float((tuned.personal - start).norm(dim=1).min()) > 0
-    found = tuned.finetuned
-    assert found is not None
-    assert found.start == ("personal" if plain.shared is None else "shared")
+    assert tuned.finetuned.start == ("personal" if plain.shared is None else "shared")
     assert tuned.scores["personal"]["accuracy"] == plain.personal_accuracy
     assert tuned.scores["finetuned"] == tuned.by_client
     assert tuned.final["accuracy"] == pytest.approx(sum(tuned.personal_accuracy.values()) / len(DATA))
     assert tuned.history[-1]["accuracy"] == plain.final["accuracy"]
+    (reason,) = set(tuned.privacy.outside) - set(plain.privacy.outside)
+    assert replace(tuned.privacy, outside=plain.privacy.outside, run=plain.privacy.run) == plain.privacy
+    assert reason.startswith("the finetuned models")
+    assert costs in reason
+    assert reason in " ".join(tuned.summary().split())
 
 
 def test_it_starts_from_personal_models_where_asked() -> None:
@@ -62,18 +71,6 @@ def test_it_starts_from_personal_models_where_asked() -> None:
     torch.testing.assert_close(tuned.personal, plain.personal, rtol=0, atol=1e-8)
     assert not torch.allclose(plain.personal, plain.shared.expand_as(plain.personal))
     assert tuned.finetuned.equal == 1.0
-
-
-@pytest.mark.parametrize("unit", ["client", "record"])
-def test_the_report_says_why_it_costs_nothing(unit: str) -> None:
-    changed = {} if unit == "client" else {"privacy": RECORDS}
-    plain, tuned = (trainer(algorithm=FedAvg(local=SOLVER), finetune=f, **changed).fit() for f in (None, FINETUNE))
-    assert tuned.privacy.epsilon == plain.privacy.epsilon
-    assert tuned.privacy.releases == plain.privacy.releases
-    (reason,) = set(tuned.privacy.outside) - set(plain.privacy.outside)
-    assert reason.startswith("the finetuned models")
-    assert ("cost no epsilon" if unit == "client" else "without noise") in reason
-    assert reason in " ".join(tuned.summary().split())
 
 
 @pytest.mark.usefixtures("real_figures")
