@@ -90,7 +90,7 @@ def process(
         (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
-        (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a finite number above 0"),
+        (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a number above 0, inf for no noise"),
         (["algorithm.local.lr=0"], "algorithm.local.lr is 0"),
         (["finetune=null"], "finetune=null: Config group override must be a string or a list"),
         (["-m", "model=null", "seed=1,2"], "model=null seed=1: Config group override must be a string"),
@@ -914,7 +914,7 @@ def test_a_folder_is_never_overwritten(finished: tuple[Path, subprocess.Complete
     (folder,) = here.glob("outputs/2*/*")
     before = (folder / "private" / "result.json").read_bytes()
     done = command(*TINY, "seed=1", f"hydra.run.dir={folder.relative_to(here)}", cwd=here)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "already holds a run" in done.stderr
     assert (folder / "private" / "result.json").read_bytes() == before
     assert yaml.safe_load((folder / "private" / "config.yaml").read_text())["seed"] == 0
@@ -925,7 +925,7 @@ def test_a_sweep_overwrites_no_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main([*words, "seed=0,1"]) == 0
     (tmp_path / "0/private/result.json").unlink()
     before = {path: path.read_bytes() for path in tmp_path.glob("*/private/*")}
-    assert cli.main([*words, "seed=2,3"]) == 1
+    assert cli.main([*words, "seed=2,3"]) == 2
     assert capsys.readouterr().err.count("already holds a run") == 2
     assert before == {path: path.read_bytes() for path in tmp_path.glob("*/private/*")}
 

@@ -25,7 +25,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
 from .._rounding import number_text, rounded_up
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError, TrainingError
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, TrainingError
 from ..report import CHOICE_NOT_COVERED
 from ..report.runs import ERROR
 from ..report.tables import write_text
@@ -194,7 +194,7 @@ def train(words: list[str], process: Process) -> int:
             with process.agree():
                 if process.writes and RunFolder(folder).started:
                     held = f"{short(folder)} already holds a run; continue it with fedmtl resume {short(folder)}"
-                    raise ResumeError(f"{held}, or choose another folder.")
+                    raise ConfigError(f"{held}, or choose another folder.")
             with noted(folder, job, process):
                 with process.agree():
                     resolved = conf.resolve(conf.without_leftovers(config, overrides))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .._check import fraction, given, id_of, one_of, positive, positive_int
+from .._check import Range, bounded, fraction, given, id_of, one_of, positive, positive_int
 from ..errors import ConfigError
 from .noise.laws import LAWS
 from .quantile import QuantileClip
@@ -199,8 +199,7 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
     name = type(owner).__name__
     if epsilon is None and noise_multiplier is None:
         raise ConfigError(f"{name} needs epsilon (the noise is calibrated to it), noise_multiplier, or both.")
-    if epsilon is not None and epsilon != math.inf:
-        positive(owner, epsilon=epsilon)
+    bounded(owner, given(epsilon=epsilon), Range(lambda v: v > 0, "a number above 0, inf for no noise"))
     if noise_multiplier is not None:
         positive(owner, noise_multiplier=noise_multiplier)
         if not _LEAST <= float(noise_multiplier) <= _MOST:

@@ -209,7 +209,7 @@ def check_declared(settings: Trainer) -> None:
     words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
     bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
     if bounds:
-        words.append(f"'++data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
+        words.append(f"'data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
         python.append(f"bounds={{{', '.join(f'{name!r}: {value}' for name, value in bounds.items())}}}")
     place = "load_data('table', ..." if bounds else "FederatedDataset.from_tensors(clients"
     raise ConfigError(

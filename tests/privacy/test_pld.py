@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.accounting.pld import LossLaw, LossPair
 from tests.helpers import delta_at
 
@@ -152,3 +153,9 @@ def test_losses_beyond_float64_are_rounded_up() -> None:
     """exp(800) is no double; a law whose whole mass lies at a loss just below 800.1 must not sink to 800."""
     value = pld.from_cells(0.1, 8000, np.array([0.75]), np.array([0.0]), below=0.25)
     assert value.masses @ (value.losses > 800.05) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("loss", [10.0, 1400.0, 1500.0, 1e5])
+def test_a_pure_loss_of_any_size_composes_to_its_multiples(loss: float) -> None:
+    for uses in (1, 3):
+        assert epsilon(PureDpEvent(loss), uses, 1e-5) == pytest.approx(uses * loss, rel=1e-6)

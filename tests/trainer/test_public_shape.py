@@ -56,7 +56,7 @@ def test_a_table_without_public_ranges_is_refused_with_noise_only():
     plain = {"client": "who", "target": "y", "features": ["n"], "classes": None}
     data = read_table(table(), **plain)
     with pytest.raises(
-        ConfigError, match=r"no public range is declared for 'n', 'y'\. Give them: '\+\+data\.bounds=\{n:"
+        ConfigError, match=r"no public range is declared for 'n', 'y'\. Give them: 'data\.bounds=\{n:"
     ):
         shapes(data, UNITS[ClientPrivacy])
     linear = {"model": models.linear_regression()}
@@ -89,8 +89,8 @@ def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     words += ["schedule=full", "model=softmax_regression", "rounds=1", "baselines=[]", "finetune=none"]
     refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "data.classes=K '++data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
-    done = command(*words, "data.classes=3", "++data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
+    assert "data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
+    done = command(*words, "data.classes=3", "data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -30,6 +30,7 @@ Cells = tuple[np.ndarray, float, float]  # probabilities of cells (n,), below th
 _GRID = 0.03
 _POINTS = 1e5
 _COARSEST = 0.1
+_FAR = 1400.0  # a loss whose hyperbolic cosine a double holds, and whose probabilities are 0 and 1
 _REACH = 10.5  # standard deviations of Gaussian noise inside the grid
 
 
@@ -108,7 +109,7 @@ def loss_of(event: Any) -> Loss:
     if isinstance(event, PureDpEvent):
         e, likely = event.epsilon, 1 / (1 + math.exp(-event.epsilon))
         two = np.array([e, -e]), np.array([likely, 1 - likely])
-        return Loss(e, lambda: (e / math.cosh(e / 2), 2 * e), lambda width: _both(pld.on_grid(*two, width)))
+        return Loss(e, lambda: (e / math.cosh(min(e, _FAR) / 2), 2 * e), lambda width: _both(pld.on_grid(*two, width)))
     if isinstance(event, dp_event.GaussianDpEvent):
         z = event.noise_multiplier
         return Loss(math.inf, lambda: _gaussian_scale(z, 1.0), lambda width: gaussian_pair(z, 1.0, width))
