@@ -55,9 +55,7 @@ def test_a_cell_that_makes_a_regression_of_classes_is_refused_alike():
 def test_a_table_without_public_ranges_is_refused_with_noise_only():
     plain = {"client": "who", "target": "y", "features": ["n"], "classes": None}
     data = read_table(table(), **plain)
-    with pytest.raises(
-        ConfigError, match=r"no public range is declared for 'n', 'y'\. Give them: 'data\.bounds=\{n:"
-    ):
+    with pytest.raises(ConfigError, match=r"no public range is declared for 'n', 'y'\. Give them: 'data\.bounds=\{n:"):
         shapes(data, UNITS[ClientPrivacy])
     linear = {"model": models.linear_regression()}
     assert shapes(data, None, **linear) == [(1, 1), (1,)]
