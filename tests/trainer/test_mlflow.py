@@ -15,7 +15,7 @@ from .settings import trainer
 
 
 class StandIn(ModuleType):
-    """The functions of MLflow that are called, with what they were given."""
+    """A module with the functions of MLflow, which keep what they were given."""
 
     def __init__(self) -> None:
         super().__init__("mlflow")
@@ -73,12 +73,6 @@ def test_a_resumed_run_goes_on_and_an_interrupted_one_is_marked(mlflow: StandIn,
     assert len(mlflow.of("log_params")) == 1
 
 
-def test_a_database_of_ones_own(mlflow: StandIn, tmp_path: Path) -> None:
-    MLflow(tmp_path / "unused", tracking_uri="sqlite:///mine.db").on_start("pmtl", 6, 0)
-    assert mlflow.of("set_tracking_uri") == [(("sqlite:///mine.db",), {})]
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_command_logs_the_resolved_configuration_privately(mlflow: StandIn, tmp_path: Path) -> None:
     words = ("logger=mlflow", "data.clients=30", "schedule.cohort=9", "algorithm=pmtl", "privacy.epsilon=2")
     words += ("+logger.parameters.who=me",)
@@ -91,6 +85,11 @@ def test_the_command_logs_the_resolved_configuration_privately(mlflow: StandIn, 
         found |= part
     expected = {"data.clients": "30", "algorithm": "PMTL", "privacy.epsilon": "2", "who": "me", "rounds": "100"}
     assert expected.items() <= found.items()
+
+
+def test_a_database_of_ones_own(mlflow: StandIn) -> None:
+    MLflow(tracking_uri="sqlite:///mine.db").on_start("pmtl", 6, 0)
+    assert mlflow.of("set_tracking_uri") == [(("sqlite:///mine.db",), {})]
 
 
 def test_without_mlflow_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

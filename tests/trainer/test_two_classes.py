@@ -78,16 +78,13 @@ def test_local_fits_and_their_scores_are_those_of_scikit_learn(coding, classes):
 @pytest.mark.parametrize("model", ["one output", "flat output", "two outputs"])
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_module_is_trained_and_scored_alike_in_every_coding(coding, model):
-    built = {
-        "one output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
-        "flat output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), _Squeeze()),
-        "two outputs": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
-    }[model]
     torch.manual_seed(0)
+    built = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2 if model == "two outputs" else 1))
+    if model == "flat output":
+        built.append(nn.Flatten(0))
     for parameter in built.parameters():
         nn.init.normal_(parameter)
-    local = LocalSGD(lr=0.5, batch_size=8)
-    result = fit(FedAvg(local=local), dataset(coding), rounds=3, model=built)
+    result = fit(FedAvg(local=LocalSGD(lr=0.5, batch_size=8)), dataset(coding), rounds=3, model=built)
     network, (_, test) = result.shared_model(), records()
     assert result.metric == "accuracy"
     scores, losses = [], []
@@ -99,11 +96,6 @@ def test_a_module_is_trained_and_scored_alike_in_every_coding(coding, model):
     assert result.final["global_accuracy"] == pytest.approx(np.mean(scores), abs=1e-12)
     assert result.final["loss"] == pytest.approx(np.mean(losses), abs=1e-9)
     assert np.mean(scores) > 0.6
-
-
-class _Squeeze(nn.Module):
-    def forward(self, x):
-        return x[:, 0]
 
 
 ALGORITHMS = {
