@@ -28,7 +28,7 @@ from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.personalize import held_out
-from tests.helpers import ragged_classification
+from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import DATA, DELTA, SOLVER, trainer
 
 FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
@@ -199,18 +199,10 @@ def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:
 
 def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
     """Models that are finetuned by nothing are the shared one, whose outputs are computed in other blocks."""
-    generator = torch.Generator().manual_seed(0)
-    rows = {}
-    for place in range(40):
-        count = 5 + 7 * place
-        x = torch.randn(count, 200, generator=generator)
-        rows[f"c{place}"] = x, x.sum(1) + torch.randn(count, generator=generator)
-    data = FederatedDataset.from_tensors(rows, test_fraction=0.5, classes=None)
+    settings = {"data": regression(12, features=200), "model": models.mlp(hidden=32), "dtype": "float32"}
     still = Finetune(kind="vanilla", local=LocalSGD(lr=1e-30, steps=1))
-    result = trainer(
-        algorithm=FedAvg(local=LocalSGD(lr=1e-3, steps=1)), data=data, model=models.mlp(hidden=32), privacy=None,
-        finetune=still, dtype="float32",
-    ).fit()  # fmt: skip
+    algorithm = FedAvg(local=LocalSGD(lr=1e-3, steps=1))
+    result = trainer(algorithm=algorithm, privacy=None, finetune=still, **settings).fit()
     found = result.finetuned
     assert found is not None
     assert result.scores["finetuned"] != result.scores["shared"]
