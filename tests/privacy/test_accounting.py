@@ -100,6 +100,53 @@ def test_the_affordable_uses_are_all_that_fit() -> None:
     assert price.affordable(1e-3, 1.5) == 0
 
 
+# Exact two-step hockey-stick divergences on a grid: the arguments of the samplers' docstring, in numbers.
+
+Q, SIGMA, EPS = 0.3, 1.2, 0.8
+Y = np.linspace(-12, 13, 1001)
+CELL = (Y[1] - Y[0]) ** 2
+
+
+def density(mean: float | np.ndarray) -> np.ndarray:
+    return np.exp(-((Y - mean) ** 2) / (2 * SIGMA**2)) / (SIGMA * math.sqrt(2 * math.pi))
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray) -> float:
+    return float(max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum()) * CELL)
+
+
+def composed_delta(multiplier: float, uses: int) -> float:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    step = pld.from_gaussian_mechanism(multiplier, sampling_prob=Q, value_discretization_interval=1e-3)
+    return float(step.self_compose(uses).get_delta_for_epsilon(EPS))
+
+
+STATEFUL = {
+    "constant": lambda b, y: np.ones_like(y),
+    "only after a participation": lambda b, y: np.full_like(y, float(b)),
+    "only before one": lambda b, y: np.full_like(y, 1.0 - b),
+    "opposite sign after one": lambda b, y: np.full_like(y, 1.0 - 2 * b),
+    "follows the broadcast": lambda b, y: np.where(y > 0.5, 1.0, -1.0) * (1 if b else -1),
+    "echoes its own first message": lambda b, y: np.clip(y - 0.5 + b, -1, 1),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_stateful_clients_cost_no_more_under_poisson_sampling(name: str) -> None:
+    """y1 and y2 of a client whose second message depends on its own first coin and on y1; C = 1."""
+    message = STATEFUL[name]
+    joint = np.zeros((Y.size, Y.size))
+    for b, weight in ((0, 1 - Q), (1, Q)):
+        second = (1 - Q) * density(0.0)[None, :] + Q * np.stack([density(g) for g in message(b, Y)])
+        joint += weight * density(float(b))[:, None] * second
+    without = density(0.0)[:, None] * density(0.0)[None, :]
+    delta, bound = hockey_stick(joint, without), composed_delta(SIGMA, 2)
+    assert delta <= bound * (1 + 1e-5)
+    if name == "constant":
+        assert delta == pytest.approx(bound, rel=1e-2)
+
+
 # From epsilon to noise and back
 
 

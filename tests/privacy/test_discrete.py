@@ -12,6 +12,7 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from scipy import stats
+from scipy.signal import fftconvolve
 
 import fedmtl.algorithms.mp_mtl.published  # noqa: F401  (registers its law)
 from fedmtl.errors import PrivacyError
@@ -32,6 +33,7 @@ from fedmtl.privacy.noise import discrete
 from fedmtl.privacy.noise.discrete import discrete_gaussian, exponential, slack
 from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
+from tests.mutation import edit
 
 ALPHA = 1e-6
 COUNT = 200_000
@@ -65,6 +67,51 @@ def words(step: int = 0) -> Callable[[int], np.ndarray]:
 @pytest.mark.parametrize("deviation", [Fraction(2, 5), 1, Fraction(37, 10), 20], ids=str)
 def test_small_deviations_have_the_exact_probabilities(deviation):
     assert law_p(discrete_gaussian(words(), COUNT, deviation), float(deviation)) > ALPHA
+
+
+def test_the_operating_system_gives_the_same_law():
+    assert law_p(discrete_gaussian(SecureSource().words("noise", 0), COUNT, 3), 3.0) > ALPHA
+
+
+@pytest.mark.parametrize("deviation", [1000, 2**39 + 12345, 2**47 - 1])
+def test_large_deviations_have_the_moments_and_the_shape(deviation):
+    units = discrete_gaussian(words(), COUNT, deviation) / deviation
+    assert stats.kstest(units, stats.norm.cdf).pvalue > ALPHA
+    for power, mean, square in ((1, 0, 1), (2, 1, 3), (3, 0, 15), (4, 3, 105)):  # moments, and of twice the power
+        assert abs((units**power).mean() - mean) < 5 * math.sqrt((square - mean**2) / COUNT)
+
+
+def test_the_last_bits_of_large_noise_are_uniform():
+    drawn = discrete_gaussian(words(), COUNT, 2**39 + 12345)
+    assert stats.chisquare(np.bincount(drawn & 63, minlength=64)).pvalue > ALPHA
+    assert abs((drawn < 0).mean() - 0.5) < 5 * 0.5 / math.sqrt(COUNT)
+
+
+def rounded(count: int, deviation: float) -> np.ndarray:
+    return np.rint(np.random.default_rng(0).normal(scale=deviation, size=count)).astype(np.int64)
+
+
+BROKEN = {
+    "a rounded Gaussian": lambda: rounded(COUNT, 1.0),
+    "a deviation 2 % larger": lambda: discrete_gaussian(words(), COUNT, Fraction(102, 100)),
+    "zero of both signs": lambda: _patched("size == 0", "size == -1"),
+    "nothing is rejected": lambda: _patched("accepted = uniform + 2.0**-53 <= chance * (1 - margin)",
+                                            "accepted = np.ones(count, dtype=bool)"),
+    "no tail": lambda: _patched("run = _zeros(words)", "run = 0"),
+    "a tail of the wrong height": lambda: _patched("height[place] *= 2.0 ** -(run + 1)", "height[place] *= 1.0"),
+}  # fmt: skip
+
+
+def _patched(old: str, new: str) -> np.ndarray:
+    """Draw with one line of the sampler changed, which decides by doubles alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        edit(discrete._Stairs.trial, old, new)(patch)
+        return discrete_gaussian(words(), COUNT, 1)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_sampler_is_found(name):
+    assert law_p(BROKEN[name](), 1.0) < ALPHA
 
 
 # Exactness
@@ -171,6 +218,10 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, value: float) -> float:
     return max(float(np.maximum(a - math.exp(value) * b, 0).sum()) for a, b in ((p, q), (q, p)))
 
 
+def with_slack(value: float, numbers: int, deviation: float, reach: float) -> float:
+    return value + numbers * (1 / 24 + (reach**2 + 1) / 8) / deviation**2
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.2])
 def test_epsilon_holds_for_discrete_noise_that_is_small_enough_to_sum_up(rate):
     """Two coordinates of deviation 30 cells, moved by 25 along one and 13 along the other, sampled or not."""
@@ -182,10 +233,25 @@ def test_epsilon_holds_for_discrete_noise_that_is_small_enough_to_sum_up(rate):
     mixed = (1 - rate) * absent + rate * present
     event = dp_event.GaussianDpEvent(deviation / math.hypot(*shift))
     found = epsilon(event if rate == 1 else dp_event.PoissonSampledDpEvent(rate, event), 1, delta)
-    larger = found + 2 * (1 / 24 + (reach**2 + 1) / 8) / deviation**2
+    larger = with_slack(found, 2, deviation, reach)
     assert larger < found + 0.02
     assert hockey_stick(mixed, absent, larger) <= delta
     assert hockey_stick(mixed, absent, found) > delta * 0.98
+
+
+def test_epsilon_of_composed_discrete_noise():
+    """Four releases of one coordinate of deviation 40, moved by 25 cells each: losses are composed by convolution."""
+    deviation, shift, uses, delta = 40.0, 25, 4, 0.05
+    k, p = masses(deviation, 480)
+    loss = (k**2 - (k - shift) ** 2) / (2 * deviation**2)  # log P(k - shift) / P(k), linear in k
+    moved, total = np.roll(p, shift), np.ones(1)
+    for _ in range(uses):
+        total = fftconvolve(total, moved)
+    sums = loss[0] * uses + (loss[1] - loss[0]) * np.arange(len(total))
+    found = epsilon(dp_event.GaussianDpEvent(deviation / shift), uses, delta)
+    larger = with_slack(found, uses, deviation, 6.0)
+    exact = float((total * np.maximum(1 - np.exp(larger - sums), 0)).sum())
+    assert delta * 0.95 < exact <= delta
 
 
 def test_what_is_charged_is_gaussian_noise_and_the_slack():

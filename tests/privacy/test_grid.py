@@ -72,6 +72,33 @@ def test_dither_takes_noise_to_either_side_in_proportion():
 # The attack on the least significant bits (Mironov 2012): a release of 0 or 1 with Laplace noise of epsilon 1
 
 
+def uniform_cells(dtype: type, cells: np.ndarray) -> np.ndarray:
+    """Laplace noise as it is often written: ``log`` of a uniform number with as many bits as the type gives."""
+    bits = 23 if dtype is np.float32 else 52
+    return np.log(cells.astype(dtype) * dtype(2.0**-bits))
+
+
+def naive_release(value: int, dtype: type, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    cells = generator.integers(1, 2 ** (23 if dtype is np.float32 else 52), COUNT, endpoint=True)
+    sign = generator.choice([-1, 1], COUNT).astype(dtype)
+    return dtype(value) + sign * uniform_cells(dtype, cells)
+
+
+def reachable(released: np.ndarray, value: int) -> np.ndarray:
+    """Whether some uniform number leads from ``value`` to what was released."""
+    dtype = released.dtype.type
+    top = 2 ** (23 if dtype is np.float32 else 52)
+    noise = released.astype(np.float64) - value
+    nearest = np.rint(np.exp(-np.abs(noise)) * top).astype(np.int64)
+    found = np.zeros(released.shape, dtype=bool)
+    for offset in range(-8, 9):
+        cells = np.clip(nearest + offset, 1, top)
+        for sign in (dtype(-1), dtype(1)):
+            found |= dtype(value) + sign * uniform_cells(dtype, cells) == released
+    return found
+
+
 def grid_release(value: int) -> np.ndarray:
     """Release of the sum of one clipped contribution or none, through the clip, the secure source and the grid."""
     total = clipped_sum(torch.full((1, 1), float(value)), Clip(1.0, "l1")).repeat(COUNT)
@@ -108,6 +135,17 @@ def learned_attack(zeros: np.ndarray, ones: np.ndarray) -> float:
         event = np.isin(np.arange(400 * 13), order[: size + 1])
         best = max(best, lower_bound(int(event[a[half:]].sum()), int(event[b[half:]].sum()), half))
     return best
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_naive_release_gives_itself_away(dtype):
+    zeros, ones = naive_release(0, dtype, 0), naive_release(1, dtype, 1)
+    assert reachable(zeros, 0).all()
+    assert reachable(ones, 1).all()
+    hits, others = (int((reachable(y, 0) & ~reachable(y, 1)).sum()) for y in (zeros, ones))
+    assert others == 0
+    assert lower_bound(hits, others, COUNT) > 1.6
+    assert learned_attack(zeros, ones) > 1.6
 
 
 def test_the_secure_release_on_the_grid_does_not():

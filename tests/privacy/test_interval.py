@@ -95,6 +95,16 @@ class TestTradeOff:
 
 
 class TestAnyCanaries:
+    @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+    @pytest.mark.parametrize(("made", "canaries"), [(100, 100), (100, 700), (1000, 1000), (1, 1)])
+    def test_pure_epsilon_is_nearly_the_binomial_law(self, epsilon, made, canaries):
+        """The test never refutes below the number of right guesses that the binomial law needs, which independent
+        guesses attain, and at most one above."""
+        curve, law = TradeOff.of_epsilon(epsilon, 0.0), stats.binom(made, 1 / (1 + math.exp(-epsilon)))
+        needed = int(law.isf(0.05)) + 1
+        assert not refuted(Guesses(needed - 1, made, canaries), curve)
+        assert needed >= made or refuted(Guesses(needed + 1, made, canaries), curve)
+
     @pytest.mark.parametrize("curve", [trade_off(dp_event.GaussianDpEvent(1.2), 1), TradeOff.of_epsilon(0.7, 0.05)])
     @pytest.mark.parametrize(("right", "made", "canaries"), [(7, 8, 8), (6, 8, 20), (8, 8, 8), (5, 9, 9)])
     def test_linear_program(self, curve, right, made, canaries):
@@ -120,6 +130,15 @@ class TestAnyCanaries:
                 chance = hidden * stats.binom.sf(right - 1, made, strong)
                 chance += (1 - hidden) * stats.binom.sf(right - 1, made, weak)
                 assert not refuted(Guesses(right, made, m), curve, 1 - chance * 0.999), (hidden, weak, strong, right)
+
+    def test_a_mechanism_that_reveals_everything_at_times(self):
+        epsilon, delta, m = 0.5, 0.1, 12
+        accuracy, curve = 1 / (1 + math.exp(-epsilon)), TradeOff.of_epsilon(epsilon, delta)
+        for right in range(m + 1):
+            chance = delta + (1 - delta) * stats.binom.sf(right - 1, m, accuracy)
+            assert not refuted(Guesses(right, m, m), curve, 1 - chance * 0.999)
+        # all right with probability delta and more cannot be refuted at a level below delta
+        assert not refuted(Guesses(m, m, m), curve, 1 - delta)
 
     @pytest.mark.parametrize(
         ("right", "made", "canaries", "epsilon"),
@@ -160,6 +179,17 @@ class TestIndependentCanaries:
 
 
 class TestLowerBounds:
+    @pytest.mark.parametrize("independent", [True, False])
+    def test_monotone_in_right_guesses_and_confidence(self, independent):
+        epsilons = [
+            lower_bound(Guesses(right, 100, 100), GAUSSIAN, 3, independent=independent)
+            for right in (0, 50, 65, 80, 95, 100)
+        ]
+        assert epsilons[:2] == [0.0, 0.0]
+        assert 0 < epsilons[2] < epsilons[3] < epsilons[4] < epsilons[5] < math.inf
+        surer = lower_bound(Guesses(80, 100, 100), GAUSSIAN, 3, confidence=0.999, independent=independent)
+        assert 0 < surer < epsilons[3]
+
     @pytest.mark.parametrize(
         ("price", "uses"),
         [
@@ -221,6 +251,19 @@ class TestGuess:
         assert guess(scores, coins, 0.5) == Guesses(1, 2, 4)
         assert guess(scores, coins, 0.01) == Guesses(1, 1, 4)
         assert guess(scores - 100, coins) == Guesses(3, 4, 4)
+
+    def test_less_noise_than_claimed_is_refuted_under_sampling(self):
+        """The log likelihood ratio of the claim is then far below 0 for canaries that are in, too."""
+        rate, rounds, rng = 0.2, 20, np.random.default_rng(0)
+        price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
+        z, coins = price.multiplier(4.0, rounds), rng.random(1000) < 0.5
+
+        def scores(noise: float) -> np.ndarray:
+            part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(0, noise, (rounds, 1000))
+            return np.logaddexp(np.log1p(-rate), np.log(rate) + (part - 0.5) / z**2).sum(0)
+
+        bounds = [lower_bound(guess(scores(noise), coins), price, rounds, independent=True) for noise in (z, z / 2)]
+        assert bounds[0] < 4.0 < bounds[1]
 
     def test_refusals(self):
         with pytest.raises(ConfigError, match="1 that are not finite"):

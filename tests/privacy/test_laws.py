@@ -16,7 +16,7 @@ from fedmtl.privacy.accounting import library, pld
 from fedmtl.privacy.accounting import losses as laws
 from fedmtl.privacy.accounting.composition import elementary, renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
-from tests.helpers import delta_at, renyi_epsilon
+from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon
 
 
 def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:
@@ -242,6 +242,12 @@ def test_the_law_is_that_of_the_simulated_loss(dimension: int, beta: float) -> N
     assert value.masses @ np.exp(-value.losses) == pytest.approx(1, abs=1e-12)  # nothing is lost under Q
 
 
+@pytest.mark.parametrize(("dimension", "beta"), [(2, 1.0), (7, 3.0)])
+def test_the_loss_of_noise_vectors_themselves(dimension: int, beta: float) -> None:
+    sample = l2_laplace_losses(beta, dimension, 200_000, seed=1)
+    assert stats.ks_2samp(sample, losses(beta, dimension, 200_000, 2)).pvalue > 1e-4
+
+
 def test_tails_against_the_exact_integral() -> None:
     """P(loss <= l) = E F(x - (1 - x^2) / (2 r)), F the law of the cosine, x = l / beta: far into both tails."""
     dimension, beta = 10, 4.0
@@ -265,6 +271,18 @@ def test_one_coordinate_is_the_laplace_mechanism() -> None:
         sampled = [PoissonSampledDpEvent(0.1, event) for event in (LaplaceDpEvent(1 / e), KNormDpEvent(e, 1))]
         assert epsilon(sampled[0], uses, 1e-5) == epsilon(sampled[1], uses, 1e-5)
         assert exact * (1 - 1e-4) <= value <= exact * (1 + 1.1e-3)
+
+
+@pytest.mark.parametrize(("dimension", "beta", "uses"), [(1, 0.3, 20), (2, 0.5, 20), (10, 1.0, 10), (100, 3.0, 8)])
+def test_simulated_compositions_confirm_the_bound_from_below(dimension: int, beta: float, uses: int) -> None:
+    total = losses(beta, dimension, 100_000 * uses, 9).reshape(uses, -1).sum(axis=0)
+    for delta in (1e-2, 1e-3):
+        eps = epsilon(KNormDpEvent(beta, dimension), uses, delta)
+        terms = np.maximum(0.0, -np.expm1(eps - total))
+        error = terms.std() / math.sqrt(terms.size)
+        assert terms.mean() - 5 * error <= delta <= 1.02 * terms.mean() + 5 * error
+        # a claim of 5% less would be refuted
+        assert np.maximum(0.0, -np.expm1(0.95 * eps - total)).mean() - 5 * error > delta
 
 
 def test_monotone_in_dimension_epsilon_uses_and_delta() -> None:

@@ -15,6 +15,7 @@ ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
 LAWS = [GaussianNoise(1.3), LaplaceNoise(0.7), L2LaplaceNoise(0.4)]
 KEYS = torch.tensor([id_key(str(name)) for name in range(20)])
+COUNT = 60_000
 
 
 class Given:
@@ -33,8 +34,53 @@ class Given:
         return SecureSource().coins(purpose, step)
 
 
+def energy_refuted(noise: np.ndarray, std: float) -> bool:
+    """Two-sided chi-square of Gaussian noise."""
+    law = stats.chi2(noise.size)
+    return not law.ppf(ALPHA / 2) < float((noise**2).sum()) / std**2 < law.isf(ALPHA / 2)
+
+
 def refuted(sample: np.ndarray, law) -> bool:
     return stats.kstest(sample, law.cdf).pvalue < ALPHA
+
+
+def coordinates(law, source, clients: bool) -> np.ndarray:
+    if clients:
+        noise = law.draw_rows(source, "noise", 0, KEYS, COUNT // len(KEYS))
+        assert noise.shape == (len(KEYS), COUNT // len(KEYS))
+    else:
+        noise = law.draw(source, "noise", 0, COUNT)
+        assert noise.shape == (COUNT,)
+    assert noise.dtype == np.float64
+    return noise.ravel()
+
+
+@pytest.mark.parametrize("clients", [False, True])
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_the_law_of_independent_coordinates(source, clients):
+    gaussian = coordinates(GaussianNoise(1.3), source, clients)
+    assert not refuted(gaussian, stats.norm(scale=1.3))
+    assert not energy_refuted(gaussian, 1.3)
+    laplace = coordinates(LaplaceNoise(0.7), source, clients)
+    assert not refuted(laplace, stats.laplace(scale=0.7))
+    total = stats.gamma(COUNT)  # the sum of |x| / b
+    assert total.ppf(ALPHA / 2) < np.abs(laplace).sum() / 0.7 < total.isf(ALPHA / 2)
+    for noise in (gaussian, laplace):
+        half = COUNT // 2
+        for power in (1, 2):
+            left, right = (np.abs(part) ** power * np.sign(part) ** power for part in (noise[:half], noise[half:]))
+            assert abs(np.corrcoef(left, right)[0, 1]) < 6 / math.sqrt(half)
+            assert abs(np.corrcoef(left[1:], left[:-1])[0, 1]) < 6 / math.sqrt(half)
+
+
+@pytest.mark.parametrize("scale", [0.95, 1.05])
+def test_the_checks_refute_a_wrong_scale(scale):
+    gaussian = coordinates(GaussianNoise(1.3 * scale), SeededSource(3), True)
+    assert energy_refuted(gaussian, 1.3)
+    laplace = coordinates(LaplaceNoise(0.7 * scale), SeededSource(3), True)
+    total = stats.gamma(COUNT)
+    assert not total.ppf(ALPHA / 2) < np.abs(laplace).sum() / 0.7 < total.isf(ALPHA / 2)
+    assert refuted(gaussian, stats.laplace(scale=1.3 / math.sqrt(2)))
 
 
 def many_vectors(source, dimension: int, clients: int = 20_000) -> np.ndarray:
@@ -134,3 +180,25 @@ def test_noise_belongs_to_the_client_its_use_and_the_repetition_whatever_is_besi
 
 
 # Accounting
+
+
+def losses(law, dimension: int, shift: np.ndarray) -> np.ndarray:
+    noise = law.draw_rows(SeededSource(1), "noise", 0, torch.arange(20_000), dimension)
+    if law.norm == "l1":
+        return (np.abs(noise - shift) - np.abs(noise)).sum(1) / law.multiplier
+    return (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1)) / law.multiplier
+
+
+@pytest.mark.parametrize("law", [LaplaceNoise(0.7), L2LaplaceNoise(0.7)], ids=lambda law: type(law).__name__)
+def test_pure_epsilon(law):
+    """Densities are as claimed: the mean of exp(-loss) is 1, and no loss is above epsilon."""
+    dimension = 4
+    axis = np.zeros(dimension)
+    axis[1] = 1.0
+    even = np.ones(dimension) / np.linalg.norm(np.ones(dimension), 1 if law.norm == "l1" else 2)
+    for shift in (axis, even):
+        loss = losses(law, dimension, shift)
+        assert loss.max() <= (1 + 1e-12) / law.multiplier
+        assert loss.max() > 0.8 / law.multiplier
+        ratio = np.exp(-loss)
+        assert abs(ratio.mean() - 1) < 6 * ratio.std() / math.sqrt(ratio.size)

@@ -10,7 +10,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
-from fedmtl.privacy.noise.symmetric import smat, svec
+from fedmtl.privacy.noise.symmetric import outer_sensitivity, smat, svec
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
@@ -56,6 +56,48 @@ def test_shapes_are_checked():
         smat(torch.zeros(5))
 
 
+# The laws
+
+
+# Sensitivity, by search
+
+
+def largest_move(clip_norm: float, relation: str, size) -> float:
+    """Largest ``size(w w^T - u u^T)`` found over ||w||, ||u|| <= K (u = 0 for add/remove), by gradient ascent."""
+    w, u = (
+        torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        for seed in (0, 1)
+    )
+    optimizer = torch.optim.Adam([w, u], lr=0.05)
+
+    def moves():
+        a, b = (v * clip_norm / v.norm(dim=1, keepdim=True).clamp(min=1.0) for v in (w, u))
+        b = b if relation == "replace" else 0 * b
+        return size(a[:, :, None] * a[:, None] - b[:, :, None] * b[:, None])
+
+    for _ in range(400):
+        optimizer.zero_grad()
+        (-moves().sum()).backward()
+        optimizer.step()
+    return float(moves().detach().max())
+
+
+def frobenius(matrix: torch.Tensor) -> torch.Tensor:
+    return (matrix**2).sum((1, 2)).sqrt()
+
+
+def diagonal_l1(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.diagonal(dim1=1, dim2=2).abs().sum(1)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+@pytest.mark.parametrize(("norm", "size"), [("l2", frobenius), ("l1", diagonal_l1)])
+def test_sensitivities_are_attained_and_not_exceeded(norm, size, relation):
+    claim = outer_sensitivity(0.7, relation, diagonal_norm=norm)
+    found = largest_move(0.7, relation, size)
+    assert claim * (1 - 1e-3) < found <= claim * (1 + 1e-12)
+
+
 # Wishart noise, and what its paper claims
 
 
@@ -70,12 +112,27 @@ def test_outputs_that_a_neighbour_cannot_make(d, epsilon):
     v = np.random.default_rng(d).standard_normal(d)
     v *= clip_norm / np.linalg.norm(v)
     noise = clip_norm**2 * matrices(WishartNoise(1 / epsilon), SeededSource(1), d, COUNT)
-    # what is left when the neighbour's sum is taken off is not positive definite
-    impossible = np.linalg.eigvalsh(noise - np.outer(v, v))[:, 0] < 0
+    impossible = np.einsum("i,ni->n", v, np.linalg.solve(noise, np.broadcast_to(v[:, None], (COUNT, d, 1)))[..., 0]) > 1
+    # the same event without an inverse: what is left when the neighbour's sum is taken off is not positive definite
+    assert np.array_equal(impossible, np.linalg.eigvalsh(noise - np.outer(v, v))[:, 0] < 0)
     claim = 1 - math.exp(-epsilon)
     assert stats.binomtest(int(impossible.sum()), COUNT, claim).pvalue > ALPHA
     # so the claimed pure epsilon is false: such outputs do happen
     assert stats.binomtest(int(impossible.sum()), COUNT).proportion_ci(1 - ALPHA).low > 0.5 * claim
+
+
+@pytest.mark.parametrize("source", [SeededSource(3), SecureSource()], ids=lambda source: source.name)
+def test_the_law_of_wishart_noise(source):
+    d, epsilon = 4, 0.5
+    noise = matrices(WishartNoise(1 / epsilon), source, d, COUNT)
+    assert np.array_equal(noise, noise.transpose(0, 2, 1))
+    # tr E = (1 / (2 epsilon)) chi-square with d (d + 1) degrees of freedom
+    assert stats.kstest(2 * epsilon * np.trace(noise, axis1=1, axis2=2), stats.chi2(d * (d + 1)).cdf).pvalue > ALPHA
+    # a quadratic form has d + 1 degrees of freedom
+    v = np.array([0.5, -0.5, 0.5, 0.5])
+    assert stats.kstest(2 * epsilon * (noise @ v @ v), stats.chi2(d + 1).cdf).pvalue > ALPHA
+    mean = stats.wishart(df=d + 1, scale=np.eye(d) / (2 * epsilon)).mean()
+    np.testing.assert_allclose(noise.mean(0), mean, atol=6 * math.sqrt(2 * (d + 1) / COUNT) / (2 * epsilon))
 
 
 def test_the_event_is_what_the_paper_claims():
