@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._rounding import rounded_down, rounded_up
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, settings, with_automatic
 from .run import command_parser
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_MOST = 50  # categories of a feature in a draft
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
@@ -59,69 +54,31 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     Columns with missing values or that look like ids, and constants, leave the features of ``node`` unless their bounds
     are declared.
     """
-    import pandas as pd
+    from ..data.readers.columns import Summary, Table
+    from ..data.readers.table import feature_columns
 
-    from ..data.readers.columns import Table, check_texts, looks_like_id
-
-    table = Table.of(node["path"])
-    frame, bounds, target, lines = table.frame, dict(node.get("bounds") or {}), node["target"], list[str]()
-    given = node.get("features")
-    chosen = (
-        check_texts("features", given) if given else [n for n in frame.columns if n not in (node["client"], target)]
-    )
-    classes = node.get("labels") or isinstance(node.get("classes"), int)
-    node["features"] = list(chosen)
-    table.check_columns([node["client"]] if node["client"] is not None else [], "client ")
-    table.check_columns([target], "target ")
-    table.check_columns(chosen)
-    for name in [*chosen, target]:
-        column = _numbers(frame[name])
-        values, number = sorted(map(str, column.dropna().unique())), pd.api.types.is_numeric_dtype(column.dtype)
-        text = f"  {name}: {f'{column.min():g} to {column.max():g}' if number else f'{len(values):,} categories'}"
-        text += f", {missing:,} missing" if (missing := int(column.isna().sum())) else ""
-        many = f"has more than {_MOST} categories" if not number and len(values) > _MOST else ""
-        doubt = "looks like an id of rows" if looks_like_id(column) else "is a constant" if len(values) < 2 else many
-        if missing and name != target and name not in bounds:
-            text += ": left out of data.features (fill them, or leave the rows out, to have it)"
-            node["features"].remove(name)
-        elif name not in bounds and doubt and not (name == target and classes):
-            if name == target:
-                raise ConfigError(
-                    f"data.target is {name!r}, which {doubt}; choose another, or declare its data.bounds."
-                )
-            text += f"; it {doubt}: left out of data.features (declare its data.bounds to have it)"
-            node["features"].remove(name)
-        elif name == target and not number:
-            node["labels"] = node.get("labels") or values
-        elif name not in bounds and not (name == target and node.get("classes") is not None):
-            whole = pd.api.types.is_integer_dtype(column.dtype)
-            bounds[name] = _outward(column, whole) if number else values
-            if name != target and whole and len(values) == len(frame):
-                text += "; no two rows are alike: if it is an id, leave it out of data.features"
-        lines.append(text)
+    table, target, bounds = Table.of(node["path"]), node["target"], dict(node.get("bounds") or {})
+    chosen, lines = feature_columns(table, node["client"], target, node.get("features")), list[str]()
+    for name in chosen:
+        column, note = Summary(table.frame[name]), ""
+        if name not in bounds and column.doubt:
+            note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
+        elif name not in bounds:
+            bounds[name] = column.bounds
+            if column.whole and len(column.kinds) == len(table):
+                note = "; no two rows are alike: if it is an id, leave it out of data.features"
+        lines.append(f"  {name}: {column.text}{note}")
+    node["features"] = [name for name in chosen if name in bounds]
+    column, classes = Summary(table.frame[target]), node.get("classes")
+    lines.append(f"  {target}: {column.text}")
+    if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
+        raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
+    if not column.numeric:
+        node["labels"] = node.get("labels") or column.kinds
+    elif classes is None:
+        bounds.setdefault(target, column.bounds)
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
     return bounds, [head, *lines]
-
-
-def _outward(column: pd.Series, whole: bool) -> list[float]:
-    """Return the range of numbers, whose ends are rounded away from them to three digits unless they are ``whole``."""
-    low, high = column.min(), column.max()
-    return [int(low), int(high)] if whole else [float(rounded_down(low, 3)), float(rounded_up(high, 3))]
-
-
-def _numbers(column: pd.Series) -> pd.Series:
-    """Return a column as numbers where only marks of missing values, such as NA, are none, or few of very many texts;
-    true and false as texts, and any other as it is."""
-    import pandas as pd
-
-    if pd.api.types.is_bool_dtype(column.dtype):
-        return column.astype(str)
-    if pd.api.types.is_numeric_dtype(column.dtype):
-        return column
-    numbers = pd.to_numeric(column, errors="coerce")
-    others = set(column[numbers.isna()].dropna())
-    most = numbers.count() > column.count() / 2 and (others <= {"NA", "NaN", "nan", ""} or column.nunique() > _MOST)
-    return numbers if others and most else column
 
 
 def _write(config: Config, words: list[str]) -> None:

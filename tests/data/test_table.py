@@ -190,7 +190,7 @@ def test_unreadable_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": ["age", "ward"]}, r"read_table.features contains 'ward', which is the client or target"),
+        ({"features": ["age", "ward"]}, r"data.features contains 'ward', which is the client or target"),
         ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
         ({"features": ["age"], "labels": ["0", "0"]}, r"data.labels is \['0', '0'\]; it must be distinct"),
     ],

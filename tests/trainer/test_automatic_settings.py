@@ -276,7 +276,10 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     frame.loc[[4, 9], "hum"] = "NA"
     frame.to_csv(tmp_path / "labs.csv", index=False)
     assert main(["check", *words]) == 0
-    assert "  hum: 0 to 17, 2 missing: left out of data.features (fill them, or leave the" in capsys.readouterr().out
+    assert (
+        "  hum: 0 to 17; it has 2 missing values: left out of data.features (fill them, or leave the"
+        in capsys.readouterr().out
+    )
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
 
 

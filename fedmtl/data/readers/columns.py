@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..._rounding import rounded_down, rounded_up
 from ...errors import ConfigError, DataError, first_line
 from ..partition import Partition, Parts
 from ..rows import by_number
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
+_MOST = 50  # categories of a column in a draft
+_MARKS = {"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"}  # of missing numbers
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -278,6 +281,48 @@ def looks_like_id(values: pd.Series) -> bool:
         return bool(kinds > count / 2)
     whole = pd.api.types.is_integer_dtype(values.dtype)
     return bool(whole and kinds == count and values.max() - values.min() < 2 * count)
+
+
+class Summary:
+    """What a column (n,) seems to hold, by its private values: numbers, or categories.
+
+    Texts are numbers where more than half spell some, and the others are marks of missing values, such as NA, or too
+    many for categories. True and false are categories.
+
+    Attributes:
+        numeric: whether the column holds numbers.
+        whole: whether these are whole.
+        kinds: the distinct values as texts, sorted.
+        bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three digits unless they
+            are whole, or the categories.
+        text: the same in words.
+        doubt: why it is no feature and no target, or an empty text.
+        remedy: what makes it one.
+    """
+
+    def __init__(self, values: pd.Series) -> None:
+        import pandas as pd
+
+        if pd.api.types.is_bool_dtype(values.dtype):
+            values = values.astype(str)
+        elif not pd.api.types.is_numeric_dtype(values.dtype):
+            numbers = pd.to_numeric(values, errors="coerce")
+            others = set(values[numbers.isna()].dropna())
+            if others and numbers.count() > values.count() / 2 and (others <= _MARKS or values.nunique() > _MOST):
+                values = numbers
+        self.numeric, missing = pd.api.types.is_numeric_dtype(values.dtype), int(values.isna().sum())
+        self.kinds = sorted(map(str, values.dropna().unique()))
+        self.whole = pd.api.types.is_integer_dtype(values.dtype)
+        self.bounds, self.text = list[Any](self.kinds), f"{len(self.kinds):,} categories"
+        if self.numeric and self.kinds:
+            low, high = values.min(), values.max()
+            self.bounds, self.text = [float(rounded_down(low)), float(rounded_up(high, 3))], f"{low:g} to {high:g}"
+            self.bounds = [int(low), int(high)] if self.whole else self.bounds
+        self.doubt = "" if self.numeric or len(self.kinds) <= _MOST else f"has more than {_MOST} categories"
+        self.doubt = "is a constant" if len(self.kinds) < 2 else self.doubt
+        self.doubt = "looks like an id of rows" if looks_like_id(values) else self.doubt
+        self.doubt = f"has {missing:,} missing values" if missing else self.doubt
+        self.remedy = "fill them, or leave the rows out" if missing else "declare its data.bounds"
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

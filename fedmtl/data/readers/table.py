@@ -17,7 +17,7 @@ from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
-from .columns import Table, check_texts, codes, looks_like_id
+from .columns import Summary, Table, check_texts, codes, looks_like_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,26 +79,14 @@ def read_table(
         ConfigError: an impossible setting.
     """
     bounds = dict(bounds or {})
-    for option, given in (("features", features), ("one_hot", one_hot)):
-        if given:
-            check_texts(option, given)
+    if one_hot:
+        check_texts("one_hot", one_hot)
     ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
     coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
-    names = [target] if client is None else [client, target]
     written = [client, *coding, target if labels is not None else None]
     table = Table.of(path, [column for column in written if column is not None], name)
-    file = table.file
-    if features is None:
-        features = [column for column in table.frame.columns if column not in names]
-    table.check_clients(client, partition)
-    for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", features)):
-        table.check_columns(columns, f"{role} ")
+    file, features = table.file, feature_columns(table, client, target, features)
     assert target is not None  # as has been checked
-    if client == target:
-        raise ConfigError(f"data.client and data.target are both {target!r}; a client's id is nothing to predict.")
-    for column in names:
-        if column in features:
-            raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
         for column in columns:
             if column not in features and not (column == target and column in ranges and labels is None):
@@ -106,8 +94,6 @@ def read_table(
                 raise ConfigError(
                     f"read_table.{option} contains {column!r}, which is not a feature column; accepted: {accepted}."
                 )
-    if not features:
-        raise DataError(f"{file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
     if client is not None:
         table = replace(table, client_of=table.written(client, "the name of a client"))
     stored = [
@@ -151,11 +137,33 @@ def read_table(
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
 
 
+def feature_columns(table: Table, client: str | None, target: str | None, features: Sequence[str] | None) -> list[str]:
+    """Return the columns to predict from, ``features`` or for None all but the client and the target.
+
+    Raises:
+        DataError: a column that is missing, or no feature.
+        ConfigError: a column in two of these roles.
+    """
+    names = [target] if client is None else [client, target]
+    chosen = [name for name in table.frame.columns if name not in names]
+    chosen = chosen if features is None else check_texts("features", features)
+    for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
+        table.check_columns(columns, f"{role} ")
+    if client == target:
+        raise ConfigError(f"data.client and data.target are both {target!r}; a client's id is nothing to predict.")
+    for column in names:
+        if column in chosen:
+            raise ConfigError(f"data.features contains {column!r}, which is the client or target column.")
+    if not chosen:
+        raise DataError(f"{table.file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
+    return chosen
+
+
 def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[str, Sequence[float]]) -> None:
     """Warn of columns that look like ids, and of values outside of their ranges."""
     frame, outside = table.frame, dict[str, int]()
     for column in (*features, target):
-        if frame[column].map(np.isscalar).all() and looks_like_id(frame[column]):
+        if looks_like_id(frame[column]):
             change = "leave it out of data.features" if column != target else "choose another data.target"
             text = "%s: the column %r looks like an id of rows, by its private values; %s"
             logger.warning(text, table.file, column, change)
@@ -207,14 +215,11 @@ def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarra
 
 def _advice(values: pd.Series, name: str) -> str:
     """Return what to do with a column that does not hold numbers alone."""
-    import pandas as pd
-
-    numeric = pd.api.types.is_numeric_dtype(values.dtype)
-    texts = values[[] if numeric else values.map(lambda value: isinstance(value, str))]
-    if texts.empty or pd.to_numeric(texts, errors="coerce").notna().any():
+    texts = Summary(values[values.map(lambda value: isinstance(value, str))])
+    if texts.numeric or not texts.kinds:
         return "fill it, or leave the row or the column out"
-    if looks_like_id(texts):
-        return "the column looks like an id of rows: leave it out of data.features"
+    if texts.doubt:
+        return f"the column {texts.doubt}: leave it out of data.features"
     return (
         f"or for texts the list of all categories, bounds={{{name!r}: [A, B]}}, which is "
         f"'data.bounds={{{name}: [A, B]}}' by command, and of which fedmtl check writes a draft; or leave the row or "
