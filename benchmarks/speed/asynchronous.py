@@ -30,7 +30,7 @@ from torch import Tensor
 from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.local import operation_threads
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.privacy.noise.laws import LAWS
@@ -168,7 +168,7 @@ def learner(records: int) -> Workload:
 def tasks() -> Workload:
     """The 20 tasks of Xie et al."""
     algorithm = PPDMTL(row_norm=1.0)
-    data = make_synthetic_tasks().data
+    data = load_synthetic_tasks()
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)
     rows, targets = [r.numpy() for r in algorithm.data(problem).x], [t.numpy() for t in records.y]

@@ -27,7 +27,7 @@ from rounds import machine
 from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
-from fedmtl.data.synthetic.agents import TargetAngles, make_synthetic_agents
+from fedmtl.data.synthetic.agents import TargetAngles, load_synthetic_agents
 from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
 from fedmtl.privacy import open_channel
@@ -113,8 +113,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     print(f"{machine()}, NumPy {np.__version__}")
     if part in ("loop", "both"):
-        made = make_synthetic_agents(100, features=100)
-        graph, train = TargetAngles().build(made.data), made.data.train
+        made = load_synthetic_agents(100, features=100)
+        graph, train = TargetAngles().build(made), made.train
         x = [train.x[a:b].double().numpy() for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
         y = [2.0 * train.y[a:b].numpy() - 1 for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
         events = PoissonClocks(events=20_000, per_client=250).bind(100).events(0, 0, 20_000).client[0].tolist()

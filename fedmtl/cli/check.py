@@ -69,7 +69,7 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
                 note = "; no two rows are alike: if it is an id, leave it out of data.features"
         lines.append(f"  {name}: {column.text}{note}")
     node["features"] = [name for name in chosen if name in bounds]
-    column, classes = Summary(table.frame[target]), node.get("classes")
+    column, classes = Summary(table.frame[str(target)]), node.get("classes")
     lines.append(f"  {target}: {column.text}")
     if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
         raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")

@@ -12,12 +12,12 @@ from .readers.digits import load_digits_clients
 from .readers.femnist import read_femnist
 from .readers.images import read_images
 from .readers.leaf import read_leaf
-from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
+from .readers.movielens import RatingsGraph, read_movielens
 from .readers.school import read_school
 from .readers.stackoverflow import read_stackoverflow
 from .readers.table import read_table
-from .synthetic.agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
-from .synthetic.tasks import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
+from .synthetic.agents import TargetAngles, load_synthetic_agents
+from .synthetic.tasks import load_synthetic_tasks
 from .transforms import Affine, Cast, Integers, Packed, RowBound, Transform
 
 __all__ = [
@@ -31,14 +31,11 @@ __all__ = [
     "Examples",
     "FederatedDataset",
     "Integers",
-    "MovieLens",
     "Packed",
     "Partition",
     "RatingsGraph",
     "RowBound",
     "Shards",
-    "SyntheticAgents",
-    "SyntheticTasks",
     "TargetAngles",
     "Transform",
     "from_partition",
@@ -46,9 +43,6 @@ __all__ = [
     "load_digits_clients",
     "load_synthetic_agents",
     "load_synthetic_tasks",
-    "make_synthetic_agents",
-    "make_synthetic_tasks",
-    "movielens_users",
     "read_celeba",
     "read_cifar",
     "read_femnist",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from .dataset import FederatedDataset
@@ -14,7 +13,6 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {}
 """The registered readers by the name that :func:`load_data` takes."""
 
 Reader = TypeVar("Reader", bound=Callable[..., FederatedDataset])
-P = ParamSpec("P")
 
 
 def reader(name: str) -> Callable[[Reader], Reader]:
@@ -35,17 +33,6 @@ def reader(name: str) -> Callable[[Reader], Reader]:
         return function
 
     return register
-
-
-def data_of(function: Callable[P, Any]) -> Callable[P, FederatedDataset]:
-    """Return the reader of the ``data`` of what ``function`` returns, with the same arguments."""
-
-    @functools.wraps(function)
-    def read(*args: P.args, **options: P.kwargs) -> FederatedDataset:
-        data: FederatedDataset = function(*args, **options).data
-        return data
-
-    return read
 
 
 def load_data(name: str, **options: Any) -> FederatedDataset:

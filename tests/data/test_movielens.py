@@ -1,19 +1,21 @@
 """MovieLens from small files of the original formats; centring, features and splits computed by hand."""
 
 import gzip
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from fedmtl.data import RatingsGraph, load_data
 from fedmtl.data.readers.movielens import (
     LEARNED_FEATURES,
     USER_CENTRE,
     als_features,
-    movielens_users,
     read_movielens,
     read_ratings,
+    user_ratings,
 )
 from fedmtl.errors import ConfigError, DataError
 
@@ -48,8 +50,8 @@ def test_all_formats_hold_the_same_ratings(tmp_path):
     windows = tmp_path / "windows.csv"
     windows.write_bytes(b"\xef\xbb\xbf" + csv.read_bytes().replace(b"\n", b"\r\n"))
     for path in (plain, csv, dat, packed, windows, tmp_path):
-        read = read_ratings(path)
-        assert list(read.itertuples(index=False, name=None)) == [
+        found = read_ratings(path)
+        assert list(found.itertuples(index=False, name=None)) == [
             (user, item, float(rating)) for user, item, rating, _ in lines
         ]
 
@@ -94,6 +96,19 @@ def test_files_that_cannot_be_read(tmp_path):
             read_ratings(tmp_path / name)
 
 
+def read(path, **options):
+    """The data, the ratings, the items, the features of those that clients rated, and the training ratings."""
+    data = read_movielens(path, **options)
+    settings = {name: value for name, value in options.items() if name in ("seed", "public_users")}
+    items, ratings, _ = user_ratings(path, **settings)
+    features = torch.zeros(len(items), data.train.x.shape[1])
+    for side in ("train", "test"):
+        features[ratings.side(side).x] = data.side(side).x
+    train = ratings.train
+    matrix = csr_array((train.y.numpy(), train.x.numpy(), train.offsets.numpy()), shape=(len(data), len(items)))
+    return SimpleNamespace(data=data, ratings=ratings, items=items, features=features, matrix=matrix)
+
+
 def by_user(given, side):
     """{(user, item): (x, y)} of a side."""
     part = given.data.side(side)
@@ -104,7 +119,7 @@ def by_user(given, side):
 
 def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
     lines = rows()
-    given = movielens_users(write(tmp_path / "u.data", lines), **SMALL)
+    given = read(write(tmp_path / "u.data", lines), **SMALL)
     rating = {(user, item): value for user, item, value, _ in lines}
     train, test = by_user(given, "train"), by_user(given, "test")
     assert sorted(train.keys() | test.keys()) == sorted(rating)
@@ -120,7 +135,7 @@ def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
                 assert side[pair][1] == pytest.approx(rating[pair] - mean, abs=1e-6)
     assert given.data.notes[0] == LEARNED_FEATURES
     assert given.data.notes[-1] == USER_CENTRE
-    raw = given.training_ratings().toarray()
+    raw = given.matrix.toarray()
     assert {(3 + 7 * int(i), int(given.items[j])): raw[i, j] for i, j in zip(*np.nonzero(raw), strict=True)} == {
         pair: rating[pair] for pair in train
     }
@@ -131,9 +146,9 @@ def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
 def test_features_are_those_of_the_training_side_and_zero_for_items_unseen_there(tmp_path):
     lines = rows()
     path = write(tmp_path / "u.data", lines)
-    seed = next(s for s in range(50) if (3, 900) in by_user(movielens_users(path, seed=s, **SMALL), "test"))
-    given = movielens_users(path, seed=seed, **SMALL)
-    matrix = given.training_ratings()
+    seed = next(s for s in range(50) if (3, 900) in by_user(read(path, seed=s, **SMALL), "test"))
+    given = read(path, seed=seed, **SMALL)
+    matrix = given.matrix
     means = np.array([matrix[[i]].data.mean() for i in range(12)])
     matrix.data = matrix.data - np.repeat(means, np.diff(matrix.indptr))
     expected = als_features(matrix, 2, sweeps=5, seed=seed)
@@ -149,14 +164,14 @@ def test_features_are_those_of_the_training_side_and_zero_for_items_unseen_there
 def test_a_public_centre_has_a_constant_feature_and_no_note_of_means(tmp_path):
     lines = rows()
     path = write(tmp_path / "u.data", lines)
-    given = movielens_users(path, centre=3.5, constant=2.0, **SMALL)
+    given = read(path, centre=3.5, constant=2.0, **SMALL)
     rating = {(user, item): value for user, item, value, _ in lines}
     for pair, (x, y) in by_user(given, "train").items():
         assert y == pytest.approx(rating[pair] - 3.5)
         assert x[-1] == 2
     assert USER_CENTRE not in given.data.notes
     assert given.data.domain.target == 3
-    plain = movielens_users(path, **SMALL)
+    plain = read(path, **SMALL)
     torch.testing.assert_close(given.features[:, :-1], plain.features)
     assert given.data.domain.l2 == pytest.approx((plain.data.domain.l2**2 + 4) ** 0.5)
     assert given.data.domain.l1 == pytest.approx(plain.data.domain.l1 + 2)
@@ -164,37 +179,27 @@ def test_a_public_centre_has_a_constant_feature_and_no_note_of_means(tmp_path):
 
 def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
     lines = rows()
-    given = movielens_users(write(tmp_path / "u.data", lines), public_users=4, centre=3, **SMALL)
+    given = read(write(tmp_path / "u.data", lines), public_users=4, centre=3, **SMALL)
     assert len(given.data) == 8
     clients = {int(name[5:]) for name in given.data.ids}
     other = [(u, i, 6 - r if u in clients else r, t) for u, i, r, t in lines]
-    again = movielens_users(write(tmp_path / "other", other), public_users=4, centre=3, **SMALL)
+    again = read(write(tmp_path / "other", other), public_users=4, centre=3, **SMALL)
     assert torch.equal(given.features, again.features)
     assert torch.equal(given.data.train.y, -again.data.train.y)
     assert "4 users are taken as public" in given.data.notes[0]
     other = [(u, i, r if u in clients else r % 5 + 1, t) for u, i, r, t in lines]
-    changed = movielens_users(write(tmp_path / "third", other), public_users=4, centre=3, **SMALL)
+    changed = read(write(tmp_path / "third", other), public_users=4, centre=3, **SMALL)
     assert not torch.equal(given.features, changed.features)
 
 
 def test_the_order_of_the_file_and_other_users_do_not_matter(tmp_path):
     lines = rows()
-    given = movielens_users(write(tmp_path / "a", lines), **SMALL)
-    assert given.data.fingerprint() == movielens_users(write(tmp_path / "b", lines[::-1]), **SMALL).data.fingerprint()
-    fewer = movielens_users(write(tmp_path / "c", [line for line in lines if line[0] != 10]), **SMALL)
+    given = read(write(tmp_path / "a", lines), **SMALL)
+    assert given.data.fingerprint() == read(write(tmp_path / "b", lines[::-1]), **SMALL).data.fingerprint()
+    fewer = read(write(tmp_path / "c", [line for line in lines if line[0] != 10]), **SMALL)
     mine = {pair for pair in by_user(given, "test") if pair[0] != 10}
     assert mine == set(by_user(fewer, "test"))
-    assert len(movielens_users(tmp_path / "a", min_examples=7, **SMALL).data) == 1  # only user 3 has 7
-
-
-def test_features_within_a_public_norm(tmp_path):
-    path = write(tmp_path / "u.data", rows())
-    free, bound = movielens_users(path, **SMALL), movielens_users(path, feature_norm=1.2, **SMALL)
-    norms = free.features.norm(dim=1)
-    assert norms.max() > 1.2
-    factor = (1.2 / norms).clamp(max=1)[:, None]
-    torch.testing.assert_close(bound.features, torch.where(norms[:, None] > 0, free.features * factor, 0.0))
-    assert bound.features.norm(dim=1).max() <= bound.data.domain.l2 <= 1.2 * (1 + 1e-6)
+    assert len(read_movielens(tmp_path / "a", min_examples=7, **SMALL)) == 1  # only user 3 has 7
 
 
 def test_by_name_and_impossible_settings(tmp_path):
@@ -202,25 +207,24 @@ def test_by_name_and_impossible_settings(tmp_path):
     assert load_data("movielens", root=path, **SMALL).fingerprint() == read_movielens(path, **SMALL).fingerprint()
     for options, message in (
         ({"centre": "item"}, "centre is 'item'; it must be a public number from 0.5 to 5, or 'user'"),
-        ({"centre": 7.0}, "movielens_users.centre is 7.0"),
+        ({"centre": 7.0}, "read_movielens.centre is 7.0"),
         ({"public_users": 12}, "public_users is 12, but there are 12 users"),
-        ({"public_users": -1}, "movielens_users.public_users is -1"),
-        ({"feature_norm": 0}, "movielens_users.feature_norm is 0"),
-        ({"constant": 0.0}, "movielens_users.constant is 0.0"),
-        ({"features": 0}, "movielens_users.features is 0"),
+        ({"public_users": -1}, "read_movielens.public_users is -1"),
+        ({"constant": 0.0}, "read_movielens.constant is 0.0"),
+        ({"features": 0}, "read_movielens.features is 0"),
         ({"test_fraction": 1.0}, "test_fraction"),
     ):
         with pytest.raises(ConfigError, match=message):
-            movielens_users(path, **options)
+            read_movielens(path, **options)
     with pytest.raises(DataError, match="no client has 20 or more examples"):
-        movielens_users(path, min_examples=20)
+        read_movielens(path, min_examples=20)
 
 
 def test_the_graph_joins_users_whose_training_ratings_are_alike(tmp_path):
     path = write(tmp_path / "u.data", rows(users=20, items=12))
-    given = movielens_users(path, public_users=3, **SMALL)
+    given = read(path, public_users=3, **SMALL)
     graph = RatingsGraph(path, k=4, public_users=3).build(given.data)
-    ratings = given.training_ratings().toarray()
+    ratings = given.matrix.toarray()
     unit = ratings / np.linalg.norm(ratings, axis=1, keepdims=True)
     cosine = unit @ unit.T
     np.fill_diagonal(cosine, -2)
@@ -245,7 +249,7 @@ def test_which_items_a_client_rates_does_not_move_the_features_that_public_users
             more = more[int(found[0].data.ids[0].removeprefix("user-")) - 1 :][:1]
         lines = ["\t".join(map(str, row)) for row in (*rows, *more)]
         (tmp_path / name / "u.data").write_text("\n".join(lines))
-        found.append(movielens_users(tmp_path / name, public_users=6, features=3, sweeps=3, centre=3.0))
+        found.append(read(tmp_path / name, public_users=6, features=3, sweeps=3, centre=3.0))
     first, second = found
     assert len(second.items) == len(first.items) + 1
     assert torch.equal(second.features[1:], first.features)

@@ -5,82 +5,82 @@ import pytest
 import scipy.stats
 import torch
 
-from fedmtl.data import TargetAngles, load_data, load_synthetic_agents, make_synthetic_agents
+from fedmtl.data import TargetAngles, load_data, load_synthetic_agents
+from fedmtl.data.synthetic.agents import target_angles
 from fedmtl.errors import ConfigError
 
 ALPHA = 1e-6
 
 
 def parts(given, side):
-    part = given.data.side(side)
+    part = given.side(side)
     return list(zip(part.x.double().split(part.counts.tolist()), part.y.split(part.counts.tolist()), strict=True))
 
 
-@pytest.mark.parametrize("rows", ["cube", "sphere"])
-def test_labels_are_those_of_the_separators_where_none_is_flipped(rows):
-    given = make_synthetic_agents(20, features=5, rows=rows, flip=0, seed=4)
+def separators(given, seed):
+    angles = target_angles(given.ids, seed)
+    return torch.nn.functional.pad(torch.stack([angles.cos(), angles.sin()], 1), (0, given.train.x.shape[1] - 2))
+
+
+def test_labels_are_those_of_the_separators_where_none_is_flipped():
+    given = load_synthetic_agents(20, features=5, flip=0, seed=4)
     for side in ("train", "test"):
         for i, (x, y) in enumerate(parts(given, side)):
-            angle = float(given.angles[i])
+            angle = float(target_angles(given.ids, 4)[i])
             expected = x[:, 0] * np.cos(angle) + x[:, 1] * np.sin(angle) >= 0
             assert torch.equal(y, expected.long())
-            assert float(x.norm(dim=1).max()) <= given.data.domain.l2
-            assert float(x.abs().sum(1).max()) <= given.data.domain.l1
-            if rows == "sphere":
-                assert float(x.norm(dim=1).min()) > 1 - 2.0**-19
-            elif side == "test":
-                assert float(x.abs().max()) <= 1
-    assert torch.equal(given.models[:, 2:], torch.zeros(20, 3).double())
+            assert float(x.norm(dim=1).max()) <= given.domain.l2
+            assert float(x.abs().sum(1).max()) <= given.domain.l1
+            assert float(x.abs().max()) <= 1
 
 
 def test_the_laws_are_the_stated_ones():
-    given = make_synthetic_agents(300, features=3, flip=0.05, seed=1)
-    assert scipy.stats.kstest(given.angles.numpy() / (2 * np.pi), "uniform").pvalue > ALPHA
-    counts = given.data.train.counts.numpy()
+    given = load_synthetic_agents(300, features=3, flip=0.05, seed=1)
+    assert scipy.stats.kstest(target_angles(given.ids, 1).numpy() / (2 * np.pi), "uniform").pvalue > ALPHA
+    counts = given.train.counts.numpy()
     assert counts.min() >= 10
     assert counts.max() <= 100
     assert scipy.stats.chisquare(np.bincount(counts - 10, minlength=91)).pvalue > ALPHA
-    x = given.data.train.x.numpy().ravel()
+    x = given.train.x.numpy().ravel()
     assert scipy.stats.kstest((x + 1) / 2, "uniform").pvalue > ALPHA
-    wrong = sum(int((((x @ given.models[i]) >= 0).long() != y).sum()) for i, (x, y) in enumerate(parts(given, "train")))
-    assert scipy.stats.binomtest(wrong, len(given.data.train), 0.05).pvalue > ALPHA
-    assert (given.data.test.counts == 100).all()
-    assert all(bool((((x @ given.models[i]) >= 0).long() == y).all()) for i, (x, y) in enumerate(parts(given, "test")))
+    models = separators(given, 1)
+    wrong = sum(int((((x @ models[i]) >= 0).long() != y).sum()) for i, (x, y) in enumerate(parts(given, "train")))
+    assert scipy.stats.binomtest(wrong, len(given.train), 0.05).pvalue > ALPHA
+    assert (given.test.counts == 100).all()
+    assert all(bool((((x @ models[i]) >= 0).long() == y).all()) for i, (x, y) in enumerate(parts(given, "test")))
 
 
 def test_an_agent_is_the_same_among_few_and_among_many():
-    few, many = make_synthetic_agents(3, features=4, seed=2), make_synthetic_agents(9, features=4, seed=2)
-    assert torch.equal(few.models, many.models[:3])
+    few, many = load_synthetic_agents(3, features=4, seed=2), load_synthetic_agents(9, features=4, seed=2)
+    assert torch.equal(target_angles(few.ids, 2), target_angles(many.ids, 2)[:3])
     for side in ("train", "test"):
         for (x, y), (x2, y2) in zip(parts(few, side), parts(many, side), strict=False):
             assert torch.equal(x, x2)
             assert torch.equal(y, y2)
-    other = make_synthetic_agents(3, features=4, seed=3)
-    assert not torch.equal(few.angles, other.angles)
+    other = load_synthetic_agents(3, features=4, seed=3)
+    assert not torch.equal(target_angles(few.ids, 2), target_angles(other.ids, 3))
     x, y = (torch.cat(part) for part in zip(*parts(few, "train"), strict=True))
     assert len(x.unique(dim=0)) == len(x)
     assert 0.2 < y.double().mean() < 0.8
 
 
 def test_weights_are_those_of_the_angles():
-    given = make_synthetic_agents(12, features=6, seed=5)
-    angles = given.angles.numpy()
+    given = load_synthetic_agents(12, features=6, seed=5)
+    angles = target_angles(given.ids, 5).numpy()
     expected = np.exp((np.cos(angles[:, None] - angles[None]) - 1) / 0.1)
     np.fill_diagonal(expected, 0)
     expected[expected < 1e-3] = 0
-    built = TargetAngles(seed=5).build(given.data)
+    built = TargetAngles(seed=5).build(given)
     np.testing.assert_allclose(built.weights.toarray(), expected, rtol=1e-9)
-    assert built.ids == given.data.ids
+    assert built.ids == given.ids
 
 
 def test_by_name_and_impossible_settings():
     assert load_data("synthetic_agents", agents=3).fingerprint() == load_synthetic_agents(3).fingerprint()
     for options, message in (
-        ({"agents": 0}, "make_synthetic_agents.agents is 0"),
+        ({"agents": 0}, "load_synthetic_agents.agents is 0"),
         ({"features": 1}, "features is 1; the circle of models needs at least 2"),
         ({"least": 20, "most": 10}, "most is 10; it must be at least least, 20"),
-        ({"flip": 0.5}, "flip is 0.5; it must be at least 0 and below 0.5"),
-        ({"rows": "ball"}, "rows is 'ball'; accepted: 'cube', 'sphere'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            make_synthetic_agents(**options)
+            load_synthetic_agents(**options)

@@ -45,7 +45,7 @@ from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.data import Examples, FederatedDataset
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import Layout, LocalSGD
 from fedmtl.local.solver import rows_of
@@ -243,7 +243,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
         kind: Any = "classification" if logistic else "regression"
         return Trainer(
             algorithm=method,
-            data=make_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem=kind).data,
+            data=load_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem=kind),
             model=models.linear_regression(),
             loss="binary_cross_entropy" if logistic else "half_mse",
             schedule=FullParticipation(),

@@ -8,7 +8,7 @@ import pytest
 from fedmtl import AsyncLearner, PeerAveraging, PeerToPeer, Trainer
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
 from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import KNNCosine, Ring
 from fedmtl.privacy import Channel
 from fedmtl.privacy.audit import Effort
@@ -85,7 +85,7 @@ def test_a_graph_of_the_records_is_outside_and_the_transcript_says_so() -> None:
 
 
 def test_agents_that_released_before_a_restore_are_silent_and_have_no_noise_to_compare() -> None:
-    data = make_synthetic_tasks(120, train_examples=4, test_examples=2, features=8, problem="classification").data
+    data = load_synthetic_tasks(120, train_examples=4, test_examples=2, features=8, problem="classification")
     run = replace(trainer("secure", releases=1), data=data)
     found = {finding.check: finding for finding in audit(run, checks=("freshness",))}
     assert not [finding for finding in found.values() if finding.refuted]

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmtl import ClientPrivacy, Execution, FullParticipation, models
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
-from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks, read_school
+from fedmtl.data import Examples, FederatedDataset, load_synthetic_tasks, read_school
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.metrics import normalized
@@ -48,7 +48,7 @@ class Setup:
 @cache
 def synthetic(structure: str, seed: int, tasks: int = 320, problem: str = "regression") -> FederatedDataset:
     """320 tasks of 30 records in 30 dimensions, noise 1/2 on scores of variance 1; 60 records a task for test."""
-    return make_synthetic_tasks(
+    return load_synthetic_tasks(
         tasks,
         train_examples=30,
         test_examples=60,
@@ -58,7 +58,7 @@ def synthetic(structure: str, seed: int, tasks: int = 320, problem: str = "regre
         problem=problem,  # type: ignore[arg-type]
         noise=0.5,
         seed=seed,
-    ).data
+    )
 
 
 @cache

@@ -35,7 +35,8 @@ from sweep import existing  # noqa: E402
 from benchmarks.baselines.mp_mtl import choose_multi_task, multi_task, single_task  # noqa: E402
 from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget  # noqa: E402
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
-from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks  # noqa: E402
+from fedmtl.data import Examples, FederatedDataset, load_synthetic_tasks  # noqa: E402
+from fedmtl.data.synthetic.tasks import true_weights  # noqa: E402
 from fedmtl.privacy import SeededSource  # noqa: E402
 
 Row = dict[str, Any]
@@ -261,9 +262,9 @@ def heat(setup: Setup, scale: str) -> list[Row]:
     kept = run(MPMTL(row_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10)
     rows: list[Row] = [{"figure": 2, "true": true.tolist(), "leak": leak.models[0].tolist(),
                         "protected": kept.models[0].tolist()}]  # fmt: skip
-    given = make_synthetic_tasks(320, train_examples=30, test_examples=60, features=30, structure="clustered", rank=3,
-                                 problem="regression", noise=0.5, seed=3)  # fmt: skip
-    true, data = given.weights.T, given.data
+    data = load_synthetic_tasks(320, train_examples=30, test_examples=60, features=30, structure="clustered", rank=3,
+                                problem="regression", noise=0.5, seed=3)  # fmt: skip
+    true = true_weights(data.ids, 30, "clustered", 3, seed=3).T
     centres = torch.unique((true * true[:, :1].sign()).round(decimals=6), dim=0, return_inverse=True)[1]
     order = torch.argsort(centres * 2 + (true[:, 0] > 0), stable=True)
     mtrl = DPMTRL(lam1=1.0, lam2=0.03, target=setup.target, radius=1.25 * setup.clip)

@@ -24,8 +24,8 @@ from settings import half_size  # noqa: E402
 
 from benchmarks.reproduce.cost_of_privacy.readers.adult import CATEGORIES  # noqa: E402
 from fedmtl import FederatedDataset, load_data  # noqa: E402
-from fedmtl.data import Domain  # noqa: E402
-from fedmtl.data.readers.movielens import movielens_users  # noqa: E402
+from fedmtl.data import Domain, RowBound  # noqa: E402
+from fedmtl.data.readers.movielens import read_movielens  # noqa: E402
 
 AUTOMATIC, SHARED = "automatic", "automatic, shared model"
 NETWORK, SHARED_NETWORK = "automatic, network", "automatic, shared network"
@@ -134,13 +134,13 @@ def films(path: Path, seed: int) -> FederatedDataset:
 
 @cache
 def _films(path: Path) -> tuple[pd.DataFrame, str, str, dict[str, list[int]]]:
-    users = movielens_users(path, features=10, centre=3.5, public_users=200, feature_norm=1.0)
-    sides, names = (users.data.train, users.data.test), [f"film-{i}" for i in range(10)]
+    data, names = read_movielens(path, features=10, centre=3.5, public_users=200), [f"film-{i}" for i in range(10)]
     parts = []
-    for side in sides:
-        ids = np.repeat(np.array(users.data.ids), side.counts.numpy())
+    for side in (data.train, data.test):
+        ids = np.repeat(np.array(data.ids), side.counts.numpy())
+        x = RowBound(1.0)(side.x[:, :10]).double().numpy()
         rating = side.y.double().numpy() + 3.5
-        parts.append(pd.DataFrame(side.x[:, :10].double().numpy(), columns=names).assign(user=ids, rating=rating))
+        parts.append(pd.DataFrame(x, columns=names).assign(user=ids, rating=rating))
     bounds = {"rating": [1, 5]} | {name: [-1, 1] for name in names}
     return pd.concat(parts, ignore_index=True), "user", "rating", bounds
 

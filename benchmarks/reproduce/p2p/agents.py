@@ -18,7 +18,7 @@ from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
-from fedmtl.data import FederatedDataset, SyntheticAgents, TargetAngles, make_synthetic_agents
+from fedmtl.data import FederatedDataset, TargetAngles, load_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LaplaceNoise
 
@@ -34,19 +34,19 @@ RHOS = (0.03, 0.1, 0.3, 1.0)
 
 
 @cache
-def agents(p: int, seed: int) -> SyntheticAgents:
-    return make_synthetic_agents(features=p, seed=seed)
+def agents(p: int, seed: int) -> FederatedDataset:
+    return load_synthetic_agents(features=p, seed=seed)
 
 
 def peers(p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: Any) -> PeerToPeer:
     given = agents(p, seed)
-    graph, bound = TargetAngles(seed).build(given.data), given.data.domain.l2
+    graph, bound = TargetAngles(seed).build(given), given.domain.l2
     return kind(graph=graph, mu=mu, loss="logistic", row_norm=bound, smoothness=SMOOTHNESS, **settings)
 
 
 def exact(p: int, seed: int, mu: float) -> tuple[PeerProblem, Array, float]:
     """The objective, its minimizer and its minimum."""
-    objective = objective_of(peers(p, seed, mu), agents(p, seed).data)
+    objective = objective_of(peers(p, seed, mu), agents(p, seed))
     best = optimum(objective, tolerance=1e-9)
     return objective, best.theta, best.value
 
@@ -55,7 +55,7 @@ def tuning() -> list[Row]:
     """Accuracy without privacy by mu on validation problems, at the exact optimum."""
     rows: list[Row] = []
     for p, mu in itertools.product(DIMENSIONS, MUS):
-        reached = [accuracy(exact(p, seed, mu)[1], agents(p, seed).data) for seed in VALIDATION]
+        reached = [accuracy(exact(p, seed, mu)[1], agents(p, seed)) for seed in VALIDATION]
         rows.append({"p": p, "mu": mu, "accuracy": float(np.mean(reached))})
     return rows
 
@@ -103,7 +103,7 @@ def curves(tuned: list[Row]) -> list[Row]:
     rows: list[Row] = []
     for seed in SEEDS:
         objective, best, least = exact(p, seed, mu)
-        data, start = agents(p, seed).data, local_models(objective)
+        data, start = agents(p, seed), local_models(objective)
         common = {"mu": mu, "seed": seed, "best": accuracy(best, data), "local": accuracy(start, data), "rho": rho}
         descent, admm = Trajectory(objective, least, data), Trajectory(objective, least, data)
         at = range(0, CD_EVENTS + 1, CD_EVENTS // 40)
@@ -151,7 +151,7 @@ def private(
     p: int, seed: int, mu: float, wakeups: int, clip: float, epsilons: tuple[float, ...], paper: bool
 ) -> list[float]:
     """Accuracies of runs from 0, one for each epsilon."""
-    data = agents(p, seed).data
+    data = agents(p, seed)
     if paper:
         settings = [published(p, epsilon, wakeups) for epsilon in epsilons]
         theta, _ = simulate(peers(p, seed, mu, kind=PublishedPeerToPeer), data, settings, wakeups, seed)
@@ -172,12 +172,12 @@ def dimensions(tuned: list[Row]) -> list[Row]:
 
         chosen = {paper: tuned_private(p, paper) for paper in (False, True)}
         for seed in SEEDS:
-            data = agents(p, seed).data
+            data = agents(p, seed)
             objective, best, _ = exact(p, seed, mu)
             add("optimum", math.inf, accuracy(best, data))
             add("local", 0.0, accuracy(local_models(objective), data))
             for epsilon in EPSILONS:
-                settings = RecordPrivacy(clip_norm=agents(p, seed).data.domain.l2, epsilon=epsilon, delta=DELTA)
+                settings = RecordPrivacy(clip_norm=agents(p, seed).domain.l2, epsilon=epsilon, delta=DELTA)
                 noised = perturb_records(objective.data, LinearLoss("logistic"), settings, seed=seed)
                 theta = optimum(replace(objective, data=noised.data), tolerance=1e-6).theta
                 add("local dp", epsilon, accuracy(theta, data))
@@ -200,7 +200,7 @@ def noise() -> list[Row]:
     for (p, paper, epsilon), wakeups, seed in itertools.product(
         ((20, False, 10.0), (100, True, 1.0)), (3, 10, 30), SEEDS
     ):
-        data, mu = agents(p, seed).data, 1.0
+        data, mu = agents(p, seed), 1.0
         objective, _, least = exact(p, seed, mu)
         if paper:
             algorithm, law = peers(p, seed, mu, kind=PublishedPeerToPeer), [published(p, epsilon, wakeups)]
@@ -222,7 +222,7 @@ def allocation() -> list[Row]:
         for policy in ("uniform", "optimal", "paper", 0.5, 2.0, 4.0, 16.0):
             gaps, reached = [], []
             for seed in SEEDS:
-                data = agents(p, seed).data
+                data = agents(p, seed)
                 objective, _, least = exact(p, seed, mu)
                 algorithm = peers(p, seed, mu, allocation=policy)
                 theta, _ = simulate(algorithm, data, budgets((epsilon,) * repetitions, clip, DELTA), wakeups, seed)

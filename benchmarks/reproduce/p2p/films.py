@@ -12,9 +12,9 @@ from peers import Array, Row, budgets, objective_of, owners, refined, rmse, seed
 
 from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from fedmtl import PeerToPeer
-from fedmtl.data import FederatedDataset, MovieLens, movielens_users
-from fedmtl.data.readers.movielens import RATINGS
-from fedmtl.graphs import Complete, Graph, knn_cosine
+from fedmtl.data import FederatedDataset, RatingsGraph, read_movielens
+from fedmtl.data.readers.movielens import RATINGS, user_ratings
+from fedmtl.graphs import Complete, Graph
 
 SEEDS, VALIDATION = tuple(range(5)), 100
 MU, FEATURES = 0.04, 20
@@ -28,13 +28,8 @@ PULLS, RIDGES = (30.0, 100.0, 200.0, 300.0, 500.0, 1000.0), (0.1, 0.3, 1.0, 2.0,
 EPSILONS = (1.0, 0.5, 0.1)
 
 
-def graph_of(given: MovieLens) -> Graph:
-    """The paper's: the 10 nearest by the cosine of training ratings."""
-    return knn_cosine(given.training_ratings(), 10, ids=given.data.ids)
-
-
-def peers(given: MovieLens, graph: Graph, smoothness: float = SMOOTHNESS) -> PeerToPeer:
-    return PeerToPeer(graph=graph, mu=MU, loss="squared", row_norm=given.data.domain.l2, smoothness=smoothness)
+def peers(data: FederatedDataset, graph: Graph, smoothness: float = SMOOTHNESS) -> PeerToPeer:
+    return PeerToPeer(graph=graph, mu=MU, loss="squared", row_norm=data.domain.l2, smoothness=smoothness)
 
 
 class Table:
@@ -77,14 +72,14 @@ def runs(
 def paper_setting(root: Path) -> list[Row]:
     """Table 1: each user's mean removed, features and graph of the training ratings, delta = exp(-5)."""
     table = Table()
-    check = movielens_users(root, features=FEATURES, seed=VALIDATION)
-    objective = objective_of(peers(check, graph_of(check)), check.data)
-    ridge = min(RIDGES, key=lambda r: rmse(local_with(objective, r), check.data))
-    zero = np.zeros((len(check.data), FEATURES))
-    pull = min(PULLS, key=lambda k: rmse(refined(optimum(objective).theta, check.data, k), check.data))
+    check = read_movielens(root, features=FEATURES, seed=VALIDATION)
+    objective = objective_of(peers(check, RatingsGraph(root, seed=VALIDATION).build(check)), check)
+    ridge = min(RIDGES, key=lambda r: rmse(local_with(objective, r), check))
+    zero = np.zeros((len(check), FEATURES))
+    pull = min(PULLS, key=lambda k: rmse(refined(optimum(objective).theta, check, k), check))
     for seed in SEEDS:
-        given = movielens_users(root, features=FEATURES, seed=seed)
-        algorithm, data = peers(given, graph_of(given)), given.data
+        data = read_movielens(root, features=FEATURES, seed=seed)
+        algorithm = peers(data, RatingsGraph(root, seed=seed).build(data))
         objective = objective_of(algorithm, data)
         exact = optimum(objective).theta
         table.add("mean", 0.0, rmse(zero, data))
@@ -119,18 +114,19 @@ def sound_setting(root: Path) -> list[Row]:
     of 200 public users, and everybody a neighbour of everybody."""
     table = Table()
     settings = {"features": FEATURES, "centre": 3.5, "constant": CONSTANT}
-    check = movielens_users(root, seed=VALIDATION, **settings)  # type: ignore[arg-type]
-    objective = objective_of(peers(check, graph_of(check)), check.data)
-    ridge = min(RIDGES, key=lambda r: rmse(local_with(objective, r), check.data))
+    check = read_movielens(root, seed=VALIDATION, **settings)  # type: ignore[arg-type]
+    graph = RatingsGraph(root, seed=VALIDATION).build(check)
+    objective = objective_of(peers(check, graph), check)
+    ridge = min(RIDGES, key=lambda r: rmse(local_with(objective, r), check))
     smoothness = SMOOTHNESS + 2 * CONSTANT**2
-    theta, _ = simulate(peers(check, graph_of(check), smoothness), check.data,
+    theta, _ = simulate(peers(check, graph, smoothness), check,
                         budgets((1.0,), SOUND_CLIP, DELTA), SOUND_WAKEUPS, VALIDATION)  # fmt: skip
-    pull = min(PULLS, key=lambda k: rmse(refined(theta[0], check.data, k), check.data))
+    pull = min(PULLS, key=lambda k: rmse(refined(theta[0], check, k), check))
     for seed in SEEDS:
         for name, public in (("public centre", 0), ("all public", 200)):
-            given = movielens_users(root, seed=seed, public_users=public, **settings)  # type: ignore[arg-type]
-            graph, data = Complete().build(given.data) if public else graph_of(given), given.data
-            algorithm = peers(given, graph, smoothness)
+            data = read_movielens(root, seed=seed, public_users=public, **settings)  # type: ignore[arg-type]
+            graph = Complete().build(data) if public else RatingsGraph(root, seed=seed).build(data)
+            algorithm = peers(data, graph, smoothness)
             objective = objective_of(algorithm, data)
             table.add(f"{name}: centre", 0.0, rmse(np.zeros(objective.shape), data))
             table.add(f"{name}: local", 0.0, rmse(local_models(objective), data))
@@ -152,15 +148,17 @@ def centring(root: Path) -> list[Row]:
     user move; with a public centre none but its own.
     """
     rows: list[Row] = []
-    given = movielens_users(root, features=FEATURES, seed=0)
-    exact = optimum(objective_of(peers(given, graph_of(given)), given.data)).theta
-    x, _, _, counts = owners(given.data, "train")
-    rating, start = given.ratings.train.y.numpy(), given.data.train.offsets.numpy()
-    phi = given.features.double().numpy()
+    data, (items, ratings, _) = read_movielens(root, features=FEATURES), user_ratings(root)
+    exact = optimum(objective_of(peers(data, RatingsGraph(root).build(data)), data)).theta
+    x, _, _, counts = owners(data, "train")
+    rating, start = ratings.train.y.numpy(), data.train.offsets.numpy()
+    phi = np.zeros((len(items), FEATURES))
+    for side in ("train", "test"):
+        phi[ratings.side(side).x] = data.side(side).x
     for clip in (1.0, 3.0, 5.0, 10.0):
         for centre in ("user", "public"):
             generator, ratios, bound = seeded(0), [], 0.0
-            for i in range(len(given.data)):
+            for i in range(len(data)):
                 own, m = slice(start[i], start[i + 1]), int(counts[i])
                 for theta in (np.zeros(FEATURES), exact[i]):
                     for _ in range(10):

@@ -34,7 +34,8 @@ from sweep import existing, markdown, replace_section  # noqa: E402
 from fedmtl import PeerAveraging  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import fit_own, minimize  # noqa: E402
-from fedmtl.data import FederatedDataset, TargetAngles, movielens_users  # noqa: E402
+from fedmtl.data import FederatedDataset, TargetAngles  # noqa: E402
+from fedmtl.data.readers.movielens import user_ratings  # noqa: E402
 from fedmtl.privacy import Price  # noqa: E402
 
 SEEDS = tuple(range(8))
@@ -77,7 +78,7 @@ EFFORT = {20: Effort(), 50: Effort(), 100: SMALL}
 def published(p: int, seed: int, setting: Setting) -> Array:
     """The algorithm as published, with a valid norm: models (epsilons, n, p) as they are sent."""
     mu, wakeups, clip = setting
-    data = agents(p, seed).data
+    data = agents(p, seed)
     return simulate(peers(p, seed, mu), data, budgets(EFFORT[p].epsilons, clip, DELTA), int(wakeups), seed)[0]
 
 
@@ -86,12 +87,12 @@ def once(p: int, seed: int, setting: Setting, power: float = 2.0) -> Array:
     product, curvature, clip = setting
     algorithm = peers(p, seed, product / curvature, kind=PeerAveraging, confidence_power=power)
     algorithm = replace(algorithm, smoothness=curvature)
-    return simulate(algorithm, agents(p, seed).data, budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed)[0]
+    return simulate(algorithm, agents(p, seed), budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed)[0]
 
 
 @cache
 def linear(p: int, seed: int) -> LinearData:
-    return LinearData.of_data(agents(p, seed).data)
+    return LinearData.of_data(agents(p, seed))
 
 
 def stepped(p: int, seed: int, starts: Array, pull: float) -> Array:
@@ -105,7 +106,7 @@ def stepped(p: int, seed: int, starts: Array, pull: float) -> Array:
 
 def around(p: int, seed: int, models: Array) -> Array:
     """Means of the neighbours' models, of models (k, n, p)."""
-    weights = TargetAngles(seed).build(agents(p, seed).data).weights.toarray()
+    weights = TargetAngles(seed).build(agents(p, seed)).weights.toarray()
     means: Array = (weights / weights.sum(1, keepdims=True)) @ models
     return means
 
@@ -125,7 +126,7 @@ def tuned(
     effort = EFFORT[p]
     sent = {(setting, seed): run(p, seed, setting) for setting in grid for seed in effort.validation}
     value = {
-        setting: np.mean([accuracies(sent[setting, s], agents(p, s).data).mean(1) for s in effort.validation], axis=0)
+        setting: np.mean([accuracies(sent[setting, s], agents(p, s)).mean(1) for s in effort.validation], axis=0)
         for setting in grid
     }
     best, refined = [], []
@@ -138,7 +139,7 @@ def tuned(
             starts = np.stack([sent[setting, seed][e] for setting in tried])
             starts = around(p, seed, starts) if spread else starts
             for k, pull in enumerate(effort.pulls):
-                total[k] += accuracies(stepped(p, seed, starts, pull), agents(p, seed).data).mean(1)
+                total[k] += accuracies(stepped(p, seed, starts, pull), agents(p, seed)).mean(1)
         k, at = np.unravel_index(int(total.argmax()), total.shape)
         refined.append((tried[at], effort.pulls[k]))
     return best, refined
@@ -146,13 +147,13 @@ def tuned(
 
 def alone(p: int, seed: int, pull: float) -> Array:
     """Local models with one ridge for all: (n, p)."""
-    found: Array = stepped(p, seed, np.zeros((1, len(agents(p, seed).data), p)), pull)[0]
+    found: Array = stepped(p, seed, np.zeros((1, len(agents(p, seed)), p)), pull)[0]
     return found
 
 
 def alone_each(p: int, seed: int) -> Array:
     """Local models, every agent's ridge by its own five folds: (n, p)."""
-    rows, found = linear(p, seed), np.zeros((len(agents(p, seed).data), p))
+    rows, found = linear(p, seed), np.zeros((len(agents(p, seed)), p))
     loss, pulls = LinearLoss("logistic"), EFFORT[p].pulls
     for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
         a, b, right = x.numpy(), y.numpy(), np.zeros(len(pulls))
@@ -184,13 +185,13 @@ def best_pull(p: int, starts: Callable[[int], Array]) -> float:
 
 
 def reached(p: int, seed: int, models: Array) -> float:
-    return float(accuracies(models, agents(p, seed).data).mean())
+    return float(accuracies(models, agents(p, seed)).mean())
 
 
 def synthetic(p: int) -> list[Row]:
     """The scores of every agent, method, epsilon and seed."""
     rows: list[Row] = []
-    local = best_pull(p, lambda seed: np.zeros((len(agents(p, seed).data), p)))
+    local = best_pull(p, lambda seed: np.zeros((len(agents(p, seed)), p)))
     shared = best_pull(p, lambda seed: together(p, seed))
     optima = [
         {"p": p, "mu": mu, "accuracy": np.mean([reached(p, s, exact(p, s, mu)[1][None]) for s in EFFORT[p].validation])}
@@ -203,7 +204,7 @@ def synthetic(p: int) -> list[Row]:
     }
     runs = {"published": published, "once": once}
     for seed in SEEDS:
-        data = agents(p, seed).data
+        data = agents(p, seed)
         common = {"p": p, "seed": seed, "counts": data.train.counts.tolist()}
 
         def add(role: str, method: str, epsilon: float, models: Array, chosen: str) -> None:
@@ -291,13 +292,13 @@ class Films:
 
 
 def read_films(root: Path, seed: int) -> Films:
-    """Read a split; the features that the reader learns are thrown away."""
-    given = movielens_users(root, seed=seed, features=1, sweeps=1, centre=CENTRE)
+    """Read a split."""
+    items, ratings, _ = user_ratings(root, seed=seed)
     sides = []
-    for part, rated in ((given.data.train, given.ratings.train), (given.data.test, given.ratings.test)):
-        user = np.repeat(np.arange(len(given.data)), part.counts.numpy())
-        sides.append((user, rated.x.numpy(), part.y.double().numpy()))
-    return Films(given.data.train.counts.numpy(), sides[0], sides[1], len(given.items))
+    for part in (ratings.train, ratings.test):
+        user = np.repeat(np.arange(len(ratings)), part.counts.numpy())
+        sides.append((user, part.x.numpy(), part.y.numpy() - CENTRE))
+    return Films(ratings.train.counts.numpy(), sides[0], sides[1], len(items))
 
 
 @cache

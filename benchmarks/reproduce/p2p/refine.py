@@ -46,14 +46,13 @@ def final_models(plan: Row, seed: int) -> Array:
     """The models (n, p) that a private run ends with."""
     algorithm = peers(plan["p"], seed, plan["mu"])
     privacy = budgets((plan["epsilon"],), plan["clip"], DELTA)
-    return simulate(algorithm, agents(plan["p"], seed).data, privacy, plan["wakeups"], seed)[0][0]
+    return simulate(algorithm, agents(plan["p"], seed), privacy, plan["wakeups"], seed)[0][0]
 
 
 def scores(starts: dict[int, Array], p: int, pull: float) -> list[float]:
     """Test accuracies of the refined models of several problems."""
     return [
-        accuracy(refined(theta, agents(p, seed).data, pull, "logistic"), agents(p, seed).data)
-        for seed, theta in starts.items()
+        accuracy(refined(theta, agents(p, seed), pull, "logistic"), agents(p, seed)) for seed, theta in starts.items()
     ]
 
 
@@ -64,7 +63,7 @@ def outcome(plan: Row) -> Row:
     pull = max(PULLS, key=lambda a: mean_and_error(scores(held, p, a))[0])
     alone = max(PULLS, key=lambda a: mean_and_error(scores({s: 0 * theta for s, theta in held.items()}, p, a))[0])
     runs = {seed: final_models(plan, seed) for seed in SEEDS}
-    sent = [accuracy(theta, agents(p, seed).data) for seed, theta in runs.items()]
+    sent = [accuracy(theta, agents(p, seed)) for seed, theta in runs.items()]
     own = scores(runs, p, pull)
     local = scores({seed: 0 * theta for seed, theta in runs.items()}, p, alone)
     mean, error = mean_and_error([a - b for a, b in zip(own, local, strict=True)])

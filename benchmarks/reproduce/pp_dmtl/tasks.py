@@ -14,7 +14,7 @@ from fedmtl import PPDMTL, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem, State
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.linear.solve import fit_own
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import AsynchronousSchedule
@@ -58,7 +58,7 @@ class Tasks:
 @cache
 def tasks(kind: Kind, seed: int, records: int = 60) -> Tasks:
     """20 tasks in 28 dimensions whose models have rank 3, with 60 training and 140 test examples as in the paper."""
-    data = make_synthetic_tasks(TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed).data
+    data = load_synthetic_tasks(TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed)
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, "auto", Execution(), 10**9, seed, "cpu", "float64")
     sides = []

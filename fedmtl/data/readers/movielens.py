@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import torch
 from scipy.sparse import csr_array
-from torch import Tensor
 
 from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_arguments
 from ...errors import ConfigError, DataError
@@ -23,7 +22,7 @@ from ...random import derive_key, keyed_generator
 from ..assemble import sample, stack
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
-from ..loaders import data_of, reader
+from ..loaders import reader
 from ..rows import by_number
 from ..transforms import SHRINK
 from .columns import AS_WRITTEN, Table, find_file, loaded
@@ -53,33 +52,9 @@ LEARNED_FEATURES = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class MovieLens:
-    """Ratings as a dataset, and what it was made of.
-
-    Attributes:
-        data: one client a user, ids ``user-1``, ...; its ``notes`` name what is outside of every epsilon, and its
-            ``domain`` bounds the catalogue, not a user's own rows.
-        features: of all items, float32 (items, p), with a last column ``constant`` where the centre is public; the
-            first p entries of an item that no user rated in training are 0.
-        items: int64 (items,), the items' numbers in the file.
-        ratings: the same rows as they are in the file: x, int64, the item (a row of ``features``), and y, float64, the
-            rating.
-    """
-
-    data: FederatedDataset
-    features: Tensor
-    items: Tensor
-    ratings: FederatedDataset
-
-    def training_ratings(self) -> csr_array:
-        """Return (users, items) float64: the ratings of the training side, as in the file; for the similarity of
-        users."""
-        return _matrix(self.ratings.train, self.ratings.train.y.numpy(), len(self.items))
-
-
+@reader("movielens")
 @check_arguments
-def movielens_users(
+def read_movielens(
     root: str | Path,
     *,
     features: Count = 20,
@@ -88,11 +63,10 @@ def movielens_users(
     centre: Rating | Literal["user"] = "user",
     constant: Positive = 1.0,
     public_users: Whole = 0,
-    feature_norm: Positive | None = None,
     test_fraction: Fraction = 0.2,
     min_examples: Count = 2,
     seed: int = 0,
-) -> MovieLens:
+) -> FederatedDataset:
     """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
 
     Item features are those of :func:`als_features` on ratings less their user's mean, of the training ratings of all
@@ -112,8 +86,6 @@ def movielens_users(
         public_users: so many users are taken as public: they are no clients, all their ratings fit the features, and
             no training rating of a client does. Which users is fixed by their numbers. 0: the training ratings of the
             clients fit the features, which is outside of every guarantee, as ``notes`` says.
-        feature_norm: a public bound on ``||phi||_2`` without the constant: longer features are scaled down; None: none
-            are, and the domain has the largest norm of the catalogue.
         test_fraction: share of a user's ratings held out for test.
         min_examples: users with fewer ratings are left out.
         seed: of the split, keyed by the user's id, and of the factorization's start.
@@ -127,42 +99,26 @@ def movielens_users(
             ratings.
         ConfigError: an impossible setting.
     """
-    items, ratings, public = _read(root, public_users, test_fraction, min_examples, seed)
-    train, test = ratings.train, ratings.test
-    note = LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)
-    source = train if public is None else public
-    centred, phi = _matrix(source, _centred(source, source), len(items)), np.zeros((len(items), features))
+    items, ratings, public = user_ratings(root, public_users, test_fraction, min_examples, seed)
+    source = ratings.train if public is None else public
+    centred, phi = _matrix(source, _centred(source, source), len(items)), np.zeros((len(items), features), np.float32)
     own = np.arange(len(items)) if public is None else np.unique(public.x)  # which items clients rated is private
     phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
-    if feature_norm is not None:
-        phi *= SHRINK * feature_norm / np.linalg.norm(phi, axis=1).clip(min=SHRINK * feature_norm)[:, None]
-    phi = phi.astype(np.float32)
-    notes = [note, "the number of ratings of each user is public"]
+    l1, l2 = (float(np.linalg.norm(phi.astype(float), ord=order, axis=1).max()) / SHRINK for order in (1, 2))
+    notes = [LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)]
+    notes.append("the number of ratings of each user is public")
     if centre == "user":
-        targets = [_centred(side, train) for side in (train, test)]
-        target = RATINGS[1] - RATINGS[0]
         notes.append(USER_CENTRE)
+        target = RATINGS[1] - RATINGS[0]
     else:
-        targets = [side.y.numpy() - centre for side in (train, test)]
-        target = max(RATINGS[1] - centre, centre - RATINGS[0])
-    wide = phi.astype(np.float64)
-    l1, l2 = (float(np.linalg.norm(wide, ord=order, axis=1).max()) / SHRINK for order in (1, 2))
-    if centre != "user":
         phi = np.column_stack([phi, np.full(len(phi), constant, np.float32)])
-        l1, l2 = l1 + constant, float(np.hypot(l2, constant))
-    table = torch.from_numpy(phi)
-    sides = [
-        Examples(table[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets)
-        for side, y in zip((train, test), targets, strict=True)
-    ]
+        l1, l2, target = l1 + constant, float(np.hypot(l2, constant)), max(RATINGS[1] - centre, centre - RATINGS[0])
+    sides = []
+    for side in (ratings.train, ratings.test):
+        y = _centred(side, ratings.train) if centre == "user" else side.y.numpy() - centre
+        sides.append(Examples(torch.from_numpy(phi)[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets))
     domain = Domain(l1, l2, float(target))
-    data = FederatedDataset(
-        sides[0], sides[1], ratings.ids, classes=None, name="movielens", notes=tuple(notes), domain=domain
-    )
-    return MovieLens(data, table, torch.from_numpy(items), ratings)
-
-
-read_movielens = reader("movielens")(data_of(movielens_users))
+    return FederatedDataset(*sides, ratings.ids, name="movielens", notes=tuple(notes), domain=domain)
 
 
 @dataclass(frozen=True)
@@ -173,7 +129,7 @@ class RatingsGraph(Checked):
 
     Args:
         root: of the data, and
-        test_fraction, min_examples, public_users, seed: likewise; they must be those of :func:`movielens_users`.
+        test_fraction, min_examples, public_users, seed: likewise; they must be those of :func:`read_movielens`.
         k: neighbours of each user.
     """
 
@@ -191,7 +147,8 @@ class RatingsGraph(Checked):
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.
         """
-        items, ratings, _ = _read(self.root, self.public_users, self.test_fraction, self.min_examples, self.seed)
+        settings = self.public_users, self.test_fraction, self.min_examples, self.seed
+        items, ratings, _ = user_ratings(self.root, *settings)
         train = ratings.train
         if ratings.ids != data.ids or not torch.equal(train.counts, data.train.counts):
             raise ConfigError(
@@ -217,8 +174,8 @@ def _matrix(side: Examples, values: np.ndarray, items: int) -> csr_array:
     return csr_array((values, side.x.numpy(), side.offsets.numpy()), shape=(len(side.counts), items))
 
 
-def _read(
-    root: str | Path, public_users: int, test_fraction: float, min_examples: int, seed: int
+def user_ratings(
+    root: str | Path, public_users: int = 0, test_fraction: float = 0.2, min_examples: int = 2, seed: int = 0
 ) -> tuple[np.ndarray, FederatedDataset, Examples | None]:
     """Return the numbers of items (items,), the ratings of the clients, and those of the public users.
 

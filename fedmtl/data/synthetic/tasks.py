@@ -4,13 +4,13 @@ The simulations of Xie, Baytas, Lin, Zhou: "Privacy-preserving distributed multi
 updates", KDD 2017 (20 tasks of 200 examples in 28 dimensions, 30% for training), and of Liang et al.: "Model-protected
 multi-task learning", 2020 (320 tasks of 30 training examples in 30 dimensions; tasks of equal models up to the sign
 for its covariance of tasks in blocks, and models of few features). Neither paper prints its generator completely; this
-one is stated in :func:`make_synthetic_tasks`.
+one is stated in :func:`load_synthetic_tasks`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,27 +21,15 @@ from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples, client_keys
-from ..loaders import data_of, reader
+from ..loaders import reader
 from ..transforms import SHRINK
 
 _BITS = 52
 
 
-@dataclass(frozen=True, eq=False)
-class SyntheticTasks:
-    """Generated tasks and the models that generated them.
-
-    Args:
-        data: one client a task, ids ``task-0``, ``task-1``, ...
-        weights: the true models W, float64 (d, T), column t of task t.
-    """
-
-    data: FederatedDataset
-    weights: Tensor
-
-
+@reader("synthetic_tasks")
 @check_arguments
-def make_synthetic_tasks(
+def load_synthetic_tasks(
     tasks: Count = 20,
     *,
     train_examples: Count = 60,
@@ -54,8 +42,8 @@ def make_synthetic_tasks(
     noise: NonNegative = 0.1,
     public_examples: Whole = 0,
     seed: int = 0,
-) -> SyntheticTasks:
-    """Make tasks y = x . w_t with unit-norm rows x and related models w_t.
+) -> FederatedDataset:
+    """Make tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`), one client a task.
 
     Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t`` with U (d, r) of
     orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
@@ -84,19 +72,19 @@ def make_synthetic_tasks(
         seed: of all draws.
 
     Returns:
-        Features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and float32 targets or int64 labels.
+        Ids ``task-0``, ``task-1``, ...; features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and
+        float32 targets or int64 labels.
 
     Raises:
         ConfigError: an impossible setting.
     """
     if rank > features:
         raise ConfigError(
-            f"make_synthetic_tasks.rank is {rank}; it must be at most the number of features, {features}."
+            f"load_synthetic_tasks.rank is {rank}; it must be at most the number of features, {features}."
         )
     ids = tuple(f"task-{i}" for i in range(tasks))
     keys = client_keys(ids)
-    weights = true_weights(keys, features, structure, rank, seed)
-    weights = weights + deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
+    weights = true_weights(ids, features, structure, rank, deviation, seed)
     sides = []
     for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
@@ -115,15 +103,19 @@ def make_synthetic_tasks(
     name = f"synthetic tasks ({structure}, {problem})"
     domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
     classes = 2 if problem == "classification" else None
-    data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain)
-    return SyntheticTasks(data, weights)
+    return FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain)
 
 
-load_synthetic_tasks = reader("synthetic_tasks")(data_of(make_synthetic_tasks))
+def true_weights(
+    ids: Sequence[str], features: int, structure: str = "low_rank", rank: int = 3, deviation: float = 0.0, seed: int = 0
+) -> Tensor:
+    """Return the true models W of tasks, float64 (d, T), as :func:`load_synthetic_tasks` states them."""
+    keys = client_keys(ids)
+    own = deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
+    return _shared_weights(keys, features, structure, rank, seed) + own
 
 
-def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: int) -> Tensor:
-    """Return the shared part of W, float64 (d, T), for tasks with the keys (T,)."""
+def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed: int) -> Tensor:
     if structure == "group_sparse":
         uniform = keyed_unit(seed, "tasks/sparse", keys, 0, rank)
         weights = torch.zeros(features, len(keys), dtype=torch.float64)
