@@ -1,8 +1,7 @@
 """Weighted graphs of agents: sparse, symmetric, rows by id."""
 
-from .graph import Graph
+from .graph import Graph, knn_cosine
 from .settings import Complete, EdgesFile, GraphSettings, KNNCosine, Ring
-from .vectors import exp_angle, knn_cosine
 
 __all__ = [
     "Complete",
@@ -11,6 +10,5 @@ __all__ = [
     "GraphSettings",
     "KNNCosine",
     "Ring",
-    "exp_angle",
     "knn_cosine",
 ]

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 
+from .._check import Count, check_arguments
 from ..errors import ConfigError
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_NAMED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +86,9 @@ class Graph:
             )
         lonely = np.flatnonzero(np.diff(matrix.indptr) == 0)
         if lonely.size:
-            names = ", ".join(repr(self.ids[i]) for i in lonely[:_NAMED])
-            more = f" and {lonely.size - _NAMED} more" if lonely.size > _NAMED else ""
             raise ConfigError(
-                f"Graph: {names}{more} {'has' if lonely.size == 1 else 'have'} no neighbours; connect every agent."
+                f"Graph: {self.ids[lonely[0]]!r} has no neighbours (agents without any: {lonely.size:,}); connect "
+                "every agent."
             )
         return cast(csr_array, matrix)
 
@@ -125,11 +124,9 @@ class Graph:
         if wanted == self.ids:
             return self
         rows = {name: i for i, name in enumerate(self.ids)}
-        for name in wanted:
-            if name not in rows:
-                raise ConfigError(f"Graph: there is no agent {name!r}, which the data have; every client needs a row.")
-        for name in sorted(rows.keys() - set(wanted)):
-            raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
+        for name in sorted(rows.keys() ^ set(wanted)):
+            has, lacks = ("graph", "data") if name in rows else ("data", "graph")
+            raise ConfigError(f"Graph: the {has} has agent {name!r}, and the {lacks} has not; agents are the clients.")
         order = np.array([rows[name] for name in wanted])
         return Graph(self.weights[order][:, order], wanted)
 
@@ -138,3 +135,34 @@ class Graph:
         least, most = int(self.degrees.min()), int(self.degrees.max())
         span = str(most) if least == most else f"{least} to {most}"
         return f"a graph of {len(self):,} agents and {self.edges:,} edges, {span} neighbours each"
+
+
+@check_arguments
+def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
+    """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
+    recommendation task); agents with the same similarity come in the order of the search.
+
+    Args:
+        vectors: (n, d) dense or SciPy sparse, such as the ratings of each agent; no n x n matrix is made.
+        k: neighbours of each agent, below n.
+        ids: of the agents.
+
+    Raises:
+        ConfigError: other than one row an agent, an agent whose vector is zero or not finite, or k is not in
+            [1, n - 1].
+    """
+    from sklearn.neighbors import kneighbors_graph  # takes a second to import
+
+    rows: Any = csr_array(vectors) if issparse(vectors) else np.asarray(vectors)
+    if rows.ndim != 2 or len(ids) != rows.shape[0]:
+        raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
+    sizes = np.asarray(abs(rows).sum(axis=1), dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)))
+    if wrong.size:
+        raise ConfigError(
+            f"the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
+        )
+    if k >= len(ids):
+        raise ConfigError(f"knn_cosine.k is {k:,} for {len(ids):,} agents; it must be below their number.")
+    nearest = kneighbors_graph(rows, k, metric="cosine")
+    return Graph(nearest.maximum(nearest.T), tuple(ids))

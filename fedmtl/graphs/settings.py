@@ -15,8 +15,7 @@ from scipy.sparse import csr_array
 from .._check import Checked, Count
 from .._files import csv_rows
 from ..errors import ConfigError, DataError
-from .graph import Graph
-from .vectors import knn_cosine
+from .graph import Graph, knn_cosine
 
 
 @runtime_checkable
@@ -99,15 +98,26 @@ class EdgesFile:
         place = {name: i for i, name in enumerate(data.ids)}
         weights: dict[tuple[int, int], float] = {}
         for where, cells in csv_rows(Path(self.path), "agent,neighbour,weight", "agent,neighbour", what="edges are"):
-            pair, weight = _edge(cells, place, where)
-            if weights.setdefault(pair, weight) != weight:
+            for name in cells[:2]:
+                if name not in place:
+                    raise ConfigError(f"{where}: there is no agent {name!r}; the agents are the clients of the data.")
+            try:
+                weight = float(cells[2]) if len(cells) == 3 else 1.0
+            except ValueError:
+                weight = math.nan
+            if not (math.isfinite(weight) and weight > 0):
+                raise DataError(f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0.")
+            first, second = sorted(place[name] for name in cells[:2])
+            if first == second:
+                raise ConfigError(f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends.")
+            if weights.setdefault((first, second), weight) != weight:
                 raise ConfigError(
                     f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here and "
-                    f"{weights[pair]:g} before; weights must be symmetric."
+                    f"{weights[first, second]:g} before; weights must be symmetric."
                 )
-        first, second = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
+        pairs = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
         try:
-            return Graph.from_pairs(first, second, list(weights.values()), data.ids)
+            return Graph.from_pairs(*pairs, list(weights.values()), data.ids)
         except ConfigError as error:
             raise ConfigError(str(error).replace("Graph: ", f"{self.path}: ")) from error
 
@@ -141,19 +151,3 @@ class KNNCosine(Checked):
         sums = np.zeros((len(data.ids), flat.shape[1]))
         np.add.at(sums, client, signed)
         return knn_cosine(sums, self.k, ids=data.ids)
-
-
-def _edge(cells: list[str], place: dict[str, int], where: str) -> tuple[tuple[int, int], float]:
-    for name in cells[:2]:
-        if name not in place:
-            raise ConfigError(f"{where}: there is no agent {name!r}; the agents are the clients of the data.")
-    try:
-        weight = float(cells[2]) if len(cells) == 3 else 1.0
-    except ValueError:
-        weight = math.nan
-    if not (math.isfinite(weight) and weight > 0):
-        raise DataError(f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0.")
-    i, j = sorted((place[cells[0]], place[cells[1]]))
-    if i == j:
-        raise ConfigError(f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends.")
-    return (i, j), weight

@@ -73,6 +73,10 @@ def test_weights_are_those_of_the_angles():
     built = TargetAngles(seed=5).build(given)
     np.testing.assert_allclose(built.weights.toarray(), expected, rtol=1e-9)
     assert built.ids == given.ids
+    with pytest.raises(ConfigError, match="has no neighbours"):
+        TargetAngles(seed=5, cut=0.999999).build(given)
+    with pytest.raises(ConfigError, match="cut is 1"):
+        TargetAngles(cut=1.0)
 
 
 def test_by_name_and_impossible_settings():

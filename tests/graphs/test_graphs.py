@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.graphs import Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, exp_angle, knn_cosine
+from fedmtl.graphs import Complete, EdgesFile, Graph, GraphSettings, KNNCosine, Ring, knn_cosine
 from fedmtl.trainer.problem import describe
 
 TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
@@ -30,9 +30,9 @@ def test_the_order_of_the_rows_is_that_of_the_ids() -> None:
     assert np.array_equal(again.ordered(graph.ids).weights.toarray(), TRIANGLE)
     assert describe(again.ordered(graph.ids)) == describe(graph)
     assert describe(graph) not in (describe(again), describe(Graph(1.5 * TRIANGLE, graph.ids)))
-    with pytest.raises(ConfigError, match="no agent 'd', which the data have"):
+    with pytest.raises(ConfigError, match="the data has agent 'd', and the graph has not"):
         graph.ordered(("a", "b", "c", "d"))
-    with pytest.raises(ConfigError, match="agent 'c' is not in the data"):
+    with pytest.raises(ConfigError, match="the graph has agent 'c', and the data has not"):
         graph.ordered(("a", "b"))
 
 
@@ -50,15 +50,13 @@ def test_malformed_weights_are_refused_with_the_agents_named() -> None:
         (weights(0, 2, np.nan), "the weight nan of agents 'a' and 'c' is not finite"),
         (weights(2, 2, 1.0), "agents 'c' and 'c' is of an agent with itself"),
         (weights(0, 2, 0.0), "Graph: 'c' has no neighbours"),
-        (np.zeros((3, 3)), "'a', 'b', 'c' have no neighbours"),
+        (np.zeros((3, 3)), r"'a' has no neighbours \(agents without any: 3\)"),
         (np.ones((2, 3)), r"shape \(2, 3\) for 3 agents"),
     ):
         with pytest.raises(ConfigError, match=message):
             Graph(w, ids)
     with pytest.raises(ConfigError, match="'a' twice"):
         Graph(TRIANGLE, ("a", "b", "a"))
-    with pytest.raises(ConfigError, match="'0', '1', '2', '3', '4' and 3 more have no neighbours"):
-        Graph(np.zeros((8, 8)), tuple(map(str, range(8))))
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -85,22 +83,6 @@ def test_nearest_neighbours_are_those_of_the_matrix_of_cosines(sparse: bool) -> 
         knn_cosine(rows, 5, ids)
     with pytest.raises(ConfigError, match=r"\(40, 30\) for 3 agents"):
         knn_cosine(rows, 5, "abc")
-
-
-def test_angles_of_models() -> None:
-    angle = np.array([0.0, 0.1, 0.5, 0.6])
-    models = np.stack([np.cos(angle), np.sin(angle)], axis=1) * [[1], [2], [0.3], [5]]
-    phi = angle[:, None] - angle[None, :]
-    expected = np.exp((np.cos(phi) - 1) / 0.1)
-    np.fill_diagonal(expected, 0)
-    assert np.allclose(exp_angle(models, 0.1, 0, "abcd").weights.toarray(), expected, rtol=1e-12)
-    cut = np.where(expected < 0.4, 0, expected)
-    assert (cut == 0).sum() > (expected == 0).sum()
-    assert np.allclose(exp_angle(models, 0.1, 0.4, "abcd").weights.toarray(), cut, rtol=1e-12)
-    with pytest.raises(ConfigError, match=r"'a'.*have no neighbours"):
-        exp_angle(models, 0.1, 0.99, "abcd")
-    with pytest.raises(ConfigError, match="cut is 1"):
-        exp_angle(models, 0.1, 1.0, "abcd")
 
 
 class Clients:
@@ -151,7 +133,7 @@ def test_a_file_of_edges(tmp_path) -> None:
         ("a,b,x\n", DataError, r"row 2: the weight is 'x'"),
         ("a,b\n", DataError, r"row 2: 2 cells"),
         ("a,a,1\n", ConfigError, r"row 2: agent 'a' is its own neighbour"),
-        ("a,b,1\n", ConfigError, r"'c' has no neighbours"),
+        ("a,b,1\n", ConfigError, r"edges.csv: 'c' has no neighbours"),
     ):
         file.write_text("agent,neighbour,weight\n" + rows)
         with pytest.raises(kind, match=message):

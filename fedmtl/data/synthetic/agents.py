@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..._check import Below1, Checked, Count, Positive, check_arguments
 from ...errors import ConfigError
-from ...graphs import Graph, exp_angle
+from ...graphs import Graph
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples, client_keys
 from ..loaders import reader
@@ -107,12 +107,13 @@ class TargetAngles(Checked):
 
     seed: int = 0
     gamma: Positive = 0.1
-    cut: float = 1e-3
+    cut: Below1 = 1e-3
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see
-        :func:`~fedmtl.graphs.exp_angle`.
+        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma) (section 5.1).
+
+        The paper leaves out "negligible" weights and prints no number.
 
         Raises:
             ConfigError: data of another origin, whose clients have no such angles.
@@ -123,4 +124,6 @@ class TargetAngles(Checked):
                 "algorithm/graph=ring, complete, knn or edges."
             )
         angles = target_angles(data.ids, self.seed).numpy()
-        return exp_angle(np.stack([np.cos(angles), np.sin(angles)], axis=1), self.gamma, cut=self.cut, ids=data.ids)
+        weights = np.exp((np.cos(angles[:, None] - angles) - 1) / self.gamma)
+        first, second = np.nonzero(np.triu(weights >= self.cut, 1))
+        return Graph.from_pairs(first, second, weights[first, second], data.ids)
