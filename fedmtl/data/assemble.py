@@ -190,12 +190,13 @@ def _names(packed: Packed) -> str:
 def choose(
     train: Mapping[str, tuple[Any, Any]],
     test: Mapping[str, tuple[Any, Any]],
-    where: str,
+    source: str,
     *,
     min_examples: int,
     draw: int | None,
     seed: int,
     test_fraction: float | None = None,
+    **_: Any,
 ) -> list[str]:
     """Return the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws keyed by (seed, id).
 
@@ -212,13 +213,13 @@ def choose(
     large = [client for client, count in counts.items() if count >= min_examples]
     ids = [client for client in large if client in train or test_fraction is not None]
     if not ids:
-        raise DataError(f"{where}: no client has {min_examples} or more examples (min_examples).")
-    checks.say_left_out(len(counts) - len(large), where, f"fewer than {min_examples} examples (min_examples)")
-    checks.say_left_out(len(large) - len(ids), where, "test examples only (test_fraction=0.2 divides theirs anew)")
+        raise DataError(f"{source}: no client has {min_examples} or more examples (min_examples).")
+    checks.say_left_out(len(counts) - len(large), source, f"fewer than {min_examples} examples (min_examples)")
+    checks.say_left_out(len(large) - len(ids), source, "test examples only (test_fraction=0.2 divides theirs anew)")
     if draw is None:
         return ids
     if draw > len(ids):
-        raise ConfigError(f"{where}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
+        raise ConfigError(f"{source}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
     return sample(ids, draw, derive_key(seed, "clients"))
 
 
@@ -228,14 +229,12 @@ def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
     return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
 
 
-def drawn(
-    sides: Sequence[Mapping[str, Kept]], where: str, *, draw: int | None, **options: Any
-) -> Sequence[Mapping[str, Kept]]:
-    """Return both sides without the clients that :func:`choose` leaves out, where it draws some, so that the examples
-    of the others need not be decoded."""
-    if draw is None:
+def drawn(sides: Sequence[Mapping[str, Kept]], **options: Any) -> Sequence[Mapping[str, Kept]]:
+    """Return both sides without the clients that :meth:`FederatedDataset.from_tensors` with these options leaves out,
+    where it draws some, so that the examples of the others need not be decoded."""
+    if options["draw"] is None:
         return sides
-    ids = choose(sides[0], sides[1], where, draw=draw, **options)
+    ids = choose(*sides, **options)
     return [{client: side[client] for client in ids if client in side} for side in sides]
 
 

@@ -70,7 +70,8 @@ def read_stackoverflow(
     """
     root = Path(root)
     options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
-    sides = drawn(_read(root, max_examples), str(root), draw=clients, **options)
+    options |= {"source": str(root), "draw": clients}
+    sides = drawn(_read(root, max_examples), **options)
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
     labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
@@ -82,7 +83,6 @@ def read_stackoverflow(
         coded[0],
         test=coded[1] or None,
         name="stackoverflow",
-        source=str(root),
         classes=2,
         domain=Domain(l1=1.0, l2=1.0, target=1.0),
         **options,
