@@ -234,7 +234,7 @@ def drawn(sides: Sequence[Mapping[str, Kept]], **options: Any) -> Sequence[Mappi
     where it draws some, so that the examples of the others need not be decoded."""
     if options["draw"] is None:
         return sides
-    ids = choose(*sides, **options)
+    ids = choose(sides[0], sides[1], **options)
     return [{client: side[client] for client in ids if client in side} for side in sides]
 
 

@@ -153,10 +153,10 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
     """
     from sklearn.neighbors import kneighbors_graph  # takes a second to import
 
-    rows: Any = csr_array(vectors) if issparse(vectors) else np.asarray(vectors)
+    rows: Any = vectors if issparse(vectors) else np.asarray(vectors)
     if rows.ndim != 2 or len(ids) != rows.shape[0]:
         raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
-    sizes = np.asarray(abs(rows).sum(axis=1), dtype=np.float64)
+    sizes = np.asarray(abs(rows).sum(axis=1), dtype=np.float64).ravel()
     wrong = np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)))
     if wrong.size:
         raise ConfigError(

@@ -117,7 +117,7 @@ class EdgesFile:
                 )
         pairs = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
         try:
-            return Graph.from_pairs(*pairs, list(weights.values()), data.ids)
+            return Graph.from_pairs(pairs[0], pairs[1], list(weights.values()), data.ids)
         except ConfigError as error:
             raise ConfigError(str(error).replace("Graph: ", f"{self.path}: ")) from error
 

@@ -118,7 +118,7 @@ def read_movielens(
         y = _centred(side, ratings.train) if centre == "user" else side.y.numpy() - centre
         sides.append(Examples(torch.from_numpy(phi)[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets))
     domain = Domain(l1, l2, float(target))
-    return FederatedDataset(*sides, ratings.ids, name="movielens", notes=tuple(notes), domain=domain)
+    return FederatedDataset(sides[0], sides[1], ratings.ids, name="movielens", notes=tuple(notes), domain=domain)
 
 
 @dataclass(frozen=True)
