@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import gzip
@@ -191,66 +192,48 @@ class Table:
         """Return the rows of each client: by the column ``client``, in the order of its texts, or dealt by y (n,).
 
         Raises:
-            ConfigError: see :meth:`check_clients`.
+            ConfigError: not either a column or a partition says which client has a row.
         """
-        self.check_clients(client, partition)
-        if client is None:
-            return cast(Partition, partition).deal(y, seed)
-        ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
-        return by_number(number, ids)
-
-    def check_clients(self, client: str | None, partition: Partition | None) -> None:
-        """Raise :class:`ConfigError` unless either a column or a partition says which client has a row."""
         if (client is None) == (not partition):
             state = "both a client column and a partition" if client else "no client column"
             raise ConfigError(
                 f"{self.file}: {state}; give the column of each row's client, or a partition such as "
                 "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
             )
+        if client is None:
+            return cast(Partition, partition).deal(y, seed)
+        ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
+        return by_number(number, ids)
 
 
 def _read(file: Path, text: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
-    if not file.is_file():
-        raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
     if not file.name.endswith(_SUFFIXES):
         raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
     if file.suffix == ".parquet":
         return loaded(pd.read_parquet, file)
     sep = "\t" if ".tsv" in file.suffixes else ","
-    try:
-        frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
-    except DataError as error:
-        if "tokenizing" in str(error):
-            _check_lines(file, sep, unclosed="EOF inside string" in str(error))
-        raise
+    frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
     # pandas fills a line that is too short, and takes the first fields of lines that are too long as an index
     if frame.iloc[:, -1].isna().any() or not frame.index.equals(pd.RangeIndex(len(frame))):
         _check_lines(file, sep)
     return frame
 
 
-def _check_lines(file: Path, sep: str, unclosed: bool = False) -> None:
-    """Raise :class:`DataError` for the first line whose number of fields is not that of the header, or, with
-    ``unclosed``, for the line in which a quote is opened and not closed before the end of the file."""
-    line, width = 1, 0
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
-        rows = csv.reader(text, delimiter=sep, strict=True)
-        try:
-            for fields in rows:
-                width = width or len(fields)
-                if len(fields) != width and any(field.strip() for field in fields):
-                    raise DataError(
-                        f"{file}: the number of fields of line {line} is {len(fields)}, that of the header {width}; "
-                        f"the line may be cut off, or a text with {sep!r} in it must be quoted."
-                    )
-                line = rows.line_num + 1
-        except csv.Error:
-            if unclosed:
+def _check_lines(file: Path, sep: str) -> None:
+    """Raise :class:`DataError` for the first line whose number of fields is not that of the header."""
+    width = 0
+    opened = (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig", newline="")
+    with opened as text, contextlib.suppress(csv.Error):  # a text longer than the csv module takes
+        rows = csv.reader(text, delimiter=sep)
+        for fields in filter(None, rows):
+            width = width or len(fields)
+            if len(fields) != width:
                 raise DataError(
-                    f"{file}: a quote that begins in line {line} is not closed; the file may be cut off."
-                ) from None
+                    f"{file}: the number of fields of line {rows.line_num} is {len(fields)}, that of the header "
+                    f"{width}; the line may be cut off, or a text with {sep!r} in it must be quoted."
+                )
 
 
 def _printed(value: object) -> str:
