@@ -1,7 +1,7 @@
 """LEAF JSON (Caldas et al., "LEAF: a benchmark for federated settings", 2018): a file, a folder, a zip.
 
-A part is one JSON object: ``users`` (ids) and ``user_data``, which maps each id to ``{"x": [example, ...], "y":
-[target, ...]}``; ``num_samples``, the lengths of these lists, is not read.
+A part is one JSON object whose ``user_data`` maps each client's id to ``{"x": [example, ...], "y": [target, ...]}``;
+``users``, these ids, and ``num_samples``, the lengths of the lists, are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 
 from ...errors import DataError
 from ..assemble import as_tensor
-from ..checks import check_ids
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..transforms import Integers
@@ -122,7 +121,7 @@ def _read_parts(root: Path, features: Features, other: str) -> dict[str, Pair]:
                 )
             clients[client], origin[client] = pair, part
     if not clients:
-        raise DataError(f"{root}: there are no clients; field 'users' must list at least one.")
+        raise DataError(f"{root}: there are no clients; field 'user_data' must hold at least one.")
     return clients
 
 
@@ -151,45 +150,27 @@ def _zip_parts(file: Path) -> list[Part]:
 def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iterator[tuple[str, Pair]]:
     try:
         content = json.loads(read())
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{part} cannot be read ({error}); it may be truncated or damaged.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{part} is not UTF-8 text ({error}); accepted: LEAF JSON.") from error
-    except ValueError as error:
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{part} cannot be read as LEAF JSON ({error}); it may be truncated or damaged.") from error
+    data = content.get("user_data") if isinstance(content, dict) else None
+    if not isinstance(data, dict):
         raise DataError(
-            f"{part} is not valid JSON ({error}); it may be truncated. Accepted: one LEAF JSON object."
-        ) from error
-    if not isinstance(content, dict):
-        raise DataError(f"{part} holds a JSON {type(content).__name__}; accepted: a LEAF JSON object.")
-    for key, kind, accepted in (
-        ("users", list, "a list of client ids"),
-        ("user_data", dict, "an object that maps each client to its x and y"),
-    ):
-        if not isinstance(content.get(key), kind):
-            state = "is malformed" if key in content else "is missing"
-            raise DataError(f"{part}: field {key!r} {state}; it must be {accepted}.")
-    users, data = content["users"], content["user_data"]
-    if users:
-        check_ids(users, f"{part}, field 'users'")
-    for client in set(users) ^ data.keys():
-        raise DataError(f"{part}: client {client!r} is in one of the fields 'users' and 'user_data'; give it in both.")
-    for client in users:
-        where = f"{part}: client {client!r}"
-        x, y = _read_client(data.pop(client), where)
-        if y:
-            yield client, (features(x, where), numbers(y, where, "y"))
-
-
-def _read_client(entry: Any, where: str) -> tuple[list[Any], list[Any]]:
-    for key in ("x", "y"):
-        if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
-            raise DataError(f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example.")
-    x, y = entry["x"], entry["y"]
-    if len(x) != len(y):
-        raise DataError(
-            f"{where}: field 'x' has {len(x):,} examples and field 'y' has {len(y):,}; they must have the same number."
+            f"{part}: field 'user_data' is missing; accepted: a JSON object in which it maps clients to their x and y."
         )
-    return x, y
+    for client in list(data):
+        where, entry = f"{part}: client {client!r}", data.pop(client)
+        for key in ("x", "y"):
+            if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
+                raise DataError(
+                    f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example."
+                )
+        if len(entry["x"]) != len(entry["y"]):
+            raise DataError(
+                f"{where}: field 'x' has {len(entry['x']):,} examples and field 'y' has {len(entry['y']):,}; they must "
+                "have the same number."
+            )
+        if entry["y"]:
+            yield client, (features(entry["x"], where), numbers(entry["y"], where, "y"))
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:

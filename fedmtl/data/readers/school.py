@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ def centred(data: FederatedDataset) -> FederatedDataset:
     def less_mean(side: Examples) -> Examples:
         return replace(side, y=(side.y.double() - mean.repeat_interleave(side.counts)).float())
 
-    return replace(data, train=less_mean(data.train), test=less_mean(data.test), notes=(*data.notes, CENTRED))
+    return _changed(data, less_mean, CENTRED)
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
@@ -116,7 +117,7 @@ def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
         norm = wide.norm(dim=1, keepdim=True)
         return replace(side, x=torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float())
 
-    return replace(data, train=unit(data.train), test=unit(data.test))
+    return _changed(data, unit)
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:
@@ -134,7 +135,11 @@ def standardized(data: FederatedDataset) -> FederatedDataset:
         centre, spread = mean.repeat_interleave(side.counts, 0), scale.repeat_interleave(side.counts, 0)
         return replace(side, x=((side.x.double() - centre) / spread).float())
 
-    return replace(data, train=scaled(data.train), test=scaled(data.test), notes=(*data.notes, STANDARDIZED))
+    return _changed(data, scaled, STANDARDIZED)
+
+
+def _changed(data: FederatedDataset, change: Callable[[Examples], Examples], *notes: str) -> FederatedDataset:
+    return replace(data, train=change(data.train), test=change(data.test), notes=(*data.notes, *notes))
 
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
@@ -144,11 +149,27 @@ def _client_means(values: Tensor, counts: Tensor) -> Tensor:
 
 def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return each school's features (pupils, d) and scores (pupils,), float64."""
-    x, y = _cells(file)
-    if len(x) != len(y):
-        raise DataError(f"{file}: X has {len(x):,} cells and Y has {len(y):,}; each needs one a school.")
+    try:
+        content = loadmat(file)
+    except (
+        NotImplementedError,
+        MatReadError,
+        ValueError,
+        TypeError,
+        OSError,
+        EOFError,
+        LookupError,
+        MemoryError,
+    ) as error:
+        raise DataError(
+            f"{file} cannot be read as a MATLAB file ({error}); it may be missing or truncated, and one of version 7.3 "
+            "is to be saved with -v7."
+        ) from error
+    x, y = (content.get(name) for name in "XY")
+    if any(not isinstance(cells, np.ndarray) or cells.dtype != object for cells in (x, y)) or x.size != y.size:
+        raise DataError(f"{file}: X or Y is missing or has no cell for a school; accepted: a matrix of each a school.")
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for number, pair in enumerate(zip(x, y, strict=True)):
+    for number, pair in enumerate(zip(x.flat, y.flat, strict=True)):
         where = f"{file}: school-{number}"
         features, scores = (as_tensor(c, where, field).double().numpy() for c, field in zip(pair, "XY", strict=True))
         outside = (scores < SCORES[0]) | (scores > SCORES[1])
@@ -158,22 +179,3 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             )
         schools[f"school-{number}"] = features, scores.ravel()
     return schools
-
-
-def _cells(file: Path) -> tuple[list[Any], list[Any]]:
-    if not file.is_file():
-        raise DataError(f"{file} does not exist or is not a file; give school.mat or its folder.")
-    try:
-        content = loadmat(file)
-    except NotImplementedError as error:
-        raise DataError(f"{file} is a MATLAB 7.3 file, which is not read; save it with -v7.") from error
-    except (MatReadError, ValueError, TypeError, OSError, EOFError, KeyError, IndexError, MemoryError) as error:
-        raise DataError(f"{file} cannot be read as a MATLAB file ({error}); it may be truncated.") from error
-    cells = []
-    for name in ("X", "Y"):
-        value = content.get(name)
-        if not isinstance(value, np.ndarray) or value.dtype != object:
-            kind = "is missing" if value is None else "is no cell array"
-            raise DataError(f"{file}: {name} {kind}; accepted: cells X and Y with one matrix a school.")
-        cells.append(list(value.ravel()))
-    return cells[0], cells[1]
