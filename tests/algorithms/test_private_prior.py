@@ -17,7 +17,7 @@ from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.algorithms.private_prior import entry_signal, excess_of, matrix_signal, mean_signal
-from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.data.synthetic.tasks import true_weights
 from fedmtl.errors import ConfigError
 
 from .harness import everyone, linear_tasks, problem_of, repeated, run
@@ -268,9 +268,7 @@ def test_many_alike_tasks_teach_the_true_covariance() -> None:
     problem = linear(tasks=3000, train_examples=60, rank=2, noise=0.05)
     state = run(prior(ridge=1e-4), problem)
     directions, excess = state.public["directions"][0], state.public["excess"][0]
-    true = make_synthetic_tasks(
-        3000, train_examples=60, test_examples=6, features=D, rank=2, noise=0.05, problem="regression", seed=1
-    ).weights
+    true = true_weights(problem.data.ids, D, rank=2, seed=1)
     unit = true / true.norm(dim=0)
     expected = unit @ unit.T / 3000 - torch.eye(D) / D
     torch.testing.assert_close((directions * excess) @ directions.T, expected, rtol=0.0, atol=0.02)
