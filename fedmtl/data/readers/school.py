@@ -165,8 +165,8 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             f"{file} cannot be read as a MATLAB file ({error}); it may be missing or truncated, and one of version 7.3 "
             "is to be saved with -v7."
         ) from error
-    x, y = (content.get(name) for name in "XY")
-    if any(not isinstance(cells, np.ndarray) or cells.dtype != object for cells in (x, y)) or x.size != y.size:
+    x, y = (np.asarray(content.get(name, 0)) for name in "XY")
+    if x.dtype != object or y.dtype != object or x.size != y.size:
         raise DataError(f"{file}: X or Y is missing or has no cell for a school; accepted: a matrix of each a school.")
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for number, pair in enumerate(zip(x.flat, y.flat, strict=True)):
