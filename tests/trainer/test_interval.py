@@ -46,7 +46,7 @@ from fedmtl.trainer.verify import verify
 from .settings import CLIENTS, DELTA, SOLVER, trainer
 from .test_asynchronous import LAPLACE
 from .test_asynchronous import trainer as one_at_a_time
-from .test_stopping import Interrupting, keyboard  # noqa: F401 - which this module uses, too
+from .test_endings import Interrupting, keyboard  # noqa: F401 - which this module uses, too
 
 CANARIES = 200
 AUDITED = {

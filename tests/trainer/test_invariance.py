@@ -1,16 +1,23 @@
-"""What results must not depend on, and what a result's models are."""
+"""What results do not depend on, and what of its process a run leaves as it was."""
 
 import copy
+import ctypes
+import signal
+import warnings
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from threadpoolctl import threadpool_info
 
 from fedmtl import (
     PMTL,
     Callback,
     ClientPrivacy,
     Execution,
+    FedAvg,
     FixedCohort,
     FullParticipation,
     LocalSGD,
@@ -23,7 +30,8 @@ from fedmtl.local import Layout
 from tests import small
 from tests.methods import NETWORKS
 
-from .settings import CLIENTS, DATA, DELTA, NOISE, trainer
+from ..small import Ends
+from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, trainer
 
 
 def run_of(**settings):
@@ -109,3 +117,39 @@ def test_client_that_never_took_part_is_personalized():
             gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
             row = row - lr * (gradient + lam * (row - mean))
         torch.testing.assert_close(result.personal[client], row, rtol=1e-10, atol=1e-12)
+
+
+def state() -> tuple[object, ...]:
+    """What of a process its parts share: threads, precision, random numbers, warnings and signals."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        (torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]),
+        (torch.get_default_dtype(), torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32),
+        (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
+        (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()),  # noqa: NPY002
+        (list(warnings.filters), warnings.showwarning),
+        (signal.getsignal(signal.SIGINT), np.geterr()),
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
+    opened, library = [], ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name=None, **options: opened.append(name) or library(name, **options))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        before = state()
+        run = trainer(
+            algorithm=FedAvg(local=SOLVER),
+            execution=Execution(processes=workers),
+            rounds=2,
+            callbacks=[Ends(0, RuntimeError)] * fails,
+        )
+        with pytest.raises(RuntimeError, match="at the end") if fails else nullcontext():
+            run.fit()
+        assert state() == before
+        assert None not in opened, "what is set in the C library, such as mallopt, stays for good"
+    finally:
+        torch.set_num_threads(threads)
