@@ -323,14 +323,18 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
     return int(values[-1]) + 1
 
 
-def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str) -> Examples:
+def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str, whole: bool = False) -> Examples:
     """Return examples of finite features, and of int64 labels below ``classes`` or, if it is None, finite floating
     targets.
 
     Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
-    classes an example become uint8.
+    classes an example become uint8, floating features that are to be ``whole`` int64.
     """
     checks.check_finite(side.x, side.offsets, ids, where, "x")
+    if whole and side.x.is_floating_point() and side.x.layout == torch.strided:
+        accepted = "with features that are integers every one must be a whole number."
+        checks.refuse(side.x != side.x.floor(), side.x, side.offsets, ids, where, "x", accepted)
+        side = replace(side, x=side.x.long())
     checks.check_finite(side.y, side.offsets, ids, where, "y")
     if classes is None:
         return side if side.y.is_floating_point() else replace(side, y=side.y.float())

@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError
 from . import checks, rows
 from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
-from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
+from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
 
@@ -225,8 +225,9 @@ class FederatedDataset:
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
                 inferred comes from the records, and a run with noise refuses it.
-            transform: from storage to float; None scales images of bytes, x uint8 (examples, ..., height, width), to
-                [0, 1], whose bounds are then the domain, and is :class:`Cast` otherwise.
+            transform: from storage to float, or :class:`Integers`, with which every x must be whole; None scales images
+                of bytes, x uint8 (examples, ..., height, width), to [0, 1], whose bounds are then the domain, and is
+                :class:`Cast` otherwise.
             domain: public bounds that every example keeps.
             name: for messages and reports.
             source: names the data in messages, such as their file; None for ``name``.
@@ -256,7 +257,7 @@ class FederatedDataset:
             y = torch.cat([side.y for side in sides.values()])
             classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)
         for place, side in sides.items():
-            sides[place] = checked(side, classes, ids, place)
+            sides[place] = checked(side, classes, ids, place, whole=isinstance(transform, Integers))
         whole, *rest = sides.values()
         if not rest:
             held_out = 0.2 if test_fraction is None else test_fraction

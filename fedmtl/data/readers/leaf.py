@@ -70,14 +70,7 @@ def read_leaf(
                     f"{where}, field 'x' has {rows[0].size} numbers an example; shape {shape} needs others."
                 )
             rows = rows.reshape(len(rows), *shape)
-        wrong = ~np.isfinite(rows) | (rows != np.floor(rows))
-        if integers and wrong.any():
-            row = np.argwhere(wrong)[0]
-            raise DataError(
-                f"{where}, example {row[0]}, field 'x' holds {rows[tuple(row)]}; with integers=True every number is "
-                "whole."
-            )
-        return rows.astype(np.int64 if integers else np.float32)
+        return rows.astype(np.float64 if integers else np.float32)
 
     sides = read_sides(root, features)
     real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())  # of one client, so of all

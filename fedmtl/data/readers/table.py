@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedmtl")
 _CUT = 0.1  # share of rows outside a range that does not fit
-_WHOLE = 1 << 24  # whole numbers below it are exact in float32
 
 
 @reader("table")
@@ -100,12 +99,9 @@ def read_table(
         _coded(table, column, coding[column]) if column in coding else _feature(table, column, ranges.get(column))
         for column in features
     ]
-    for column, part in zip(features, stored, strict=True) if integers else ():
-        wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
-        table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
-    x = np.concatenate(stored, axis=1).astype(np.int64 if integers else np.float32)
+    x = np.concatenate(stored, axis=1).astype(np.float64 if integers else np.float32)
     if target in ranges:
-        y, classes = _feature(table, target, ranges[target])[:, 0], None
+        y, classes = _feature(table, target, ranges[target])[:, 0].astype(np.float32), None
     else:
         y = _target(table, target, labels)
     data = FederatedDataset.from_tensors(
@@ -205,12 +201,12 @@ def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndar
 
 
 def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarray:
-    """Return one column as (rows, 1) float32, mapped from its range to [-1, 1] if it has one."""
+    """Return one column as (rows, 1) float64, mapped from its range to [-1, 1] if it has one."""
     values = table.numbers(name, typed=True, accepted=f"a finite number ({_advice(table.frame[name], name)})")
     if ends is not None:
         low, high = ends
         values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
-    return values.astype(np.float32)[:, None]
+    return values[:, None]
 
 
 def _advice(values: pd.Series, name: str) -> str:
