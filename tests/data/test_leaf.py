@@ -38,7 +38,9 @@ def zipped(path, **members):
 
 def test_the_file_holds_what_is_read(tmp_path):
     users = some_users()
-    data = read_leaf(put(tmp_path / "all.json", leaf(users)), classes=3)
+    content = leaf(users)
+    content["user_data"] = dict(reversed(content["user_data"].items()))  # the order is that of "users"
+    data = read_leaf(put(tmp_path / "all.json", content), classes=3)
     assert data.ids == ("a", "b", "c")
     assert data.name == "all.json"
     assert data.train.x.dtype == torch.float32
@@ -112,9 +114,11 @@ def with_client(entry):
 XS = [[0.0, 1.0]] * 4
 BAD = {
     "truncated": (json.dumps(leaf(some_users()))[:-20], r"cannot be read as LEAF JSON \(.*\); it may be truncated"),
-    "a list": ([1, 2], r"field 'user_data' is missing; accepted: a JSON object"),
-    "no data": (broken(user_data=None), r"field 'user_data' is missing; accepted: a JSON object in which it maps"),
-    "nobody": (leaf({}), r"there are no clients; field 'user_data' must hold at least one"),
+    "a list": ([1, 2], r"fields 'users' and 'user_data' are missing or name different clients"),
+    "no data": (broken(user_data=None), r"fields 'users' and 'user_data' are missing or name different clients"),
+    "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
+    "user twice": (broken(users=["a", "a", "b"]), r"fields 'users' and 'user_data' are missing or name different"),
+    "user without data": (broken(users=["a", "b", "z"]), r"'users' and 'user_data' are missing or name different"),
     "no x": (with_client({"y": [1]}), r"client 'a': field 'x' is missing or malformed; it must be a list"),
     "nan": (with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}), r"example 3, field 'x' holds nan;"),
     "words as labels": (with_client({"x": XS, "y": ["cat"] * 4}), r"client 'a', field 'y' holds .*cat.*; accepted"),

@@ -1,7 +1,7 @@
 """LEAF JSON (Caldas et al., "LEAF: a benchmark for federated settings", 2018): a file, a folder, a zip.
 
-A part is one JSON object whose ``user_data`` maps each client's id to ``{"x": [example, ...], "y": [target, ...]}``;
-``users``, these ids, and ``num_samples``, the lengths of the lists, are not read.
+A part is one JSON object: ``users`` (ids) and ``user_data``, which maps each id to ``{"x": [example, ...], "y":
+[target, ...]}``; ``num_samples``, the lengths of these lists, is not read.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _read_parts(root: Path, features: Features, other: str) -> dict[str, Pair]:
                 )
             clients[client], origin[client] = pair, part
     if not clients:
-        raise DataError(f"{root}: there are no clients; field 'user_data' must hold at least one.")
+        raise DataError(f"{root}: there are no clients; field 'users' must list at least one.")
     return clients
 
 
@@ -145,12 +145,13 @@ def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iter
         content = json.loads(read())
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{part} cannot be read as LEAF JSON ({error}); it may be truncated or damaged.") from error
-    data = content.get("user_data") if isinstance(content, dict) else None
-    if not isinstance(data, dict):
+    users, data = (content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data"))
+    if not isinstance(data, dict) or not isinstance(users, list) or sorted(map(str, users)) != sorted(data):
         raise DataError(
-            f"{part}: field 'user_data' is missing; accepted: a JSON object in which it maps clients to their x and y."
+            f"{part}: fields 'users' and 'user_data' are missing or name different clients; accepted: a JSON object "
+            "with the list of clients, each once, and an object that maps each to its x and y."
         )
-    for client in list(data):
+    for client in map(str, users):
         where, entry = f"{part}: client {client!r}", data.pop(client)
         for key in ("x", "y"):
             if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
