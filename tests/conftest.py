@@ -16,8 +16,7 @@ QUICK = {
     "local/test_local.py", "local/test_optimizers.py", "local/test_products.py", "schedules/test_rounds.py",
     "privacy/test_clip.py", "privacy/test_samplers.py", "privacy/test_channel.py", "privacy/test_ledger.py",
     "privacy/test_records.py", "algorithms/test_fedavg.py", "algorithms/test_ditto.py", "algorithms/test_linear.py",
-    "algorithms/test_client_half.py", "trainer/test_checkpoint.py", "trainer/test_evaluation.py",
-    "trainer/test_trainer.py",
+    "algorithms/test_client_half.py", "trainer/test_evaluation.py", "trainer/test_trainer.py",
 }  # fmt: skip
 
 

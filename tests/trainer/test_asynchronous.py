@@ -86,12 +86,6 @@ def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
     assert result.personal.shape == (TASKS, 6)
 
 
-@pytest.mark.parametrize(("case", "at"), [("learner", 6), *((case, 33) for case in CASES)])
-def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
-    check_resumed(partial(trainer, case, checkpoint_every=5), tmp_path, at)
-    assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
-
-
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
     settings = {"privacy": replace(LAPLACE, source="secure"), "folder": tmp_path / "run", "checkpoint_every": 10}
     with pytest.raises(Ended):
@@ -227,11 +221,18 @@ def test_rows_are_means_and_percentiles_by_budget():
     assert [row["epsilon"] for row in result.bands] == pytest.approx(EPSILONS)
 
 
-@pytest.mark.parametrize("case", [*FEW_CASES, *ROUNDS])
-def test_interrupted_replicates_resume_to_the_same_bits(case, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmtl.report.figures.plot_rounds", lambda *args, **options: None)
-    step = min(10, ROUNDS.get(case, {}).get("rounds", 1000) - 1)
-    check_resumed(partial(several, case, checkpoint_every=4), tmp_path, step)
+@pytest.mark.parametrize(
+    ("make", "case", "at"),
+    [
+        (trainer, "learner", 6),
+        *((trainer, case, 33) for case in CASES),
+        *((several, case, 10) for case in FEW_CASES),
+        (several, "mp_mtl", 10),
+        (several, "private_prior", 0),
+    ],
+)
+def test_an_interrupted_run_resumes_to_the_same_bits(make, case, at, tmp_path):
+    check_resumed(partial(make, case, checkpoint_every=5), tmp_path, at)
 
 
 def test_files_and_words_of_several_runs(tmp_path):

@@ -1,6 +1,5 @@
 """How a run ends early: by its rule, by the keyboard, or killed at any moment; and how it resumes to the same bits."""
 
-import json
 import math
 import multiprocessing
 import os
@@ -42,7 +41,7 @@ from fedmtl.trainer.run import held_interruption
 
 from ..small import check_same
 from . import test_asynchronous
-from .half import Half
+from .half import by_halves
 from .ledgers import charges, participations, read_lines
 from .settings import CLIENTS, COHORT, DELTA, NOISE, SOLVER, epsilon, trainer
 
@@ -253,7 +252,7 @@ class Killer(Callback):
             file = open(path, mode)  # noqa: SIM115 - closed by its user
             kind = "appending" if path.parent.name == "clients" else "writing"
             here = kind == "appending" or path.name.startswith("checkpoint")
-            return Half(file, partial(self.pass_, kind)) if here else file
+            return by_halves(file, partial(self.pass_, kind)) if here else file
 
         def renamed(source: Any, target: Any) -> None:
             here = Path(target).name == "checkpoint.safetensors"
@@ -299,10 +298,6 @@ def check_files(folder: Path, expected: Result, *, charged: bool = True) -> None
     for one, other in ((found, expected), *((found.baselines[name], run) for name, run in expected.baselines.items())):
         check_same(one, other)
     assert charges(ledger(folder)) == (dict.fromkeys(range(ROUNDS), 1) if charged else {})
-
-
-def result(folder: Path) -> dict:
-    return json.loads((folder / "private/result.json").read_text())
 
 
 def ledger(folder: Path) -> Path:
@@ -385,10 +380,10 @@ def test_secure_replays_are_charged_again(case, tmp_path):
     assert charges(ledger(folder)) == dict.fromkeys(range(lost), 1)
     assert lost > 10
     assert not run(case, folder, privacy=privacy, resume=True)
-    found = result(folder)
-    twice = range(9, lost)  # the checkpoint holds 9
-    assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(found["rounds"])}
-    assert found["epsilon"] <= privacy["epsilon"]
+    found = Result.load(folder)
+    rounds, twice = found.final["round"], range(9, lost)  # the checkpoint holds 9
+    assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(rounds)}
+    assert found.epsilon <= privacy["epsilon"]
     if case == "baseline":
-        assert (found["stopped"], found["rounds"], found["releases"]) == ("budget", ROUNDS - len(twice), ROUNDS)
-        assert found["epsilon"] == pytest.approx(epsilon(ROUNDS), rel=1e-3)
+        assert (found.stopped, rounds, found.privacy.releases) == ("budget", ROUNDS - len(twice), ROUNDS)
+        assert found.epsilon == pytest.approx(epsilon(ROUNDS), rel=1e-3)

@@ -12,7 +12,7 @@ import fedmtl.trainer.evaluation as evaluation
 from fedmtl import ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.local import Layout
-from fedmtl.trainer.evaluation import Metrics, evaluate_each, evaluate_models, summarize
+from fedmtl.trainer.evaluation import evaluate_each, evaluate_models
 from fedmtl.trainer.problem import build_problem
 from tests.helpers import ragged_classification, regression
 
@@ -73,26 +73,6 @@ def test_models_of_several_runs_on_every_client(monkeypatch, make, count, common
         models = models[:, :1].expand(-1, 7, -1)
     for found, rows in zip(evaluate_models(problem, models), models, strict=True):
         check_scores(data, problem.module, found, rows, range(7))
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "mse"])
-def test_summary_against_numpy(metric):
-    problem = problem_of(ragged_classification(7) if metric == "accuracy" else regression(7))
-    for n in (1, 9, 10, 11, 37):
-        generator = np.random.default_rng(n)
-        scores, counts = generator.random(n), generator.integers(1, 50, n)
-        columns = (torch.from_numpy(values) for values in (scores, scores, counts))
-        found = summarize(problem, Metrics(*columns), "global_")
-        worst = np.sort(scores)[::-1] if metric == "mse" else np.sort(scores)
-        expected = {
-            f"global_{metric}": np.mean(scores),
-            f"global_weighted_{metric}": np.average(scores, weights=counts),
-            "global_worst_tenth": np.mean(worst[: -(-n // 10)]),
-            "global_spread": np.std(scores),
-        }
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert found[key] == pytest.approx(value, rel=1e-12, abs=1e-15)
 
 
 class Doubled(FedAvg):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
@@ -33,6 +34,7 @@ from fedmtl import (
     load_data,
     models,
 )
+from fedmtl._files import write_bytes
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.folder import Checkpoint, RunFolder
@@ -448,3 +450,36 @@ class Looking(Callback):
 
     def on_end(self, result: Result | None) -> None:
         self.marks.append(self.path.exists())
+
+
+def test_files_that_are_no_checkpoint_are_named(tmp_path):
+    path = tmp_path / "c.safetensors"
+    Checkpoint(7, {"w": torch.zeros(2)}, {}, [], "mark").write(path)
+    contents = [b"", b"not a checkpoint", b"\x80\x04pickled", path.read_bytes()[:-1]]
+    contents += [save({"public.w": torch.zeros(2)}, notes) for notes in ({}, {"notes": "{"}, {"notes": "{}"})]
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
+            Checkpoint.read(path)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux which file a handle is")
+def test_content_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    """The order that survives a loss of power: write, sync the file, rename, sync the folder."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        calls.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        if "tmp" in calls[-1]:
+            assert Path(f"/proc/self/fd/{handle}").read_bytes() == b"content"
+        fsync(handle)
+
+    def renamed(source: Path, target: Path) -> None:
+        calls.append(f"rename {source.name} {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_bytes(tmp_path / "file", b"content")
+    assert calls == ["sync file.tmp", "rename file.tmp file", f"sync {tmp_path.name}"]

@@ -183,6 +183,7 @@ def test_a_regression_leaves_them_out_of_every_error():
         targets.append(own.y.numpy())
     means = np.array([error.mean() for error in errors])
     assert run.final["mse"] == pytest.approx(means.mean(), rel=1e-10)
+    assert run.final["worst_tenth"] == pytest.approx(means.max(), rel=1e-10)
     assert run.final["nmse"] == pytest.approx(np.mean(means / [y.var() for y in targets]), rel=1e-10)
     pooled = np.concatenate(errors).mean() / np.concatenate(targets).var()
     assert run.final["pooled_nmse"] == pytest.approx(pooled, rel=1e-10)

@@ -19,7 +19,7 @@ from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.ranks import Ranks
 
 from ..small import Ended
-from .half import Half
+from .half import by_halves
 
 N = 9
 FIELDS = {"model": ((3,), torch.float64), "seen": ((), torch.bool), "count": ((2, 2), torch.int64)}
@@ -189,7 +189,7 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return stopped
 
     written = stopping("write", lambda: None)
-    half = lambda path, mode: Half(open(path, mode), written)  # noqa: E731, SIM115 - closed by its user
+    half = lambda path, mode: by_halves(open(path, mode), written)  # noqa: E731, SIM115 - closed by its user
     monkeypatch.setattr(files_module, "open", half, raising=False)
     monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
     monkeypatch.setattr(os, "fsync", stopping("fsync", lambda file: None))
