@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
 from torchvision.datasets import CelebA
 
 from fedmtl.cli.main import main
@@ -102,6 +101,10 @@ def test_a_draw_of_celebrities(tmp_path):
     assert everything(drawn) == {client: both[client] for client in drawn.ids}
     with pytest.raises(ConfigError, match="clients is 9, but only 5 have enough examples"):
         read_celeba(tmp_path, clients=9, **settings)
+    with pytest.raises(ConfigError, match=r"target is 'Smile'; accepted: Bald, Smiling, Young"):
+        read_celeba(tmp_path, target="Smile")
+    with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
+        read_celeba(tmp_path, size=(8,))
 
 
 def test_leaf_json_names_the_images(tmp_path):

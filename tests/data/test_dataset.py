@@ -30,15 +30,6 @@ def ragged(sizes=(5, 9, 2, 17), shape=(3,), classes=4, dtype=torch.float32, seed
     return clients
 
 
-def test_every_example_is_on_exactly_one_side_of_its_own_client():
-    clients = ragged()
-    data = FederatedDataset.from_tensors(clients, classes=4)
-    for i, name in enumerate(data.ids):
-        x, y = clients[name]
-        expected = sorted((*row.tolist(), label.item()) for row, label in zip(x, y, strict=True))
-        assert rows_of(data, i) == expected
-
-
 @pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
 def test_the_split_has_the_asked_share_and_at_least_one_example_on_either_side(fraction):
     sizes = (2, 3, 10, 101)
@@ -138,22 +129,14 @@ def test_subset_by_id_keeps_the_given_order():
             ours, theirs = client_rows(part.side(side), i), client_rows(data.side(side), original)
             assert torch.equal(ours[0], theirs[0])
             assert torch.equal(ours[1], theirs[1])
+    with pytest.raises(ConfigError, match="side is 'valid'; accepted: 'train', 'test'"):
+        data.side("valid")
     with pytest.raises(DataError, match=r"there is no client 'c9'; the ids are 'c0' \.\. 'c3'"):
         data.subset(["c9"])
     with pytest.raises(DataError, match="there is no client '3'"):
         data.subset([3])
     with pytest.raises(DataError, match="client 'c1' occurs twice"):
         data.subset(["c1", "c1"])
-
-
-def test_given_test_data_are_used_as_they_are():
-    clients = ragged()
-    train = {k: (x[1:], y[1:]) for k, (x, y) in clients.items()}
-    test = {k: (x[:1], y[:1]) for k, (x, y) in reversed(clients.items())}
-    data = FederatedDataset.from_tensors(train, test=test)
-    assert data.ids == tuple(clients)
-    assert torch.equal(data.train.x, torch.cat([x for x, _ in train.values()]))
-    assert torch.equal(data.test.x, torch.cat([test[k][0] for k in data.ids]))
 
 
 def test_sparse_features_equal_dense_ones():
@@ -240,14 +223,6 @@ def test_data_that_torch_saved_are_the_same_from_memory_and_from_disk(tmp_path):
                 assert torch.equal(a, b)
 
 
-def test_settings_are_frozen():
-    data = FederatedDataset.from_tensors(ragged())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        data.classes = 3
-    with pytest.raises(ConfigError, match="side is 'valid'; accepted: 'train', 'test'"):
-        data.side("valid")
-
-
 X, Y = torch.rand(4, 3), torch.tensor([0, 1, 2, 1])
 
 
@@ -269,25 +244,16 @@ BAD = {
     "negative label, inferred": (bad(y=torch.tensor([0, -1, 0, 0])), r"example 1, field 'y' holds -1; labels must be"),
     "fractional label": (
         {"clients": {"b": (X, Y / 2)}, "classes": 3},
-        r"example 1, field 'y' holds 0\.5; class labels",
+        r"example 1, field 'y' holds 0\.5; class",
     ),
-    "nan label": (
-        {"clients": {"b": (X, torch.where(Y > 1, torch.nan, Y))}, "classes": 3},
-        r"example 2, field 'y' holds nan",
-    ),
-    "nan target": (
-        {"clients": {"b": (X, torch.tensor([0.0, 1.0, 2.0, float("nan")]))}},
-        r"client 'b', example 3, field 'y' holds nan",
-    ),
+    "nan target": ({"clients": {"b": (X, torch.where(Y > 1, torch.nan, Y))}}, r"example 2, field 'y' holds nan"),
     "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
     "empty client": (bad(X[:0], Y[:0]), r"client 'b' has no examples; every client needs at least 1\."),
     "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
     "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
-    "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
     "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
     "shape": (bad(X[:, :2]), r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'"),
-    "dtype": (bad(X.double()), r"client 'b': field 'x' is torch.float64 \(3,\), but torch.float32 \(3,\) of"),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' holds .*; accepted: numbers"),
     "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x' holds .*; .* rows of one shape"),
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
@@ -338,8 +304,6 @@ def test_the_constructor_checks_what_it_is_given():
     side = Examples(X, Y, torch.tensor([0, 2, 4]))
     assert len(FederatedDataset(side, side, ("a", "b"), classes=3)) == 2
     FederatedDataset(side, Examples(X, Y, torch.tensor([0, 4, 4])), ("a", "b"), classes=3, name="d")
-    with pytest.raises(DataError, match=r"d: no client has test examples; at least one client needs some"):
-        FederatedDataset(side, Examples(X[:0], Y[:0], torch.tensor([0, 0, 0])), ("a", "b"), classes=3, name="d")
     with pytest.raises(DataError, match=r"d: client 'a' occurs twice; ids must be distinct"):
         FederatedDataset(side, side, ("a", "a"), classes=3, name="d")
     with pytest.raises(DataError, match=r"examples of 2 clients, but 3 ids"):
@@ -352,14 +316,11 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)
     with pytest.raises(DataError, match="it must be a frozen dataclass with __call__"):
         FederatedDataset(side, side, ("a", "b"), transform=lambda x, dtype: x, classes=3)
-    with pytest.raises(DataError, match=r"\(train\): client 'b', example 0, field 'y' holds 2"):
-        FederatedDataset(side, side, ("a", "b"), classes=2)
 
 
 @pytest.mark.parametrize(
     ("x", "y", "offsets", "message"),
     [
-        (X[:3], Y, [0, 4], "field 'x' has 3 examples and field 'y' has 4"),
         (X, Y, [0, 3], "'offsets' must ascend from 0 to the number of examples, 4"),
         (X, Y, [0, 3, 2, 4], "'offsets' must ascend"),
         (X, Y, [1, 4], "'offsets' must ascend"),
@@ -400,7 +361,7 @@ def with_public(bound: float = 2.0) -> FederatedDataset:
     )
 
 
-def test_public_examples_and_the_domain_stay_with_the_data(tmp_path):
+def test_public_examples_and_the_domain_stay_with_the_data_and_are_in_the_fingerprint(tmp_path):
     data = with_public()
     torch.save(data, tmp_path / "saved")
     again = torch.load(tmp_path / "saved", weights_only=False)
@@ -410,9 +371,6 @@ def test_public_examples_and_the_domain_stay_with_the_data(tmp_path):
         assert torch.equal(other.public.y, data.public.y)
     assert again.fingerprint() == data.fingerprint() == with_public().fingerprint()
 
-
-def test_public_examples_and_the_domain_are_in_the_fingerprint():
-    data = with_public()
     moved = Examples(data.public.x + 1, data.public.y, data.public.offsets)
     others = [
         with_public(2.5),
@@ -421,10 +379,6 @@ def test_public_examples_and_the_domain_are_in_the_fingerprint():
         dataclasses.replace(data, domain=None),
     ]
     assert len({one.fingerprint() for one in (data, *others)}) == 5
-
-
-def test_public_examples_of_another_coding_are_refused():
-    data = with_public()
     wide = Examples(torch.rand(4, 7), torch.rand(4), torch.tensor([0, 4]))
     with pytest.raises(DataError, match=r"\(public\): field 'x' is torch.float32 \(7,\), but torch.float32 \(3,\)"):
         dataclasses.replace(data, public=wide)

@@ -104,6 +104,15 @@ def test_all_forms_hold_the_same_rows(tmp_path):
         assert float(x.max()) <= 1.0
 
 
+def test_pixels_of_leaf_between_those_of_bytes_are_rounded(tmp_path):
+    pixels = np.random.default_rng(0).random((6, 784))
+    (tmp_path / "f.json").write_text(json.dumps(leaf({"w": (pixels.tolist(), list(range(6)))})))
+    data = read_femnist(tmp_path / "f.json")
+    sides = [data.gather(side, torch.arange(len(data.side(side))), dtype=torch.float64) for side in ("train", "test")]
+    x, y = (torch.cat(parts) for parts in zip(*sides, strict=True))
+    np.testing.assert_allclose(x.flatten(1), 1 - pixels[y], atol=0.5001 / 255)
+
+
 def test_the_sources_own_split_is_kept_or_pooled(tmp_path):
     train, test = writers({"a": 4, "b": 3, "c": 2}), writers({"a": 2, "c": 1}, seed=1)
     write_h5(tmp_path / "tff" / "fed_emnist_train.h5", train)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.data import Affine, read_femnist, read_leaf
+from fedmtl.data import read_leaf
 from fedmtl.errors import DataError
 
 from .rows import leaf, rows_of
@@ -91,8 +91,6 @@ def test_shapes_targets_and_small_clients(tmp_path):
     assert regression.train.y.dtype == torch.float32
     with pytest.raises(DataError, match=r"client 'a', field 'x' has 6 numbers an example; shape \(5,\)"):
         read_leaf(path, shape=(5,))
-    with pytest.raises(DataError, match="no client has 9 or more examples"):
-        read_leaf(path, min_examples=9)
 
 
 def broken(**changes):
@@ -162,10 +160,7 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
     assert (read_leaf(tmp_path).test.counts > 0).tolist() == [True, False, True]
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
-    with pytest.raises(
-        DataError,
-        match=r"\(test\): client 'a': field 'x' is torch.float32 \(3,\), but torch.float32 \(2,\) of client 'a'",
-    ):
+    with pytest.raises(DataError, match=r"\(test\): client 'a': field 'x' is torch.float32 \(3,\), but"):
         read_leaf(tmp_path)
 
 
@@ -189,49 +184,3 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'{"users": ["\xe9"]}')
     with pytest.raises(DataError, match=r"latin\.json cannot be read as LEAF JSON"):
         read_leaf(tmp_path / "latin.json")
-
-
-def femnist_users(sizes=(6, 9), exact=True, seed=0):
-    rng = np.random.default_rng(seed)
-    users = {}
-    for i, size in enumerate(sizes):
-        pixels = rng.integers(0, 256, (size, 784)) / 255 if exact else rng.random((size, 784))
-        pixels[:, :28] = 1.0  # the white background
-        users[f"w{i}"] = (pixels.tolist(), rng.integers(0, 62, size).tolist())
-    return users
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_femnist_is_inverted_and_shaped(tmp_path, exact):
-    users = femnist_users(exact=exact)
-    path = put(tmp_path / "f.json", leaf(users))
-    data = read_femnist(path)
-    assert data.train.x.dtype == torch.uint8
-    assert (data.spec.shape, data.classes, data.name) == ((1, 28, 28), 62, "femnist")
-    assert data.transform == Affine(1 / 255)
-    for i, (x, y) in enumerate(users.values()):
-        found = []
-        for side in ("train", "test"):
-            part = data.side(side)
-            index = torch.arange(part.offsets[i], part.offsets[i + 1])
-            pixels, labels = data.gather(side, index, dtype=torch.float64)
-            assert (pixels[:, :, 0] == 0).all()  # the background is exactly 0
-            found += [(label.item(), *p.flatten().tolist()) for p, label in zip(pixels, labels, strict=True)]
-        expected = [(label, *(1 - np.array(row))) for row, label in zip(x, y, strict=True)]
-        np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-15 if exact else 0.5001 / 255)
-
-
-def test_one_writer_does_not_refuse_a_whole_folder(tmp_path, caplog):
-    users = femnist_users()
-    first, *rest = users
-    (x, y), both = users[first], {name: users[name] for name in rest}
-    train = both | {first: ([], []), "once": (x[:1], y[:1])}
-    put(tmp_path / "train" / "d.json", leaf(train))
-    put(tmp_path / "test" / "d.json", leaf(both | {first: (x, y), "once": ([], [])}))
-    assert read_femnist(tmp_path, test_fraction=None).ids == tuple(rest)
-    assert [text.removeprefix(f"{tmp_path}: ") for text in caplog.messages] == [
-        "clients left out (a private count): 1, with fewer than 2 examples (min_examples)",
-        "clients left out (a private count): 1, with test examples only (test_fraction=0.2 divides theirs anew)",
-    ]
-    assert set(read_femnist(tmp_path, test_fraction=None, clients=len(rest)).ids) == set(rest)
-    assert set(read_femnist(tmp_path).ids) == {first, *rest}

@@ -86,16 +86,10 @@ def test_rows_of_unit_length_and_centred_targets(tmp_path):
             assert ((lengths == 0) | ((lengths <= 1) & (lengths >= 1 - 2.0**-19))).all()
             assert (lengths == 0).tolist() == (norm[:, 0] == 0).tolist()
     assert len(data.notes) == 2
+    assert "training mean and standard deviation" in data.notes[0]
+    assert data.subset(["school-2"]).notes == data.to("cpu").notes == data.notes
     assert "own training mean" in data.notes[1]
     assert read_school(file, unit_rows=True).notes == ()
-
-
-def test_what_standardizing_took_from_the_records_is_noted_and_stays_with_the_data(tmp_path):
-    data = read_school(write(tmp_path / "s.mat", *schools()), standardize="client")
-    (note,) = data.notes
-    assert "training mean and standard deviation" in note
-    for other in (data.subset(["school-2"]), data.to("cpu")):
-        assert other.notes == data.notes
 
 
 def test_a_test_row_does_not_move_the_standardization(tmp_path):
@@ -107,11 +101,6 @@ def test_a_test_row_does_not_move_the_standardization(tmp_path):
     second = read_school(write(tmp_path / "b.mat", [x[0], x[1], changed, x[3]], y), standardize="client")
     assert torch.equal(first.train.x, second.train.x)
     assert not torch.equal(first.test.x, second.test.x)
-
-
-def test_small_schools_are_left_out_and_keep_their_numbers(tmp_path):
-    data = read_school(write(tmp_path / "s.mat", *schools()), min_examples=10)
-    assert data.ids == ("school-0", "school-2")
 
 
 BAD = {
@@ -159,9 +148,7 @@ def test_unreadable_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: 'client', None"),
         ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
-        ({"unit_rows": 2}, r"read_school\.unit_rows is 2"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):

@@ -10,15 +10,6 @@ from fedmtl.local import prepare_module, resolve_loss
 from fedmtl.local.losses import example_losses
 
 
-class FunctionalDropout(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.linear(x), 0.5, training=self.training)
-
-
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -30,30 +21,18 @@ class Counting(nn.Module):
         return self.linear(x)
 
 
-def test_batch_normalization_is_refused_with_its_name_and_advice():
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    with pytest.raises(ModelError, match=r"Layer '1' is BatchNorm1d.*GroupNorm\(1, 8\)"):
-        prepare_module(net, torch.zeros(2, 4), seed=0)
-
-
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
         (nn.BatchNorm1d(4), "Layer '1' is BatchNorm1d"),
         (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), "draws from a global random generator"),
         (nn.LSTM(4, 4, num_layers=2, dropout=0.1), "draws from a global random generator"),
-        (nn.AlphaDropout(0.1), "draws from a global random generator"),
     ],
 )
 def test_a_layer_that_can_be_replaced_is_refused_with_the_setting_that_does_it(layer, text):
     net = nn.Sequential(nn.Linear(4, 4), layer)
     with pytest.raises(ModelError, match=rf"{text}.*model\.fix=true, in Python models\.fix\(model\)"):
         prepare_module(net, torch.zeros(2, 5, 4), seed=0)
-
-
-def test_functional_dropout_is_refused():
-    with pytest.raises(ModelError, match=r"nn\.Dropout modules"):
-        prepare_module(FunctionalDropout(), torch.zeros(2, 4), seed=0)
 
 
 def test_mutated_buffers_are_refused_by_name():

@@ -106,13 +106,6 @@ def test_targets_are_names_of_layers_or_of_what_holds_them() -> None:
         assert {name.rpartition(".")[0] for name in names} == expected
 
 
-def test_a_layer_in_two_places_has_one_adapter() -> None:
-    module, _ = adapted("shared", rank=2)
-    assert module.again is module.first
-    assert module.tied.weight is module.first.weight
-    assert [name for name in Layout.of(module).names if "A" in name] == ["first.lora_A", "tied.lora_A", "head.lora_A"]
-
-
 def test_layers_with_hooks_stay_as_they_are() -> None:
     hooked = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
     hooked[2].register_forward_hook(lambda module, x, y: y)
