@@ -143,13 +143,6 @@ def test_characters_by_name(tmp_path):
     assert sorted(torch.cat([data.train.y, data.test.y]).tolist()) == [9, 10, 61]
 
 
-def test_some_writers_are_drawn(tmp_path):
-    file = write_h5(tmp_path / "x.h5", writers(dict.fromkeys("abcdef", 3)))
-    drawn = {seed: read_femnist(file, clients=2, seed=seed).ids for seed in range(6)}
-    assert {len(ids) for ids in drawn.values()} == {2}
-    assert len(set(drawn.values())) > 1
-
-
 def parquet_with(column: str, row: int, value):
     def write(folder: Path) -> Path:
         rows = writers({"a": 4})
@@ -182,12 +175,6 @@ def replaced(content, field: str, values: np.ndarray) -> None:
     content[f"examples/b/{field}"] = values
 
 
-def truncated(folder: Path) -> Path:
-    file = write_parquet(folder / "x.parquet", writers({"a": 4}))
-    file.write_bytes(file.read_bytes()[:200])
-    return file
-
-
 BAD = {
     "column": (parquet_with("writer_id", 0, KeyError), r"x\.parquet: column 'writer_id' is missing; the columns are"),
     "no image": (
@@ -198,7 +185,6 @@ BAD = {
     "size": (parquet_with("image", 3, {"bytes": png(np.zeros((10, 28), np.uint8)), "path": None}), r"'image' is 10x28"),
     "writer": (parquet_with("writer_id", 1, None), r"row 1, column 'writer_id' is empty"),
     "character": (parquet_with("character", 2, 62), r"row 2, column 'character' holds 62; accepted: 0 to 61"),
-    "truncated": (truncated, r"x\.parquet cannot be read as a table .*truncated"),
     "no hdf5": (lambda folder: write_leaf(folder / "x.h5", writers({"a": 2})), r"x\.h5 cannot be read as HDF5"),
     "no examples": (h5_with(lambda c: c.move("examples", "clients")), r"x\.h5: group 'examples' is missing"),
     "no label": (h5_with(lambda c: c.__delitem__("examples/b/label")), r"client 'b': field 'label' is missing"),

@@ -3,7 +3,6 @@
 import json
 import os
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -136,33 +135,15 @@ def test_a_pool_of_images_of_rows_and_of_tensors_is_dealt_alike(tmp_path, partit
     assert used == rows if not isinstance(partition, ByClasses) else set(used) <= set(rows)
 
 
-def test_the_command_reads_folders_and_deals_pools(tmp_path):
-    folders(tmp_path / "pets", clients=[f"c{i}" for i in range(6)], each=6)
+def test_the_command_deals_pools(tmp_path):
     pool(tmp_path / "pool")
-    pd.DataFrame({"grey": np.arange(60.0) / 60, "animal": [LABELS[n % 3] for n in range(60)]}).to_csv(
-        tmp_path / "pool.csv", index=False
-    )
-    known = "data.labels=[cat,dog,eel]"
-    dealt = "data/partition=dirichlet data.partition.clients=4 data.partition.alpha=0.3"
-    by_classes = "data/partition=by_classes data.partition.clients=5 data.partition.classes_per_client=2"
-    for number, (words, said) in enumerate(
-        (
-            ("data=images data.root=pets data.size=8", "proximal_point on pets: 6 clients"),
-            (f"data=images data.root=pool data.size=8 {dealt}", "proximal_point on pool: 4 clients"),
-            (
-                f"data=table data.path=pool.csv data.target=animal data.bounds={{grey:[0,1]}} {by_classes}",
-                "proximal_point on pool.csv: 5 clients",
-            ),
-        )
-    ):
-        run = f"rounds=1 baselines=[] finetune=none schedule=full hydra.run.dir=run-{number}"
-        done = command(*words.split(), known, *run.split(), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout
-    saved = json.loads((tmp_path / "run-1/private/result.json").read_text())
-    assert saved["clients"] == 4
-    refused = command("data=images", "data.root=pool", known, "data/partition=dirichlet", "data.partition.alpha=0",
-                      cwd=tmp_path)  # fmt: skip
+    words = ("data=images", "data.root=pool", "data.size=8", "data.labels=[cat,dog,eel]", "data/partition=dirichlet")
+    run = "data.partition.clients=4 rounds=1 baselines=[] finetune=none schedule=full hydra.run.dir=run"
+    done = command(*words, *run.split(), "data.partition.alpha=0.3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "proximal_point on pool: 4 clients" in done.stdout
+    assert json.loads((tmp_path / "run/private/result.json").read_text())["clients"] == 4
+    refused = command(*words, "data.partition.alpha=0", cwd=tmp_path)
     assert refused.returncode == 2
     assert "data.partition.alpha is 0; it must be a finite number above 0" in refused.stderr
 

@@ -11,7 +11,6 @@ import torch
 
 from fedmtl.data import read_stackoverflow
 from fedmtl.errors import ConfigError, DataError
-from tests.test_cli import command
 
 POSTS = {
     "11": [("how do i sort a list in python", "sort a list", "python|sorting"), ("use a dict", "dict", "python")],
@@ -129,23 +128,3 @@ def test_malformed_files_are_refused(tmp_path):
         read_stackoverflow(tmp_path)
     with pytest.raises(DataError, match=r"x\.json is no HDF5 file and has none; give stackoverflow_train\.h5"):
         read_stackoverflow(tmp_path / "x.json")
-
-
-def test_the_experiment_runs_from_the_command_line(tmp_path):
-    generator = np.random.default_rng(0)
-    words, tags = [f"word{i}" for i in range(40)], [f"tag{i}" for i in range(12)]
-    posts = {}
-    for user in range(12):
-        own = generator.choice(12, size=(6, 2))
-        posts[str(user)] = [
-            (" ".join(generator.choice(words, 8)), "", "|".join({tags[a], tags[b]})) for a, b in own.tolist()
-        ]
-    write_h5(tmp_path / "so" / "stackoverflow_train.h5", posts)
-    words_ = ("experiment=pmtl_stackoverflow", "data.root=so", "data.tokens=50", "data.tags=10", "rounds=2")
-    done = command(*words_, "hydra.run.dir=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "pmtl on stackoverflow: 12 clients, 2 rounds" in done.stdout
-    assert "recall_at_5" in done.stdout
-    assert "the 50 commonest tokens were counted in the records themselves" in done.stdout
-    result = json.loads((tmp_path / "run/private/result.json").read_text())
-    assert 0 <= result["recall_at_5"] <= 1

@@ -98,28 +98,18 @@ ROWS = "n,30,a,0\nn,31,b,1\ns,40,a,1\ns,41,c,0\n"
 NUMERIC = {"features": ["age"]}
 BAD = {
     "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the"),
-    "missing target column": (HEAD + ROWS, {"target": "los"}, r"target column 'los' is missing; the columns are"),
     "no target": (HEAD + ROWS, {"target": None}, r"a target column is needed \(data.target=COLUMN\); the columns are"),
     "nearly a column": (HEAD + ROWS, {"client": "wards"}, r"'wards' is missing; did you mean 'ward'\? the columns are"),
     "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
     "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{kind: \[A, B\]\}' by command"),
     "ids": (HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)), {}, r"the column looks like an id"),
-    "stray text": (HEAD + ROWS + "s,n/a,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'n/a'; accepted"),
-    "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"'age' holds 'NA'; accepted: a finite number \(fill it, or leave"),
+    "stray text": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'NA'; .*\(fill it"),
     "empty cell": (HEAD + ROWS + "s,,a,1\n", NUMERIC, r"line 6, column 'age' is empty; .*or leave the row or"),
     "empty category": (HEAD + ROWS + "s,3,,1\n", {"one_hot": ["kind"]}, r"'kind' is empty; accepted: a value \("),
     "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"line 6, column 'stay' is empty; accepted: a finite number"),
     "text target": (HEAD + ROWS, {"target": "kind", **NUMERIC}, r"column 'kind' holds 'a'; .*labels=\["),
     "unknown label": (HEAD + ROWS, {"target": "kind", "labels": ["a", "b"], **NUMERIC}, r"line 5, .* 'c'; accepted"),
-    "label outside": (HEAD + ROWS + "s,3,a,7\n", {"classes": 3, **NUMERIC}, r"example 2, field 'y' holds 7; with 3"),
     "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"line 6, column 'ward' is empty; accepted: the name of a"),
-    "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
-    "single examples": (HEAD + "n,1,a,0\ns,2,a,1\n", {"min_examples": 1, **NUMERIC}, r"no client has 2 examples"),
-    "cut line": (
-        HEAD + ROWS + "s,4",
-        {"target": "age", "one_hot": ["kind"], "features": ["kind"]},
-        r"fields of line 6 is 2, that of the header 4",
-    ),
     "cut line after blank ones": (
         HEAD + "\n" + ROWS + "\ns,4,a",
         NUMERIC,
@@ -154,12 +144,6 @@ def test_bad_tables_have_a_clear_error(tmp_path, case):
         read_table(tmp_path / "wards.csv", **{"client": "ward", "target": "stay", **options})
 
 
-@pytest.mark.parametrize("option", ["features", "one_hot"])
-def test_the_name_of_one_column_is_no_list_of_columns(option):
-    with pytest.raises(ConfigError, match=rf"data\.{option} is 'age'; it must be distinct texts, .* in a list\."):
-        read_table(frame(), client="ward", target="stay", **{option: "age"})
-
-
 def test_missing_values_of_parquet_are_named(tmp_path):
     table = pd.DataFrame({"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]})
     table.to_parquet(tmp_path / "t.parquet")
@@ -186,9 +170,6 @@ def test_unreadable_files_are_named(tmp_path):
     (tmp_path / "line.csv.gz").write_bytes(gzip.compress((HEAD + ROWS + "n,30").encode()))
     with pytest.raises(DataError, match=r"line\.csv\.gz: the number of fields of line 6 is 2"):
         read_table(tmp_path / "line.csv.gz", **options)
-    (tmp_path / "not.csv.gz").write_text(HEAD)
-    with pytest.raises(DataError, match=r"not\.csv\.gz cannot be read"):
-        read_table(tmp_path / "not.csv.gz", **options)
     frame().to_parquet(tmp_path / "t.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-50])
     with pytest.raises(DataError, match=r"cut\.parquet cannot be read as a table"):
@@ -200,13 +181,11 @@ def test_unreadable_files_are_named(tmp_path):
     [
         ({"features": ["age", "ward"]}, r"data.features contains 'ward', which is the client or target"),
         ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
-        ({"features": ["age"], "labels": ["0", "0"]}, r"data.labels is \['0', '0'\]; it must be distinct"),
     ],
 )
-def test_impossible_settings_are_refused(tmp_path, options, message):
-    (tmp_path / "t.csv").write_text(HEAD + ROWS)
+def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        read_table(tmp_path / "t.csv", **{"client": "ward", "target": "stay", **options})
+        read_table(frame(), **{"client": "ward", "target": "stay", **options})
 
 
 @pytest.mark.parametrize("dtype", ["int64[pyarrow]", "float[pyarrow]", "Int64", "object"])
@@ -232,17 +211,10 @@ def test_a_table_of_pandas_is_read_as_its_file_is(tmp_path):
     table = frame()
     table.to_parquet(tmp_path / "visits.parquet")
     given = {"client": "ward", "target": "stay", "one_hot": ["kind"]}
-    one, other = (
-        read_table(table.sample(frac=1.0, random_state=0).sort_index(), **given),
-        read_table(tmp_path / "visits.parquet", **given),
-    )
-    assert one.ids == other.ids
-    assert torch.equal(one.train.x, other.train.x)
-    assert torch.equal(one.train.y, other.train.y)
-    assert (one.name, other.name) == ("table", "visits.parquet")
-    shuffled = table.sample(frac=1.0, random_state=1)  # the index says nothing
-    again = read_table(shuffled, **given)
-    assert [rows_of(again, i) for i in range(3)] == [rows_of(other, i) for i in range(3)]
+    file = read_table(tmp_path / "visits.parquet", **given)
+    shuffled = read_table(table.sample(frac=1.0, random_state=1), **given)  # the index says nothing
+    assert [rows_of(shuffled, i) for i in range(3)] == [rows_of(file, i) for i in range(3)]
+    assert (shuffled.name, file.name) == ("table", "visits.parquet")
     with pytest.raises(DataError, match=r"^visits: client column 'wrd' is missing"):
         read_table(table, **given | {"client": "wrd"}, name="visits")
     with pytest.raises(DataError, match="a int is no table; accepted: a file's path, or a DataFrame"):
@@ -258,8 +230,6 @@ IMAGE = b"\x89PNG" + bytes(range(256)) * 20
         ({"bytes": IMAGE, "path": "x.png"}, "a mapping of bytes, path"),
         (IMAGE, "5,124 bytes"),
         ([1.5] * 500, "[1.5 1.5"),
-        ([0.5, 1.0], "[0.5 1."),
-        ({"mg": 1}, "{'mg': 1}"),
         (b"1", "b'1'"),
     ],
 )
@@ -321,16 +291,9 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
     ("bounds", "error", "message"),
     [
         ({"kind": ["b", "c"]}, DataError, r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the"),
-        (
-            {"age": ["1"]},
-            ConfigError,
-            r"read_table\.bounds contains 'age', which is not a feature column; accepted: 'kind'\.",
-        ),
         ({"kind": 18}, ConfigError, r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \["),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
-        ({"kind": ["a", "a", "b"]}, ConfigError, r"data\.bounds\['kind'\] is \['a', 'a', 'b'\]; it must be distinct"),
         ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),
-        ({"kind": [0, math.inf]}, ConfigError, r"a range must be \[LOW, HIGH\]"),
         ({"kind": [0, 1]}, DataError, r"column 'kind' holds '.'; accepted: a finite number"),
         ({"cost": ["a", "b"]}, ConfigError, r"read_table\.bounds contains 'cost', which is not a feature column"),
     ],

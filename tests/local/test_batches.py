@@ -35,6 +35,7 @@ def batches(p, client):
 @pytest.mark.parametrize("batch_size", [1, 4, 10, None])
 def test_each_epoch_uses_each_example_once_in_batches_of_the_right_size(batch_size):
     p = plan(batch_size=batch_size)
+    assert [len(batch.index) for batch in p.batches()] == [int((p.steps > step).sum()) for step in range(p.steps.max())]
     for client, count in enumerate(COUNTS.tolist()):
         own = batches(p, client)
         per_epoch = -(-count // (batch_size or count))

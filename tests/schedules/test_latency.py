@@ -34,6 +34,8 @@ def test_a_trace_is_used_in_order_and_again(tmp_path):
         ("client,ms\na,1\n", "row 1: the header is 'client,ms'"),
         ("client,seconds\na,1\nb,\n", "row 3: the latency of client 'b' is ''"),
         ("client,seconds\na,-1\n", "row 2: the latency of client 'a' is '-1'"),
+        ("client,seconds\na,inf\n", "row 2: the latency of client 'a' is 'inf'"),
+        ("client,seconds\na,0\na,0\nb,1\n", "client 'a' has no latency above 0"),
         ("client,seconds\na,fast\n", "row 2: the latency of client 'a' is 'fast'"),
         ("client,seconds\na,1,2\n", "row 2: 3 cells"),
         ("client,seconds\na,1\n\nb,1\n", "row 3: 0 cells"),
