@@ -72,6 +72,29 @@ def test_outputs_and_gradients_equal_a_loop_over_modules(name, k):
         torch.testing.assert_close(stack.predict(rows[i : i + 1], x[i : i + 1])[0], expected, rtol=1e-10, atol=1e-12)
 
 
+def dropout_net() -> nn.Module:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3))
+    return prepare_module(net, torch.zeros(2, 4), seed=7)
+
+
+def test_dropout_depends_on_the_client_not_on_its_neighbours_or_padding():
+    net = dropout_net()
+    stack = StackedModule(net, capacity=4, device=torch.device("cpu"), dtype=torch.float64)
+    rows = torch.randn(4, stack.layout.dimension, dtype=torch.float64)
+    x = torch.randn(4, 5, 4, dtype=torch.float64)
+    address = torch.stack([torch.tensor([c, 3, 2]) for c in (11, -5, 2**60, 4)])
+    stack.load(rows, 4)
+    together = stack.forward(x, address=address).detach()
+    for i in range(4):
+        stack.load(rows[i], 1)
+        alone = stack.forward(x[i : i + 1, :3], address=address[i : i + 1]).detach()
+        torch.testing.assert_close(alone[0], together[i, :3], rtol=1e-12, atol=1e-12)
+    stack.load(rows, 4)
+    later = stack.forward(x, address=address + torch.tensor([0, 0, 1])).detach()
+    assert not torch.allclose(later, together)
+
+
 def test_dropout_keeps_the_mean_and_the_rate():
     stack = StackedModule(
         prepare_module(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.3)), torch.zeros(1, 1), seed=0),
