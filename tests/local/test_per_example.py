@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout, StackedModule, example_gradients, prepare_module
-from fedmtl.local.losses import cross_entropy, mse
+from fedmtl.local.losses import cross_entropy, example_losses, mse
 from tests.local.test_module import networks
 
 CPU = torch.device("cpu")
@@ -132,11 +132,42 @@ def test_padding_alone_gives_one_empty_chunk(width):
     assert (rows.shape, rows.dtype, owner.shape, owner.dtype) == ((0, 15), torch.float64, (0,), torch.int64)
 
 
-def test_dropout_without_an_address_is_refused():
-    net = prepare_module(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.3)), torch.zeros(2, 4), seed=7)
-    stack = StackedModule(net, capacity=2, device=CPU, dtype=torch.float32)
+def dropout_stack(copies: int) -> StackedModule:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.3), nn.Flatten(), nn.Linear(4, 8), nn.Dropout(0.4),
+                        nn.Linear(8, 3))  # fmt: skip
+    net = prepare_module(net.double(), torch.zeros(2, 4, dtype=torch.float64), seed=7)
+    stack = StackedModule(net, capacity=copies, device=CPU, dtype=torch.float64)
+    stack.load(torch.randn(copies, stack.layout.dimension, dtype=torch.float64), copies)
+    return stack
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_dropout_masks_are_those_of_the_whole_batch(copies):
+    stack = dropout_stack(copies)
+    x, y = torch.randn(copies, 5, 4, dtype=torch.float64), torch.randint(3, (copies, 5))
+    address = torch.stack([torch.tensor([c, 3, 2]) for c in (11, -5, 2**60)])[:copies]
+    expected = stack.backward(example_losses(cross_entropy, stack.forward(x, address=address), y).mean(1)).clone()
+    position = torch.arange(5).expand(copies, 5)
+    rows, owner = gathered(example_gradients(stack, x, y, cross_entropy, address=address, position=position))
+    means = torch.stack([rows[owner == i].mean(0) for i in range(copies)])
+    torch.testing.assert_close(means, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_examples_dropout_mask_stays_with_its_record():
+    """Whoever else is drawn: removing a record must move nothing but that record's own gradient."""
+    stack = dropout_stack(2)
+    x, y = torch.randn(2, 5, 4, dtype=torch.float64), torch.randint(3, (2, 5))
+    options = {"address": torch.tensor([[11, 3, 2], [4, 3, 2]])}
+    position = torch.arange(5).expand(2, 5)
+    whole, _ = gathered(example_gradients(stack, x, y, cross_entropy, position=position, **options))
+    kept = torch.tensor([0, 3, 4])
+    part, _ = gathered(
+        example_gradients(stack, x[:, kept], y[:, kept], cross_entropy, position=position[:, kept], **options)
+    )
+    torch.testing.assert_close(part, whole.view(2, 5, -1)[:, kept].flatten(0, 1), rtol=1e-12, atol=1e-12)
     with pytest.raises(ConfigError, match="address and a position"):
-        next(example_gradients(stack, torch.zeros(2, 5, 4), torch.zeros(2, 5).long(), cross_entropy))
+        next(example_gradients(stack, x, y, cross_entropy, address=options["address"]))
 
 
 def test_a_loss_without_one_value_per_example_is_refused():

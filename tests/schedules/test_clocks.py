@@ -282,3 +282,11 @@ def test_bad_settings_are_refused(make, says):
 def test_a_client_that_two_names_stand_for_is_refused():
     with pytest.raises(ConfigError, match="names client '1' twice"):
         Dropouts(intervals={1: [(0.0, 5.0)], "1": [(7.0, 9.0)]})
+
+
+def test_the_share_of_time_away_is_that_of_an_alternating_process():
+    waits = 20_000
+    bound = Latencies(latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)).bind(1)
+    gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
+    away = gaps > 1.0 + 1e-9
+    assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))
