@@ -54,10 +54,19 @@ def test_sweeps_end_at_a_stationary_point_and_entries_have_deviation_one():
     assert np.sqrt((residual[known] ** 2).mean()) < 0.2  # the noise is 0.1, and the ridge is small
 
 
+def test_the_same_features_whatever_the_number_of_items_that_nobody_rated():
+    ratings, _, _ = some_ratings()
+    wider = csr_array((ratings.data, ratings.indices, ratings.indptr), shape=(30, 20))
+    np.testing.assert_allclose(als_features(wider, 2)[:12], als_features(ratings, 2), rtol=1e-9)
+    assert not np.allclose(als_features(ratings, 2, seed=1), als_features(ratings, 2, seed=0))
+
+
 def test_impossible_settings_are_refused():
     ratings, _, _ = some_ratings()
     with pytest.raises(ConfigError, match=r"als_features\.reg is 0"):
         als_features(ratings, 2, reg=0)
+    with pytest.raises(ConfigError, match=r"als_features\.dimension is 0"):
+        als_features(ratings, 0)
     with pytest.raises(DataError, match="all 0 after centring"):
         als_features(csr_array((np.zeros(2), ([0, 1], [0, 1])), shape=(2, 2)), 1)
     ratings.data[0] = np.nan

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torchvision.datasets import CelebA
 
-from fedmtl.cli.main import main
 from fedmtl.data import FederatedDataset, read_celeba
 from fedmtl.data.readers import images
 from fedmtl.data.readers.images import cached_images
@@ -105,6 +104,8 @@ def test_a_draw_of_celebrities(tmp_path):
         read_celeba(tmp_path, target="Smile")
     with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
         read_celeba(tmp_path, size=(8,))
+    with pytest.raises(DataError, match=r"does not exist; give the folder of list_attr_celeba.txt, a LEAF"):
+        read_celeba(tmp_path / "nothing")
 
 
 def test_leaf_json_names_the_images(tmp_path):
@@ -203,25 +204,3 @@ def test_missing_and_cut_images_are_named(tmp_path, break_it, message):
     break_it(write_celeba(tmp_path, {1: 5, 2: 5}, size=(60, 60)))
     with pytest.raises(DataError, match=message):
         read_celeba(tmp_path, size=8)
-
-
-def test_impossible_settings_are_refused(tmp_path):
-    write_celeba(tmp_path, {1: 5}, size=(20, 20))
-    with pytest.raises(ConfigError, match=r"target is 'Smile'; accepted: Bald, Smiling, Young"):
-        read_celeba(tmp_path, target="Smile")
-    with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
-        read_celeba(tmp_path, size=(8,))
-    with pytest.raises(DataError, match=r"does not exist; give the folder of list_attr_celeba.txt, a LEAF"):
-        read_celeba(tmp_path / "nothing")
-
-
-def test_the_experiment_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
-    write_celeba(tmp_path / "faces", dict.fromkeys(range(5), 5), size=(100, 90))
-    monkeypatch.chdir(tmp_path)
-    words = ["experiment=pmtl_celeba", "data.root=faces"]
-    assert main([*words, "rounds=1", "schedule.cohort=4", "baselines=[]", "hydra.run.dir=run"]) == 0
-    assert "pmtl on celeba: 5 clients, 1 round" in capsys.readouterr().out
-    with safe_open(tmp_path / "run/public/model.safetensors", "pt") as file:
-        assert sum(file.get_tensor(name).numel() for name in file.keys()) == 30_498  # noqa: SIM118
-    assert main(["data=celeba", "data.root=faces", "data.target=Smile"]) == 2
-    assert "data.target is 'Smile'; accepted: Bald, Smiling, Young" in capsys.readouterr().err
