@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -116,12 +117,8 @@ def test_baselines_are_finetuned() -> None:
 
 def compared(own, other, clients) -> list[float]:
     """Shares of clients that score better, equal and worse."""
-    gaps = [own[name] - other[name] for name in clients]
-    return [
-        sum(gap > 0 for gap in gaps) / len(gaps),
-        gaps.count(0) / len(gaps),
-        sum(gap < 0 for gap in gaps) / len(gaps),
-    ]
+    signs = np.sign([own[name] - other[name] for name in clients])
+    return [float((signs == sign).mean()) for sign in (1, 0, -1)]
 
 
 def test_every_client_chooses_the_model_of_least_loss_on_its_own_validation_records() -> None:
@@ -134,12 +131,10 @@ def test_every_client_chooses_the_model_of_least_loss_on_its_own_validation_reco
     models["personal"] = trainer(algorithm=PMTL(lam=0.5, local=SOLVER), data=fit).fit().personal
     module = result.module.double()
     for k, client in enumerate(DATA.ids):
-        rows = slice(*validation.test.offsets[k : k + 2].tolist())
-        x, y = validation.test.x[rows], validation.test.y[rows]
-        losses = {}
+        own, losses = validation.subset([client]).test, {}
         for name, of in models.items():
             torch.nn.utils.vector_to_parameters(of[k], module.parameters())
-            losses[name] = float(torch.nn.functional.cross_entropy(module(x), y).detach())
+            losses[name] = float(torch.nn.functional.cross_entropy(module(own.x), own.y).detach())
         chosen = result.finetuned.chosen[client]
         if chosen == "local":
             continue

@@ -217,12 +217,6 @@ def test_a_shape_that_the_records_decide_is_refused_with_noise_only(case):
         shapes(make(), without_noise, epsilons=[1.0], **options)
 
 
-def test_shapes_that_are_given_are_taken_with_noise():
-    assert shapes(FederatedDataset.from_tensors(ROWS, classes=3), UNITS[ClientPrivacy]) == [(3, 2), (3,)]
-    data = read_table(table(), **NUMBER, classes=None, bounds={"n": [0, 20], "y": [0, 2]})
-    assert shapes(data, UNITS[ClientPrivacy], model=models.linear_regression()) == [(1, 1), (1,)]
-
-
 def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     table().to_csv(tmp_path / "t.csv", index=False)
     words = ["data=table", "data.path=t.csv", "data.client=who", "data.target=y", "data.one_hot=[city]"]
