@@ -36,7 +36,7 @@ from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.personalize import held_out
-from tests.helpers import ragged_classification, regression
+from tests.helpers import ragged_classification
 
 from .settings import DATA, DELTA, SOLVER, trainer
 
@@ -202,7 +202,12 @@ def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:
 
 def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
     """Models that are finetuned by nothing are the shared one, whose outputs are computed in other blocks."""
-    settings = {"data": regression(12, features=200), "model": models.mlp(hidden=32), "dtype": "float32"}
+    generator, rows = torch.Generator().manual_seed(0), {}
+    for place in range(40):
+        x = torch.randn(5 + 7 * place, 200, generator=generator)
+        rows[f"c{place}"] = x, x.sum(1) + torch.randn(len(x), generator=generator)
+    data = FederatedDataset.from_tensors(rows, test_fraction=0.5, classes=None)
+    settings = {"data": data, "model": models.mlp(hidden=32), "dtype": "float32"}
     still = Finetune(kind="vanilla", local=LocalSGD(lr=1e-30, steps=1))
     algorithm = FedAvg(local=LocalSGD(lr=1e-3, steps=1))
     result = trainer(algorithm=algorithm, privacy=None, finetune=still, **settings).fit()
