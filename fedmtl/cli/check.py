@@ -33,11 +33,7 @@ def check(words: list[str]) -> int:
     objects, chosen = settings(config), {}
     node, table = dict(config["data"]), "data=table" in overrides
     if table and not options.public:
-        node["bounds"], lines = _draft(node)
-        print("\n".join(lines))
-        if node.get("classes") == "infer":  # as the reader infers them, a draft to be confirmed, too
-            node["classes"] = made(node, "data").classes
-            node["bounds"], _ = _draft(node | {"bounds": config["data"].get("bounds")})
+        _draft(node)
         _write(config | {"data": node}, overrides)
 
     from ..trainer.check import check as outlook
@@ -48,11 +44,12 @@ def check(words: list[str]) -> int:
     return 0
 
 
-def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
-    """Return the bounds of a table, the declared ones and a draft of the others, and a line on each column.
+def _draft(node: Config) -> None:
+    """Fill in the bounds, features, labels and classes of a table that are not declared, and print a line on each
+    column.
 
-    Columns with missing values or that look like ids, and constants, leave the features of ``node`` unless their bounds
-    are declared.
+    Columns with missing values or that look like ids, and constants, leave the features unless their bounds are
+    declared.
     """
     from ..data.readers.columns import Summary, Table
     from ..data.readers.table import feature_columns
@@ -73,12 +70,15 @@ def _draft(node: Config) -> tuple[dict[str, Any], list[str]]:
     lines.append(f"  {target}: {column.text}")
     if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
         raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
+    head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
+    print("\n".join([head, *lines]))
+    node["bounds"] = bounds
     if not column.numeric:
         node["labels"] = node.get("labels") or column.kinds
-    elif classes is None:
+    if classes == "infer":
+        node["classes"] = made(node, "data").classes  # as the reader infers them, a draft to be confirmed, too
+    if column.numeric and node.get("classes") is None:
         bounds.setdefault(target, column.bounds)
-    head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
-    return bounds, [head, *lines]
 
 
 def _write(config: Config, words: list[str]) -> None:

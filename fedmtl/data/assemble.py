@@ -13,7 +13,6 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from ..errors import ConfigError, DataError
 from ..random import derive_key, keyed_bits
@@ -60,8 +59,6 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return value[0], value[1]
-    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
-        return value.tensors[0], value.tensors[1]
     plain = isinstance(value, (tuple, list, Tensor, np.ndarray))
     if plain or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise DataError(f"{where}: its value must be a pair (x, y), or a torch Dataset of such pairs.")
@@ -278,13 +275,10 @@ def group_rows(
         )
     if not features:
         raise DataError(f"{where}: features names no column; at least one is needed.")
-    for column in (client, target, *features):
-        if names.count(column) != 1:
-            state = "occurs twice" if column in names else "is missing"
+    for column, roles in Counter((client, target, *features)).items():
+        if roles > 1 or names.count(column) != 1:
+            state = "is missing" if column not in names else "occurs twice, in the table or as client, target, features"
             raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
-    for column in features:
-        if column in (client, target):
-            raise DataError(f"{where}: features names {column!r}, which is the client or target column; leave it out.")
     places: dict[str | int, list[int]] = {}
     for row, name in enumerate(table[client]):
         if pd.isna(name) or name == "":
