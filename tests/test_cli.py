@@ -145,7 +145,7 @@ def test_bad_requests_are_refused_by_name(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data=leaf", "data.path=leaf.json"], "data: leaf.json is not valid JSON"),
+        (["data=leaf", "data.path=leaf.json"], "data: leaf.json cannot be read as LEAF JSON"),
         (
             [*TINY, "trainable=[1]"],
             "trainable has 1, which is not text (write '1'); the model's parameters are 1.w",

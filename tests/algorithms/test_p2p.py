@@ -42,6 +42,6 @@ def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
 
 def test_a_graph_has_the_agents_of_the_data() -> None:
     problem = agents()
-    with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
+    with pytest.raises(ConfigError, match="the graph has agent '0', and the data has not"):
         PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(problem)
     assert PeerToPeer(row_norm=1.0, graph=Ring()).network(problem).graph.edges == N

@@ -94,6 +94,7 @@ def test_a_draw_of_celebrities(tmp_path):
     settings = {"size": 8}
     drawn = read_celeba(tmp_path, clients=2, seed=1, **settings)
     assert len(drawn) == 2
+    assert len(np.load(drawn.transform.path)) == 10  # no image of another celebrity is decoded
     assert drawn.ids == read_celeba(tmp_path, clients=2, seed=1, **settings).ids
     assert len({read_celeba(tmp_path, clients=2, seed=seed, **settings).ids for seed in range(8)}) > 1
     both = everything(read_celeba(tmp_path, **settings))
