@@ -11,10 +11,8 @@ from PIL import Image
 from fedmtl.data import (
     ByClasses,
     Dirichlet,
-    FederatedDataset,
     Shards,
     from_partition,
-    load_data,
     read_images,
     read_table,
 )
@@ -146,26 +144,3 @@ def test_the_command_deals_pools(tmp_path):
     refused = command(*words, "data.partition.alpha=0", cwd=tmp_path)
     assert refused.returncode == 2
     assert "data.partition.alpha is 0; it must be a finite number above 0" in refused.stderr
-
-
-def test_a_dataset_of_hugging_face_is_a_table(tmp_path):
-    hub = pytest.importorskip("datasets")
-    greys = [7 * i for i in range(12)]
-    table = hub.Dataset.from_dict(
-        {
-            "image": [Image.new("L", (6, 6), grey) for grey in greys],
-            "writer": [f"w{i % 3}" for i in range(12)],
-            "label": [i % 4 for i in range(12)],
-            "width": [i / 2 for i in range(12)],
-        }
-    )
-    data = FederatedDataset.from_columns(table, client="writer", target="label", features="image", classes=4)
-    assert (data.ids, data.spec.shape, data.train.x.dtype) == (("w0", "w1", "w2"), (1, 6, 6), torch.uint8)
-    halves = table.train_test_split(test_size=0.5, seed=0)
-    kept = FederatedDataset.from_columns(
-        halves["train"], test=halves["test"], client="writer", target="label", features=["width"], classes=4
-    )
-    assert len(kept.train) + len(kept.test) == 12
-    table.to_parquet(tmp_path / "hub.parquet")
-    read = load_data("table", path=tmp_path / "hub.parquet", client="writer", target="label", features=["width"])
-    assert sorted(read.train.x.flatten().tolist() + read.test.x.flatten().tolist()) == [i / 2 for i in range(12)]

@@ -1,6 +1,5 @@
 """Convolutional networks by matrix products against automatic differentiation of the module."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,15 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmtl.algorithms import PMTL, FedAvg
-from fedmtl.data import DataSpec, FederatedDataset
-from fedmtl.local import Execution, Layout, LocalOptimizer, LocalSGD, StackedModule
+from fedmtl.data import DataSpec
+from fedmtl.local import Layout, LocalSGD, StackedModule
 from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork, Toom
 from fedmtl.local.losses import LOSSES
 from fedmtl.local.products import output_gradient
 from fedmtl.models import femnist_cnn
-from fedmtl.privacy import FullParticipation
-from tests.algorithms.harness import problem_of, run
 from tests.local.test_products import check_descent, gradients, hooked, partly_frozen
 
 CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
@@ -160,35 +156,3 @@ def test_large_images_are_left_to_the_library() -> None:
     assert network.forward(rows, torch.zeros(1, 1, 3, 84, 84, dtype=torch.float64)) is None
     _, network, rows = stacked(femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32)), torch.float64)
     assert network.forward(rows, torch.zeros(1, 1, 1, 28, 28, dtype=torch.float64)) is not None
-
-
-def small(spec) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *[nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten()],
-        *[nn.Linear(4 * 2 * 2, 3)],
-    )
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        PMTL(lam=3.0, local=replace(SGD, proximal=True)),
-        FedAvg(local=LocalOptimizer(lr=0.01, steps=4, batch_size=16)),
-    ],
-    ids=["proximal", "adam"],
-)
-def test_runs_are_those_of_automatic_differentiation(algorithm, monkeypatch) -> None:
-    generator = torch.Generator().manual_seed(3)
-    rows = {f"client-{n}": torch.randn(3 + 4 * n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in range(5)}
-    data = FederatedDataset.from_tensors({name: (x, (x[:, 0, 2, :3]).argmax(1)) for name, x in rows.items()}, classes=3)
-    found = []
-    execution = Execution(chunk=1)
-    for automatic in (False, True):
-        if automatic:
-            monkeypatch.setattr(ConvolutionalNetwork, "of", lambda module, layout: None)
-        problem = problem_of(data, model=small, loss="cross_entropy", rounds=3, execution=execution)
-        state = run(algorithm, problem, sampler=FullParticipation(), privacy=None)
-        found.append(algorithm.personalize(problem, state, torch.arange(problem.clients)))
-    assert not torch.equal(found[0], problem.initial.expand_as(found[0]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)

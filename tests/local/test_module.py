@@ -108,3 +108,10 @@ def test_dropout_keeps_the_mean_and_the_rate():
     assert abs(float(kept) - 0.7) < 5 * (0.21 / 20000) ** 0.5
     torch.testing.assert_close(values[values != 0].unique(), torch.tensor([1 / 0.7], dtype=torch.float64))
     assert torch.equal(stack.predict(stack.rows[:1], torch.zeros(1, 3, 1, dtype=torch.float64)), torch.ones(1, 3, 1))
+
+
+def test_dropout_of_channels_zeroes_whole_ones():
+    ready = prepare_module(nn.Sequential(nn.Conv1d(3, 2, 1), nn.Dropout1d(0.5)), torch.zeros(1, 3, 8), seed=0)
+    stays = ready.train()(torch.ones(50, 3, 8)) != 0
+    assert torch.equal(stays, stays[..., :1].expand(50, 2, 8))
+    assert 0 < int(stays.sum()) < stays.numel()

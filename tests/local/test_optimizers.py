@@ -76,20 +76,6 @@ def test_any_elementwise_optimizer_equals_torch(name):
     torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("strength", [3.0, torch.full((D,), 3.0, dtype=torch.float64)])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_mean_regularized_step_by_hand(per_row, strength):
-    rows = start()
-    anchor = (
-        torch.arange(D, dtype=torch.float64) if not per_row else torch.arange(K * D, dtype=torch.float64).view(K, D)
-    )
-    gradient = gradients()[0]
-    expected = start() - 0.1 * (gradient + 3.0 * (start() - anchor) + 0.2 * start())
-    solver = LocalSGD(lr=0.1, weight_decay=0.2)
-    solver.optimizer(rows, round=0, lam=strength, anchor=anchor).step(K, along(gradient))
-    torch.testing.assert_close(rows, expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("strength", [50.0, torch.full((D,), 50.0, dtype=torch.float64)])
 def test_proximal_step_minimizes_its_objective(strength):
     """w+ = argmin_v (lam / 2) ||v - anchor||^2 + ||v - (w - lr g)||^2 / (2 lr): its gradient vanishes at w+."""
