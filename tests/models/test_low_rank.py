@@ -247,6 +247,3 @@ def test_no_weight_for_each_client_is_ever_made() -> None:
     assert largest["all"] >= k * wide * wide  # the check sees one where there is one
     assert largest["low rank"] < k * wide * wide / 2
     assert largest["head"] < k * wide * wide / 2
-
-
-# Training
