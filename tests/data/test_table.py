@@ -179,6 +179,7 @@ def test_unreadable_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"features": ["age"], "target": "ward"}, r"data.client and data.target are both 'ward'"),
         ({"features": ["age", "ward"]}, r"data.features contains 'ward', which is the client or target"),
         ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
     ],
