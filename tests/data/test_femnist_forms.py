@@ -143,6 +143,13 @@ def test_characters_by_name(tmp_path):
     assert sorted(torch.cat([data.train.y, data.test.y]).tolist()) == [9, 10, 61]
 
 
+def test_some_writers_are_drawn(tmp_path):
+    file = write_h5(tmp_path / "x.h5", writers(dict.fromkeys("abcdef", 3)))
+    drawn = {seed: read_femnist(file, clients=2, seed=seed).ids for seed in range(6)}
+    assert {len(ids) for ids in drawn.values()} == {2}
+    assert len(set(drawn.values())) > 1
+
+
 def parquet_with(column: str, row: int, value):
     def write(folder: Path) -> Path:
         rows = writers({"a": 4})

@@ -187,6 +187,11 @@ def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
     assert torch.equal(given.features, again.features)
     assert torch.equal(given.data.train.y, -again.data.train.y)
     assert "4 users are taken as public" in given.data.notes[0]
+    before = [*lines, (min(clients), 1, 4, 0)]  # an item before all others, which no public user rates
+    more = read(write(tmp_path / "before", before), public_users=4, centre=3, **SMALL)
+    assert more.items.tolist() == [1, *given.items.tolist()]
+    assert torch.equal(more.features[1:], given.features)
+    assert more.data.domain == given.data.domain
     other = [(u, i, r if u in clients else r % 5 + 1, t) for u, i, r, t in lines]
     changed = read(write(tmp_path / "third", other), public_users=4, centre=3, **SMALL)
     assert not torch.equal(given.features, changed.features)
@@ -237,20 +242,3 @@ def test_the_graph_joins_users_whose_training_ratings_are_alike(tmp_path):
     for other in (RatingsGraph(path), RatingsGraph(path, public_users=3, test_fraction=0.4)):
         with pytest.raises(ConfigError, match="give the settings of the data"):
             other.build(given.data)
-
-
-def test_which_items_a_client_rates_does_not_move_the_features_that_public_users_fit(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = [(user, item, rng.integers(1, 6), 0) for user in range(1, 13) for item in rng.permutation(30)[:12] + 10]
-    found = []
-    for name, more in (("a", []), ("b", [(user, 1, 4, 0) for user in range(1, 13)])):
-        (tmp_path / name).mkdir()
-        if more:  # one client, whichever is one, rates an item before all others
-            more = more[int(found[0].data.ids[0].removeprefix("user-")) - 1 :][:1]
-        lines = ["\t".join(map(str, row)) for row in (*rows, *more)]
-        (tmp_path / name / "u.data").write_text("\n".join(lines))
-        found.append(read(tmp_path / name, public_users=6, features=3, sweeps=3, centre=3.0))
-    first, second = found
-    assert len(second.items) == len(first.items) + 1
-    assert torch.equal(second.features[1:], first.features)
-    assert first.data.domain == second.data.domain

@@ -99,6 +99,7 @@ def test_from_partition_gives_each_client_its_rows():
     [
         ({}, "names no clients; at least one is needed"),
         ({"a": [0, 1], "b": [1, 2]}, r"client 'b' has a row that is used twice"),
+        ({"a": [0, 0]}, r"client 'a' has a row that is used twice"),
         ({"a": [0, 9]}, r"client 'a' has a row outside 0\.\.3"),
         ({"a": [-1, 0]}, r"client 'a' has a row outside 0\.\.3"),
         ({"a": [0, 1], "b": []}, r"client 'b' has no examples"),

@@ -6,7 +6,7 @@ import scipy.io
 import torch
 
 from fedmtl.data import FederatedDataset, load_data, read_school
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import DataError
 
 from .rows import client_rows
 
@@ -45,6 +45,7 @@ def test_schools_become_clients_and_no_pupil_is_lost(tmp_path):
     data = load_data("school", root=tmp_path)
     assert data.fingerprint() == read_school(str(tmp_path / "school.mat")).fingerprint()
     assert data.ids == ("school-0", "school-1", "school-2", "school-3")
+    assert load_data("school", root=tmp_path, min_examples=10).ids == ("school-0", "school-2")
     assert (data.spec.shape, data.classes, data.train.x.dtype, data.train.y.dtype, data.notes) == (
         (4,), None, torch.float32, torch.float32, ()
     )  # fmt: skip
@@ -128,32 +129,12 @@ def test_unreadable_files_are_named(tmp_path):
     whole = file.read_bytes()
     for size in (0, 60, 200, len(whole) // 2):
         file.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"cut\.mat"):
+        with pytest.raises(DataError, match=r"cut\.mat cannot be read as a MATLAB file"):
             read_school(file)
-    (tmp_path / "text.mat").write_text("school,score\n1,2\n" * 50)
-    with pytest.raises(DataError, match=r"text\.mat cannot be read as a MATLAB file"):
-        read_school(tmp_path / "text.mat")
     header = b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"
     (tmp_path / "new.mat").write_bytes(header + bytes(512))
     with pytest.raises(DataError, match=r"new\.mat cannot be read .*-v7"):
         read_school(tmp_path / "new.mat")
-    scipy.io.savemat(tmp_path / "other.mat", {"X": np.ones((3, 2)), "Y": cells([np.ones((3, 1))])})
-    with pytest.raises(DataError, match=r"other\.mat: X or Y is missing or has no cell"):
-        read_school(tmp_path / "other.mat")
     scipy.io.savemat(tmp_path / "lack.mat", {"X": cells([np.ones((3, 2))])})
     with pytest.raises(DataError, match=r"lack\.mat: X or Y is missing"):
         read_school(tmp_path / "lack.mat")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
-    ],
-)
-def test_impossible_settings_are_refused(tmp_path, options, message):
-    file = write(tmp_path / "s.mat", *schools())
-    with pytest.raises(ConfigError, match=message):
-        read_school(file, **options)
-    with pytest.raises(DataError, match="no client has 30 or more examples"):
-        read_school(file, min_examples=30)
