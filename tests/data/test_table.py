@@ -324,3 +324,8 @@ def test_bounds_that_do_not_fit_the_table_are_refused(bounds, error, message):
 def test_what_is_read_off_the_rows_is_named(options, inferred):
     data = read_table(frame(), client="ward", **options)
     assert data.inferred == data.subset(["north"]).inferred == inferred
+
+
+def test_a_column_of_lists_is_described_as_texts() -> None:
+    assert Summary(pd.Series([[1.0, 2.0]] * 30)).doubt == "is a constant"
+    assert Summary(pd.Series([[k] for k in range(30)])).doubt == "looks like an id of rows"

@@ -286,7 +286,8 @@ class Summary:
     def __init__(self, values: pd.Series) -> None:
         import pandas as pd
 
-        if pd.api.types.is_bool_dtype(values.dtype):
+        lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
+        if lists or pd.api.types.is_bool_dtype(values.dtype):
             values = values.astype(str)
         elif not pd.api.types.is_numeric_dtype(values.dtype):
             numbers = pd.to_numeric(values, errors="coerce")
