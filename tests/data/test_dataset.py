@@ -252,6 +252,7 @@ BAD = {
     "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
     "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
+    "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
     "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
     "shape": (bad(X[:, :2]), r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'"),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' holds .*; accepted: numbers"),

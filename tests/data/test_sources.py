@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import DataError
+from fedmtl.errors import ConfigError, DataError
 
 
 class Pictures(Dataset):
@@ -96,6 +96,8 @@ def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     data = FederatedDataset.from_columns(hub(), features=["width", "height"], test=few, min_examples=4, **columns)
     assert data.test.counts.tolist() == [0, 1, 0]
     np.testing.assert_allclose(data.test.x.numpy(), [[0.5, 8.0]])
+    with pytest.raises(ConfigError, match="min_examples is -1"):
+        FederatedDataset.from_columns(hub(), features="width", min_examples=-1, **columns)
     np.testing.assert_allclose(data.train.x[:4].numpy(), [[1.0, 0], [1.5, 3], [3.0, 6], [4.5, 9]])
 
 

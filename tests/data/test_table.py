@@ -295,6 +295,7 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
         ({"kind": 18}, ConfigError, r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \["),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
         ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),
+        ({"kind": [0, math.inf]}, ConfigError, r"a range must be \[LOW, HIGH\]"),
         ({"kind": [0, 1]}, DataError, r"column 'kind' holds '.'; accepted: a finite number"),
         ({"cost": ["a", "b"]}, ConfigError, r"read_table\.bounds contains 'cost', which is not a feature column"),
     ],
