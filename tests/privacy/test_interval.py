@@ -159,10 +159,11 @@ class TestAnyCanaries:
 
 class TestIndependentCanaries:
     @pytest.mark.parametrize(("right", "canaries"), [(620, 1000), (150, 200), (200, 200)])
-    def test_gaussian_by_clopper_and_pearson(self, right, canaries):
-        accuracy = stats.beta.ppf(0.05, right, canaries - right + 1)
+    @pytest.mark.parametrize("confidence", [0.95, 0.999])
+    def test_gaussian_by_clopper_and_pearson(self, right, canaries, confidence):
+        accuracy = stats.beta.ppf(1 - confidence, right, canaries - right + 1)
         mu = 2 * stats.norm.ppf(accuracy)
-        bound = lower_bound(Guesses(right, canaries, canaries), GAUSSIAN, 7, independent=True)
+        bound = lower_bound(Guesses(right, canaries, canaries), GAUSSIAN, 7, confidence=confidence, independent=True)
         assert bound == pytest.approx(GAUSSIAN.epsilon(7, math.sqrt(7) / mu), rel=1e-3)
 
     def test_randomized_response(self):
@@ -237,6 +238,10 @@ class TestLowerBounds:
 
     def test_no_use_is_worth_nothing(self):
         assert lower_bound(Guesses(100, 100, 100), GAUSSIAN, 0, independent=True) == 0
+
+    @pytest.mark.parametrize("independent", [True, False])
+    def test_as_many_right_guesses_as_chance_gives_bound_nothing(self, independent):
+        assert lower_bound(Guesses(50, 100, 100), GAUSSIAN, 3, independent=independent) == 0
 
     def test_more_uses_than_the_price_has(self):
         price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, most=3)

@@ -98,6 +98,15 @@ def test_sensitivities_are_attained_and_not_exceeded(norm, size, relation):
     assert claim * (1 - 1e-3) < found <= claim * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+def test_sensitivities_are_attained_by_orthogonal_rows(relation):
+    """That no pair of neighbours moves a release farther is what the audit looks for: test_audit."""
+    rows = 0.7 * torch.eye(2, dtype=torch.float64)
+    moved = torch.outer(rows[0], rows[0]) - (torch.outer(rows[1], rows[1]) if relation == "replace" else 0)
+    assert outer_sensitivity(0.7, relation) == pytest.approx(float(moved.norm()))
+    assert outer_sensitivity(0.7, relation, diagonal_norm="l1") == pytest.approx(float(moved.diagonal().abs().sum()))
+
+
 # Wishart noise, and what its paper claims
 
 
