@@ -290,3 +290,21 @@ def test_the_share_of_time_away_is_that_of_an_alternating_process():
     gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
     away = gaps > 1.0 + 1e-9
     assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))
+
+
+@pytest.mark.parametrize(
+    ("latency", "law"),
+    [
+        (RandomLatency("uniform", {"loc": 2.0, "scale": 13.0}), stats.uniform(2.0, 13.0)),
+        (RandomLatency("lognorm", {"s": 0.7, "scale": 3.0}), stats.lognorm(0.7, scale=3.0)),
+        (RandomLatency("expon", {"scale": 2.5}), stats.expon(scale=2.5)),
+    ],
+)
+def test_latencies_have_their_law_and_scale(latency, law):
+    bound = Latencies(latency=latency, activations=4_000, scale=[1.0, 10.0]).bind(2)
+    table = bound.events(1, 0, bound.steps)
+    for client, scale in ((0, 1.0), (1, 10.0)):
+        gaps = np.diff(table.time[0][table.client[0] == client].numpy(), prepend=0.0) / scale
+        assert len(gaps) == 4_000
+        assert stats.kstest(gaps, law.cdf).pvalue > ALPHA
+        assert abs(stats.spearmanr(gaps[1:], gaps[:-1]).statistic) < 6 / np.sqrt(4_000)
