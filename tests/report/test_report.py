@@ -90,11 +90,12 @@ FOLDED = {  # runs, and the label, unit, number of runs and mean accuracy of eve
         [("Local", "", 1, 0.7), ("Local (2)", "", 1, 0.6), ("Ditto", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
     ),
     "repeats of a baseline under other budgets count once": (
-        [
-            {"epsilon": e, "baselines": {"local": LOCAL | {"noise_multiplier": None, "clip_norm": e}}}
-            for e in (1.0, 2.0)
-        ],
+        [{"epsilon": e, "baselines": {"local": LOCAL | {"noise_multiplier": e, "clip_norm": e}}} for e in (1.0, 2.0)],
         [("Local", "", 1, 0.7), ("PMTL", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
+    ),
+    "repeats of a baseline under settings that change no number of it count once": (
+        [{"configuration": {"schedule": {"class": one}}, "baselines": {"local": LOCAL}} for one in "AB"],
+        [("Local", "", 1, 0.7), ("PMTL schedule A", "client", 1, 0.8), ("PMTL schedule B", "client", 1, 0.8)],
     ),
 }
 
@@ -312,7 +313,7 @@ def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Fig
 
 def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", baselines={"local": {"epsilon": 0.0, "accuracy": 0.7}})
-    write_run(run / "baselines" / "local", algorithm="local", epsilon=0.0, accuracy=0.7)
+    write_run(run / "baselines" / "local", algorithm="local", epsilon=0.0, accuracy=0.6)
     assert list(frame([tmp_path]).algorithm) == ["pmtl", "local"]
 
 
