@@ -14,6 +14,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from .._check import fraction, given, positive_int
 from ..errors import ConfigError, DataError
 from ..random import derive_key, keyed_bits
 from . import checks, rows
@@ -184,6 +185,16 @@ def _names(packed: Packed) -> str:
     return ", ".join(f"{name} {shape} ({kind})" for name, shape, kind in packed.inputs)
 
 
+def check_options(*, min_examples: int, draw: int | None, test_fraction: float | None = None, **_: Any) -> None:
+    """Refuse impossible settings of :func:`choose` and of the split.
+
+    Raises:
+        ConfigError: what is accepted.
+    """
+    positive_int("data", min_examples=min_examples, **given(clients=draw))
+    fraction("data", **given(test_fraction=test_fraction))
+
+
 def choose(
     train: Mapping[str, tuple[Any, Any]],
     test: Mapping[str, tuple[Any, Any]],
@@ -201,7 +212,7 @@ def choose(
     examples of both sides anew.
 
     Raises:
-        DataError: no client has so many.
+        DataError: no client has so many, or none of the clients has test examples where ``test`` names some.
         ConfigError: fewer than ``draw`` have.
     """
     counts: Counter[str] = Counter()
@@ -209,15 +220,32 @@ def choose(
         counts.update({client: len(y) for client, (_, y) in side.items()})
     large = [client for client, count in counts.items() if count >= min_examples]
     ids = [client for client in large if client in train or test_fraction is not None]
-    if not ids:
+    if not large:
         raise DataError(f"{source}: no client has {min_examples} or more examples (min_examples).")
+    kept_apart = bool(test) and test_fraction is None
+    if kept_apart and not _any_examples(test, ids):
+        raise DataError(
+            f"{source}: no client has both training and test examples; accepted: test examples of a client that "
+            "trains, or test_fraction=0.2, which divides the examples of both sides anew, or the training examples "
+            "alone, with the clients of the test side left to Result.adapt (fedmtl adapt)."
+        )
     checks.say_left_out(len(counts) - len(large), source, f"fewer than {min_examples} examples (min_examples)")
     checks.say_left_out(len(large) - len(ids), source, "test examples only (test_fraction=0.2 divides theirs anew)")
     if draw is None:
         return ids
     if draw > len(ids):
         raise ConfigError(f"{source}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
-    return sample(ids, draw, derive_key(seed, "clients"))
+    ids = sample(ids, draw, derive_key(seed, "clients"))
+    if kept_apart and not _any_examples(test, ids):
+        raise DataError(
+            f"{source}: none of the {draw:,} clients that were drawn has test examples; ask for more clients or for "
+            "another seed, or give test_fraction=0.2, which divides the examples of both sides anew."
+        )
+    return ids
+
+
+def _any_examples(side: Mapping[str, tuple[Any, Any]], ids: Sequence[str]) -> bool:
+    return any(len(side[client][1]) for client in ids if client in side)
 
 
 def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
@@ -226,11 +254,14 @@ def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
     return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
 
 
-def drawn(sides: Sequence[Mapping[str, Kept]], **options: Any) -> Sequence[Mapping[str, Kept]]:
+def taking_part(sides: Sequence[Mapping[str, Kept]], **options: Any) -> Sequence[Mapping[str, Kept]]:
     """Return both sides without the clients that :meth:`FederatedDataset.from_tensors` with these options leaves out,
-    where it draws some, so that the examples of the others need not be decoded."""
-    if options["draw"] is None:
-        return sides
+    so that the examples of the others need not be decoded.
+
+    Raises:
+        DataError, ConfigError: as :func:`choose` and :func:`check_options`.
+    """
+    check_options(**options)
     ids = choose(sides[0], sides[1], **options)
     return [{client: side[client] for client in ids if client in side} for side in sides]
 

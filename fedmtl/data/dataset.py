@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import fraction, given, id_of, positive_int
+from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows
-from .assemble import Pair, checked, choose, group_rows, infer_classes, pool, read_clients, stack
+from .assemble import Pair, check_options, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
 from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
 
@@ -215,7 +215,8 @@ class FederatedDataset:
                 of one example; only for training if ``test`` is used. An id that is a whole number is kept as a text,
                 7 as ``"7"``. Where x is a mapping from names to tensors or arrays (examples, ...), every client has
                 these inputs, and the model takes them by name.
-            test: each client's test examples, where it has any. Clients without training examples are left out.
+            test: each client's test examples, where it has any; one client at least has both kinds. Clients without
+                training examples are left out.
             test_fraction: share of each client's examples held out for test, above 0 and below 1, those of ``test``
                 included; each side keeps at least 1 example, and the only example of a client is for training. None
                 uses ``test``, and holds out 0.2 without it.
@@ -233,11 +234,10 @@ class FederatedDataset:
             source: names the data in messages, such as their file; None for ``name``.
 
         Raises:
-            DataError: malformed data, or no client with ``min_examples``.
+            DataError: malformed data, no client with ``min_examples``, or none with both training and test examples.
             ConfigError: an impossible setting, or more clients than there are.
         """
-        positive_int("data", min_examples=min_examples, **given(clients=draw))
-        fraction("data", **given(test_fraction=test_fraction))
+        check_options(min_examples=min_examples, draw=draw, test_fraction=test_fraction)
         where = source or name
         train, packed = read_clients(clients, where)
         held: Mapping[str, Pair] = {}

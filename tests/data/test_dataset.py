@@ -260,7 +260,8 @@ BAD = {
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
     "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
     "no test": (bad(test={}), r"test names no clients; at least one client needs test examples"),
-    "empty test": (bad(test={"b": (X[:0], Y[:0])}, classes=3), r"no client has test examples; at least one"),
+    "empty test": (bad(test={"b": (X[:0], Y[:0])}, classes=3), r"no client has both training and test examples; acc"),
+    "empty unseen test": (bad(test={"z": (X[:0], Y[:0])}, classes=3), r"no client has both training and test exam"),
     "test label": (bad(test={"b": (X, Y + 7)}, classes=3), r"\(test\): client 'b', example 0, field 'y' holds 7"),
 }
 
@@ -282,6 +283,21 @@ def test_a_client_with_test_examples_only_is_left_out_unless_the_examples_are_di
     assert rows_of(anew, 0) == sorted(
         (*x, int(y)) for x, y in zip([*X.tolist(), *(X + 1).tolist()], [*Y, *Y], strict=True)
     )
+
+
+def test_drawn_clients_that_have_no_test_examples_are_refused_and_others_are_scored():
+    rows, scored = dict.fromkeys("abcdef", (X, Y)), set()
+    for seed in range(8):
+        options = {"draw": 3, "seed": seed}
+        ids = FederatedDataset.from_tensors(rows, **options).ids
+        scored.add("c" in ids)
+        if "c" in ids:
+            data = FederatedDataset.from_tensors(rows, test={"c": (X, Y)}, **options)
+            assert (data.ids, data.test.counts.tolist()) == (ids, [4 * (client == "c") for client in ids])
+        else:
+            with pytest.raises(DataError, match=r"^data: none of the 3 clients that were drawn has test"):
+                FederatedDataset.from_tensors(rows, test={"c": (X, Y)}, **options)
+    assert scored == {False, True}
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5, float("nan"), "half", True])

@@ -105,11 +105,14 @@ def test_the_files_of_tff_are_a_train_and_a_test_part(tmp_path):
     data = read_stackoverflow(tmp_path, tokens=9, tags=4, test_fraction=None)
     assert (data.ids, data.test.counts.tolist()) == (("11", "12", "13"), [0, 1, 0])
     pooled = read_stackoverflow(tmp_path, tokens=9, tags=4, max_examples=2)
-    assert (pooled.train.counts + pooled.test.counts).tolist() == [2, 3, 2]
+    assert pooled.ids == ("11", "12", "13", "99")  # divided anew, everybody has texts to train on
+    assert (pooled.train.counts + pooled.test.counts).tolist() == [2, 3, 2, 2]
     drawn = read_stackoverflow(tmp_path, tokens=9, tags=4, clients=2)
     assert len(drawn) == 2
+    with pytest.raises(ConfigError, match="clients is 5, but only 4 have enough examples"):
+        read_stackoverflow(tmp_path, clients=5)
     with pytest.raises(ConfigError, match="clients is 4, but only 3 have enough examples"):
-        read_stackoverflow(tmp_path, clients=4)
+        read_stackoverflow(tmp_path, clients=4, test_fraction=None)
 
 
 def test_malformed_files_are_refused(tmp_path):

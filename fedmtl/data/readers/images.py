@@ -19,7 +19,7 @@ import numpy as np
 
 from ..._files import sync_folder
 from ...errors import ConfigError, DataError
-from ..assemble import drawn
+from ..assemble import taking_part
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
@@ -157,7 +157,7 @@ def image_clients(
     pixels = (size, size) if isinstance(size, int) else tuple(size)
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
-    sides = drawn(sides, **options)
+    sides = taking_part(sides, **options)
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
     place = folder.parent / "fedmtl_cache" if cache is None else Path(cache)
     file = cached_images(folder, names.tolist(), pixels, place, name=name)

@@ -19,7 +19,7 @@ import scipy.sparse
 
 from ..._check import Count, check_arguments
 from ...errors import DataError
-from ..assemble import drawn
+from ..assemble import taking_part
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
@@ -60,8 +60,8 @@ def read_stackoverflow(
         clients: keep that many users, drawn at random; None keeps all.
         min_examples: users with fewer texts are left out.
         max_examples: keep the first so many texts of each user; None keeps all.
-        test_fraction: share of each user's texts held out for test; None keeps the source's own split, and without one
-            means 0.2.
+        test_fraction: share of each user's texts held out for test, those of the source's test part included; None
+            keeps the source's own split, and without one means 0.2.
         seed: of the split and of the choice of users.
 
     Raises:
@@ -71,7 +71,7 @@ def read_stackoverflow(
     root = Path(root)
     options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
     options |= {"source": str(root), "draw": clients}
-    sides = drawn(_read(root, max_examples), **options)
+    sides = taking_part(_read(root, max_examples), **options)
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
     labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
@@ -96,7 +96,7 @@ def read_stackoverflow(
 
 
 def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
-    """Return the first ``most`` texts of every user, in the train part and, of the same users, in the test part."""
+    """Return the first ``most`` texts of every user, in the train part and in the test part."""
     train, test = divided(root, H5)
     if not train:
         raise DataError(f"{root} is no HDF5 file and has none; give stackoverflow_train.h5 or its folder.")
@@ -109,8 +109,7 @@ def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
         return texts[:most], fields["tags"].tolist()[:most]
 
     names = ("tokens", "title", "tags")
-    users, held = read_h5(train, names, store), read_h5(test, names, store) if test else {}
-    return [users, {client: texts for client, texts in held.items() if client in users}]
+    return [read_h5(part, names, store) if part else {} for part in (train, test)]
 
 
 def _texts(sides: Sequence[Mapping[str, Texts]], field: int) -> Iterator[str]:
