@@ -288,6 +288,11 @@ class Algorithm(Checked):
         """
         return self
 
+    def scheduled(self, schedule: Any) -> Any:
+        """Return the schedule of a run, a ``BoundSampler`` or a ``BoundSchedule``, with what the method puts before it;
+        unchanged by default."""
+        return schedule
+
     def plan(self, problem: Problem, schedule: Any) -> Sequence[ReleasePlan | GradientPlan]:
         """Return every release the algorithm will make, and how often: what calibration needs. None by default.
 

@@ -60,6 +60,7 @@ class PeerAveraging(PeerToPeer):
             largest of the domain. ``None``: that one.
         allocation: of the budget over the releases, where there are several, see :class:`PeerToPeer`.
         mu: the weight of the local losses; mu h is that of a release beside the neighbours' mean.
+        warm_start: a release before these, see :class:`PeerToPeer`.
         graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
 
     Raises:
@@ -102,8 +103,10 @@ class PeerAveraging(PeerToPeer):
         return replace(super()._network(problem), power=self.confidence_power)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups."""
-        (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=self.releases)))
+        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups and of a warm
+        start."""
+        most = self.releases + (self.warm_start is not None)
+        (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=most)))
         return (replace(plan, at_cap="silent"),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:

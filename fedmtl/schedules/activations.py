@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,6 +54,8 @@ class BoundSchedule:
         most: activations of a run; None if the clients' caps end it.
         waits: whether the server waits for the slowest client of every round.
         dropouts: when clients are away; None if they never are.
+        opening: the activations before all others, at time 0: every client that ever acts acts once, in the order of
+            the data. They are part of ``caps`` and ``most``.
         clients: n.
         steps: the most activations of a run. Fewer clients may be left to act in the end (absences without return); a
             table is then filled up with -1.
@@ -69,6 +71,7 @@ class BoundSchedule:
     most: int | None
     waits: bool = False
     dropouts: Dropouts | None = None
+    opening: int = 0
 
     def __post_init__(self) -> None:
         if not self.caps.any():
@@ -83,7 +86,17 @@ class BoundSchedule:
         """Return one phrase for the report."""
         low, high = int(self.caps.min()), int(self.caps.max())
         most = f"{high}" if low == high else f"{low} to {high}"
-        return f"{self.clients} clients, {self.kind}, at most {most} activations of one client"
+        opening = "each acts once before all others, then " if self.opening else ""
+        return f"{self.clients} clients, {opening}{self.kind}, at most {most} activations of one client"
+
+    def with_opening(self) -> BoundSchedule:
+        """Return this schedule after an opening, in which every client that ever acts acts once, in the order of the
+        data."""
+        acts = self.caps > 0
+        opening = int(acts.sum())
+        return replace(
+            self, caps=self.caps + acts, most=None if self.most is None else self.most + opening, opening=opening
+        )
 
     def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
         """Return events ``start`` to ``stop - 1``.
@@ -141,7 +154,14 @@ class BoundSchedule:
             return uniform("dropouts", np.arange(self.clients), np.tile(index, (self.clients, 1)))
 
         absences = None if self.dropouts is None else Absences(self.dropouts, self.names, departures)
-        return (_rounds if self.waits else _merged)(self.caps, gaps, absences, count)
+        activations = _rounds if self.waits else _merged
+        if not self.opening:
+            return activations(self.caps, gaps, absences, count)
+        first = np.flatnonzero(self.caps > 0)[:count]
+        if len(first) == count:
+            return np.zeros(count), first
+        time, client = activations(self.caps - (self.caps > 0), gaps, absences, count - len(first))
+        return np.concatenate([np.zeros(len(first)), time]), np.concatenate([first, client])
 
 
 def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:

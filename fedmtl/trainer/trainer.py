@@ -205,7 +205,11 @@ class Trainer:
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
         of_records = isinstance(self.privacy, RecordPrivacy)
-        return bind_schedule(self.schedule, self.data, 0 if self.audit is None or of_records else self.audit.canaries)
+        canaries = 0 if self.audit is None or of_records else self.audit.canaries
+        bound: BoundSampler | BoundSchedule = self.algorithm.scheduled(
+            bind_schedule(self.schedule, self.data, canaries)
+        )
+        return bound
 
     @cached_property
     def comparisons(self) -> dict[str, Algorithm]:

@@ -70,10 +70,10 @@ def mean_gradient(loss, x, y, theta, clip=math.inf, order=2, size=None):
     return total / (max(len(x), 1) if size is None else size)
 
 
-def slow(data, weights, loss, clients, *, mu, lam, smooth, noise, clip, order=2):
-    """One replicate, one event at a time, as equation (6) is printed: Theta (n, d)."""
+def slow(data, weights, loss, clients, *, mu, lam, smooth, noise, clip, order=2, start=None):
+    """One replicate, one event at a time, as equation (6) is printed, from zero or ``start``: Theta (n, d)."""
     n, d = len(data), data[0][0].shape[1]
-    theta = np.zeros((n, d))
+    theta = np.zeros((n, d)) if start is None else start.copy()
     most = max(len(y) for _, y in data)
     for k, i in enumerate(clients.tolist()):
         if i < 0:

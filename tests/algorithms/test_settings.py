@@ -35,6 +35,7 @@ SHARED = SERVER | {"weights": "examples", "cap": 9}
 BOUNDS = {"row_norm": 0.5, "target": 0.1}
 PEERS = BOUNDS | {
     "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "allocation": "optimal",
+    "warm_start": 0.2,
 }  # fmt: skip
 PP_DMTL = BOUNDS | {
     "loss": "squared", "lam": 0.3, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3, "smoothness": 0.7, "penalty": "l21",

@@ -163,6 +163,7 @@ FURTHER: dict[str, tuple[Any, Any]] = {
     "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
     "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
     "empty client": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0), _CLOCKS),
+    "warm start": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3), _CLOCKS),
     "silent past the cap": (PeerAveraging(row_norm=1.0, graph=Ring(), mu=0.5, releases=2), _CLOCKS),
     "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
     "moments": (Moments(reg=1e-3), PoissonClocks(per_client=4)),
@@ -533,6 +534,7 @@ _release = Rounds.release
 
 
 _half_as_large = edit(Activations._prepared, "(acting, uses)", "(acting, uses) / 2")
+half_at_first = edit(Activations._prepared, "(acting, uses)", "(acting, uses) * np.where(uses == 0, 0.5, 1.0)")
 _largest = edit(Activations._prepared, "(acting, uses)", "(acting, uses) * divisors / self.records.plan.counts.max()")
 _silent_when_empty = edit(
     Rounds.release, "return value", "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)"
@@ -1396,8 +1398,8 @@ NO_OP = [
     Mutant("no-op, rows added where they are made", _in_place(_nothing), (), ("poisson",), ("fedavg",)),
     Mutant("cohort that is charged in the public state", _in_public(_members), (), ("fixed",), ("fedavg",)),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
-    Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(FURTHER)),
-    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled")),
+    Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(name for name in FURTHER if name != "warm start")),
+    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled", "warm start")),
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)

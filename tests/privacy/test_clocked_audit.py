@@ -16,7 +16,7 @@ from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.audit.transcript import transcript
 
-from .mutants import CLOCKED, FEATURES, audit, trainer_of
+from .mutants import CLOCKED, FEATURES, audit, half_at_first, trainer_of
 
 
 def test_an_accounting_that_does_not_hold_is_never_the_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +90,12 @@ def test_agents_that_released_before_a_restore_are_silent_and_have_no_noise_to_c
     found = {finding.check: finding for finding in audit(run, checks=("freshness",))}
     assert not [finding for finding in found.values() if finding.refuted]
     assert found["freshness: after a restore, gradients"].skipped
+
+
+def test_half_of_the_noise_of_a_warm_start_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of nine releases of every agent; the run as it is stands among the no-ops of ``mutants``."""
+    run, effort = trainer_of("warm start", "clocks, l2_laplace"), Effort(noise=80_000, checks=("noise law",))
+    half_at_first(monkeypatch, run)
+    found = {finding.check: finding.refuted for finding in audit_trainer(run, rounds=20, effort=effort)}
+    assert found["noise law: total of gradients"]
+    assert found["noise law: lengths of gradients"]

@@ -139,18 +139,37 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2, for offset (n,) or 0."""
+    """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2, for offset (n,) or 0.
+
+    With ``limits`` (n,), above 0, the slope of every record's loss is cut off at its limit in absolute value, and the
+    loss goes on linearly from there: of the squared loss that is Huber's.
+    """
 
     loss: LinearLoss
     x: Array
     y: Array
     ridge: float
     offset: Array | float = 0.0
+    limits: Array | None = None
 
     def at(self, theta: Array) -> tuple[float, Array, Array]:
         """Return the value, the gradient (p,) and the second derivatives of the losses (n,)."""
-        value, slope, bend = self.losses(self.x @ theta + self.offset)
+        margins = self.x @ theta + self.offset
+        within = margins if self.limits is None else self.curved(margins, self.limits)
+        value, slope, bend = self.losses(within)
+        if self.limits is not None:
+            beyond = margins != within
+            value = value + slope * (margins - within)
+            bend = np.where(beyond, 0.0, bend)
         return value.mean() + self.ridge / 2 * theta @ theta, slope @ self.x / len(self.y) + self.ridge * theta, bend
+
+    def curved(self, margins: Array, limits: Array) -> Array:
+        """Return the nearest margins (n,) at which the slopes of the losses are within ``limits`` (n,)."""
+        if curvature := SQUARES.get(self.loss.name):
+            reach = limits / curvature
+            return np.clip(margins, self.y - reach, self.y + reach)
+        steep = np.minimum(limits, 1.0)  # which the slope of the logistic loss never reaches
+        return self.y * np.maximum(self.y * margins, np.log1p(-steep) - np.log(steep))
 
     def losses(self, margins: Array) -> tuple[Array, Array, Array]:
         """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""

@@ -24,7 +24,8 @@ records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a boun
 
 The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
 ``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at most T_i of each. The noise is
-calibrated to T_i.
+calibrated to T_i. A run starts at Theta(0) = 0, or at a private warm start (Remark 3, :mod:`.warm_start`), for which
+every agent releases its own model before the clocks start: one more release, with a share of the budget.
 
 :class:`~fedmtl.algorithms.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
 """
@@ -40,17 +41,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import Positive
-from ...errors import ConfigError
+from ..._check import Fraction, Positive
+from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
-from ...privacy import GradientPlan, RecordPrivacy
+from ...privacy import Activations, GradientPlan, RecordPrivacy
 from ...privacy.noise.laws import LAWS
-from ...schedules import BoundSchedule
+from ...schedules import Block, BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, State
 from ..linear.data import prepared
 from .allocation import Allocation, wakeup_weights
 from .network import Array, Ints, Network
+from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,10 @@ class PeerToPeer(OneAtATime):
             be public knowledge; only stability rests on it.
         allocation: how the budget is spread over an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
+        warm_start: the share of every agent's budget, above 0 and below 1, for a first release of its own model, from
+            which all models start (:mod:`~fedmtl.algorithms.p2p.warm_start`); None for no warm start. It is
+            a share of the sum of the epsilons of single releases. The noise on an agent's own model is proportional to
+            1 / (m_i ``lam``).
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -100,6 +106,7 @@ class PeerToPeer(OneAtATime):
     lam: Positive | Literal["inverse"] = "inverse"
     smoothness: Positive | None = None
     allocation: Allocation = "uniform"
+    warm_start: Fraction | None = None
 
     name, title, colour = "p2p", "Peer-to-peer", "#a0522d"
     accepts_empty_clients = True
@@ -129,27 +136,74 @@ class PeerToPeer(OneAtATime):
             smoothness=self.smoothness or self.linear_loss.smoothness(self.largest_row(problem)),
         )
 
+    def scheduled(self, schedule: Any) -> Any:
+        """Return the schedule of a run; with a warm start, every agent acts once before it."""
+        return schedule if self.warm_start is None else schedule.with_opening()
+
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, T_i of each."""
+        """Plan mean gradients of the agents' records, T_i of each, and one more for a warm start.
+
+        Raises:
+            ConfigError: a warm start of agents who never wake, who cannot compute it exactly enough, or that the run is
+                too short for.
+        """
         (plan,) = super().plan(problem, schedule)
+        if self.warm_start is not None:
+            if problem.rounds <= problem.clients or not np.all(schedule.caps):
+                raise ConfigError(
+                    f"PeerToPeer.warm_start: each of {problem.clients:,} agents answers once before the first wake-up, "
+                    f"and must wake; the run has {problem.rounds:,} activations. Give more rounds, and every agent a "
+                    f"rate and a cap above 0."
+                )
+            check_accuracy(self.network(problem), problem.dimension)
         given_noise = partial(self.given_noise, problem, np.asarray(plan.caps))
         return (replace(plan, notes=self.notes(problem), given_noise=given_noise),)
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent."""
-        return {} if self.allocation == "uniform" else {"allocation": self.weights(problem, caps, privacy)}
+        """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent.
+
+        Raises:
+            PrivacyError: a warm start with a law of the noise that is not for the L2 norm.
+        """
+        if self.allocation == "uniform" and self.warm_start is None:
+            return {}
+        self.check_law(privacy)
+        return {"allocation": self.weights(problem, caps, privacy)}
+
+    def check_law(self, privacy: RecordPrivacy) -> None:
+        """Refuse a warm start with noise for another norm than that of its sensitivity."""
+        if self.warm_start is not None and LAWS[privacy.mechanism].norm != "l2":
+            raise PrivacyError(
+                f"PeerToPeer.warm_start: how far an agent's own model moves is bounded in the L2 norm, and "
+                f"privacy.mechanism={privacy.mechanism!r} is noise for the {LAWS[privacy.mechanism].norm} norm. Use "
+                f"'gaussian' or 'l2_laplace'."
+            )
 
     def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
-        """Return weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are
-        shared."""
+        """Return weights of the releases of every agent, (caps[i],) of mean 1: that of a warm start, and those of the
+        wake-ups by ``allocation``; equal ones are shared."""
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
         pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
-        made = {
-            cap: wakeup_weights(self.allocation, cap, contraction, root=3 if pure else 4) if cap else np.ones(0)
-            for cap in np.unique(caps).tolist()
-        }
+        made = {}
+        for cap in np.unique(caps).tolist():
+            wakeups = cap if self.warm_start is None else max(0, cap - 1)
+            made[cap] = np.ones(0)
+            if wakeups:
+                made[cap] = wakeup_weights(self.allocation, wakeups, contraction, root=3 if pure else 4)
+            if self.warm_start is not None:
+                made[cap] = self._with_warm_start(made[cap])
         return [made[cap] for cap in caps.tolist()]
+
+    def _with_warm_start(self, wakeups: Array) -> Array:
+        """Return the weights (T + 1,), of mean 1, of a warm start and of wake-ups whose own are (T,)."""
+        assert self.warm_start is not None
+        if not len(wakeups):
+            return np.ones(1)
+        first = wakeups.sum() * self.warm_start / (1 - self.warm_start)
+        weights = np.concatenate([[first], wakeups])
+        normalized: Array = weights / weights.mean()
+        return normalized
 
     def notes(self, problem: Problem) -> tuple[str, ...]:
         """Return what no epsilon of a run covers, for its report."""
@@ -167,11 +221,48 @@ class PeerToPeer(OneAtATime):
         """Start everyone at Theta(0) = 0; no data are read.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
-        k neighbours is k of them.
+        k neighbours is k of them; with a warm start, ``own`` (R, n, D), the agents' released models.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
+        if self.warm_start is not None:
+            public["own"] = torch.zeros_like(theta)
         return State(public, problem.client_store({}))
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
+        """Compute the activations of a block in their order, of all runs; in place. With a warm start, in the first n
+        of a run agents release their own models."""
+        opening = 0 if self.warm_start is None else problem.clients
+        first = min(len(block), max(0, opening - block.first))
+        if first:
+            self._release_own(problem, state.public, block.window(0, first), channel)
+            if block.first + first == opening:
+                self._start(problem, state.public)
+        if first == len(block):
+            return state
+        return super().step(problem, state, block.window(first, len(block)), channel)
+
+    def _release_own(self, problem: Problem, public: Mapping[str, Tensor], block: Block, channel: Activations) -> None:
+        """Let agents release their own models, Theta^loc with noise, one after another."""
+        network, data, clip = self.network(problem), self.data(problem), channel.records.clip
+        for clients in block.client.T.tolist():
+            answers = []
+            for agent, runs in channel.acting:
+                x, y, ridge = data.x[agent].numpy(), data.y[agent].numpy(), float(network.ridge[agent])
+                mean = mean_at_minimizer(self.linear_loss, x, y, ridge, clip)
+                answers.append(as_gradients(mean, len(runs), len(x)))
+            values = torch.from_numpy(channel.release(answers))  # -2 lambda_i Theta_i^loc, with noise
+            for run, agent in enumerate(clients):
+                if agent >= 0 and network.counts[agent]:
+                    public["own"][run, agent] = values[run] / (-2 * float(network.ridge[agent]))
+                    public["sent"][run] += int(network.graph.degrees[agent])
+
+    def _start(self, problem: Problem, public: Mapping[str, Tensor]) -> None:
+        """Start all models at what the released ones say of one another."""
+        network, own = self.network(problem), public["own"].transpose(0, 1)
+        local = own.reshape(len(own), -1).numpy()
+        start = spread(network, local, network.counts > 0).reshape(own.shape)
+        public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
 
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Ints], Array]:
         """Return the agents' own models, at which they answer."""

@@ -6,7 +6,9 @@ what is claimed; the report prints infinity. The wake-ups of an agent are compos
 Viswanath, "The composition theorem for differential privacy" (ICML 2015); a privacy loss distribution is never looser
 for a given mechanism. The budget is split equally over an agent's wake-ups, as in the paper's experiments (section
 5.1); with ``allocation="paper"`` as in Proposition 2, for which agents would have to know the ticks of the network. The
-runs of Figure 1 start from models that are fitted to the raw records.
+runs of Figure 1 start from models that are fitted to the raw records, those of Figures 2 (b) and (c) from a private
+warm start (:mod:`.warm_start`) of epsilon .05 beside that of the wake-ups: ``warm_start`` is .05 over the sum of the
+two. Its noise is i.i.d. Laplace here, too, and its sensitivity is bounded in the L2 norm only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import PrivacyError
+from ...errors import ConfigError, PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
 from ..base import Problem, State
 from ..linear.solve import minimize
@@ -45,10 +47,23 @@ class PublishedPeerToPeer(PeerToPeer):
 
     name, title = "p2p_published", "Peer-to-peer, published"
 
-    def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Return as of :class:`PeerToPeer`, with what Theorem 1 claims."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_start and self.warm_start is not None:
+            raise ConfigError("PublishedPeerToPeer has both local_start and warm_start; a run starts from one of them.")
+
+    def check_law(self, privacy: RecordPrivacy) -> None:
+        """Accept Laplace noise, as the paper does.
+
+        Raises:
+            PrivacyError: another law.
+        """
         if privacy.mechanism != "laplace":
             raise PrivacyError(f"p2p_published adds Laplace noise: privacy.mechanism is {privacy.mechanism!r}.")
+
+    def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
+        """Return as of :class:`PeerToPeer`, with what Theorem 1 claims."""
+        self.check_law(privacy)
         longest = self.weights(problem, caps, privacy)[int(np.argmax(caps))].tolist()
         delta = privacy.resolved_delta(len(problem.data.train))
         reason = REASON + (REASON_START if self.local_start else "")
