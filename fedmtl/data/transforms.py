@@ -96,8 +96,10 @@ class MappedImages:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Turn image numbers (B,) into images (B, *shape)."""
-        images = torch.from_numpy(_mapped(self.path)[x.cpu().numpy()])
-        return images.to(x.device).to(dtype).mul_(self.scale)
+        images = _mapped(self.path)[x.cpu().numpy()]
+        if images.dtype == np.uint16:
+            images = images.astype(np.int32)  # which torch converts on every device
+        return torch.from_numpy(images).to(x.device).to(dtype).mul_(self.scale)
 
 
 @lru_cache(maxsize=16)

@@ -109,7 +109,7 @@ def test_other_layouts_and_missing_images_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"cat/00\.png is 1 folders deep; accepted: root/CLIENT/LABEL/FILE, or a table"):
         read_images(tmp_path / "pool")
     table = pd.DataFrame({"file_name": ["a.png", "cat/00.png"] * 2, "who": "x", "what": "y"})
-    with pytest.raises(DataError, match=r"a\.png does not exist; every image that is listed must be there"):
+    with pytest.raises(DataError, match=r"a\.png does not exist; every file that is listed must be there"):
         read_images(tmp_path / "pool", table=table, client="who", target="what")
 
 

@@ -24,8 +24,9 @@ from ..loaders import reader
 from ..transforms import Affine
 from .columns import Table
 from .h5 import H5, Fields, divided, read_h5
-from .images import decode, with_progress
+from .images import with_progress
 from .leaf import Pair, numbers, read_sides
+from .pictures import as_type, decode
 
 SHAPE = (1, 28, 28)
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -134,7 +135,7 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
         values = zip(contents, table.written("writer_id", "the name of a writer"), labels.tolist(), strict=True)
         for row, (content, writer, label) in enumerate(with_progress(values, f"decoding {file.name}", len(table))):
             where = f"{file}: row {row}, column 'image'"
-            pixels = decode(content, where, mode="L")
+            pixels = as_type(decode(content, where, mode="L"), np.dtype(np.uint8))
             if pixels.shape != SHAPE:
                 size = "x".join(map(str, pixels.shape[1:]))
                 raise DataError(f"{where} is {size} pixels; FEMNIST images have 28x28.")

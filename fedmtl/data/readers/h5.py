@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import DataError
+from .folders import listed_files
 from .images import with_progress
 
 H5 = (".h5", ".hdf5")
@@ -20,8 +21,8 @@ Fields = dict[str, Any]
 def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Return the files for training and for test, which have ``test`` in their names: ``root`` itself or those in its
     folder, with one of ``suffixes``. Files for test only are the data."""
-    files = sorted(path for path in root.rglob("*") if path.suffix in suffixes) if root.is_dir() else [root]
-    files = [file for file in files if file.suffix in suffixes]
+    files = listed_files(root, suffixes) if root.is_dir() else [root]
+    files = [file for file in files if file.suffix.lower() in suffixes]
     test = [file for file in files if "test" in file.name]
     train = [file for file in files if file not in test]
     return (train, test) if train else (test, [])

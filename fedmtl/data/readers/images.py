@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,13 +26,15 @@ from ..loaders import reader
 from ..partition import Partition
 from ..transforms import MappedImages
 from .columns import Table
+from .folders import check_file, listed_files
+from .pictures import as_type, decode, is_deep
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
-_FORMAT = "1"  # of the cache: another one is decoded anew
+_FORMAT = "2"  # of the cache: another one is decoded anew
 _LEFT_SECONDS = 86400.0
 _THREADS = 8
 Item = TypeVar("Item")
@@ -58,7 +60,8 @@ def read_images(
     """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain states.
 
     Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a partition the labels,
-    ``root/LABEL/x.png``. Images are decoded and resized once (:func:`cached_images`).
+    ``root/LABEL/x.png``. Images are decoded and resized once (:func:`cached_images`), as a viewer shows them
+    (:func:`~fedmtl.data.readers.pictures.decode`). Names that begin with a dot are passed over, links are followed.
 
     Args:
         root: the folder.
@@ -119,12 +122,12 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
     """Return the images of a folder, a column for each level of its folders.
 
     Raises:
-        DataError: no image, or one at another depth.
+        DataError: no image, or one at another depth, and as :func:`listed_files`.
     """
     import pandas as pd
 
     rows = []
-    for file in sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES):
+    for file in listed_files(root, SUFFIXES):
         *names, _ = file.relative_to(root).parts
         if len(names) != len(folders):
             layout = "root/LABEL/FILE with a partition" if len(folders) == 1 else "root/CLIENT/LABEL/FILE"
@@ -160,46 +163,17 @@ def image_clients(
     sides = taking_part(sides, **options)
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
     place = folder.parent / "fedmtl_cache" if cache is None else Path(cache)
-    file = cached_images(folder, names.tolist(), pixels, place, name=name)
+    file = cached_images(folder, names.tolist(), pixels, place, name=name).resolve()
+    white = np.iinfo(np.load(file, mmap_mode="r").dtype).max
     train, test = ({client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()} for side in sides)
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
-        transform=MappedImages(str(file.resolve())),
+        transform=MappedImages(str(file), 1 / white),
         domain=pixel_domain((3, *pixels)),
         name=name,
         **options,
     )
-
-
-def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
-    """Decode an image file.
-
-    Args:
-        source: the file, or its content.
-        where: names it in messages.
-        size: (height, width) of the result, by bicubic interpolation; None keeps the image's own.
-        mode: ``"RGB"``, or ``"L"`` for grey.
-
-    Returns:
-        uint8 (channels, height, width).
-
-    Raises:
-        DataError: no image, or a damaged one.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            plain = image.convert(mode)
-            if size is not None:
-                plain = plain.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-            pixels = np.asarray(plain, dtype=np.uint8)
-    except FileNotFoundError as error:
-        raise DataError(f"{where} does not exist; every image that is listed must be there.") from error
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{where} is not a readable image ({error}); it may be truncated.") from error
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str) -> Path:
@@ -217,7 +191,7 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
         name: the first part of the file's name.
 
     Returns:
-        The file, uint8 (len(images), 3, height, width).
+        The file (len(images), 3, height, width): uint16 if an image has more than 8 bits a pixel, else uint8.
 
     Raises:
         DataError: a missing or damaged image, or a folder that cannot be written.
@@ -232,18 +206,29 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
                 shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", suffix=".tmp", dir=folder) as place:
             file = Path(place) / target.name
-            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(len(images), 3, *size))
-            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-                decoded = pool.map(lambda item: decode(root / item, str(root / item), size=size), images, chunksize=16)
-                for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
-                    array[number] = pixels
-            array.flush()
-            del array
+            _decode_all(root, images, size, file, name)
             os.replace(file, target)
         sync_folder(folder)
     except OSError as error:
         raise DataError(f"{folder}: images cannot be cached there ({error}); give another folder as cache.") from error
     return target
+
+
+def _decode_all(root: Path, images: Sequence[str], size: tuple[int, int], file: Path, name: str) -> None:
+    """Write the images, decoded and resized, to a new NumPy file."""
+    from PIL import Image
+
+    places = [root / image for image in images]
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    with pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # from twice as many pixels on it is an error
+        depths = list(pool.map(lambda place: is_deep(place, str(place)), places))
+        kind = np.dtype(np.uint16 if any(depths) else np.uint8)
+        array = np.lib.format.open_memmap(file, mode="w+", dtype=kind, shape=(len(images), 3, *size))
+        decoded = pool.map(lambda place: decode(place, str(place), size=size), places)
+        for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
+            array[number] = as_type(pixels, kind)
+        array.flush()
 
 
 def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
@@ -259,9 +244,6 @@ def with_progress(items: Iterable[Item], text: str, total: int | None = None) ->
 def _fingerprint(root: Path, images: Sequence[str], size: tuple[int, int]) -> str:
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=8)
     for image in images:
-        try:
-            status = (root / image).stat()
-        except OSError as error:
-            raise DataError(f"{root / image} does not exist; every image that is listed must be there.") from error
-        digest.update(f"{image} {status.st_size} {status.st_mtime_ns}\n".encode())
+        status = check_file(root / image)
+        digest.update(f"{image}\0{status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

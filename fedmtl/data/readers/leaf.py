@@ -10,9 +10,10 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from operator import attrgetter
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..assemble import as_tensor
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..transforms import Integers
+from .folders import is_visible_member, listed_files, unreadable
 
 Pair = tuple[np.ndarray, np.ndarray]
 Features = Callable[[list[Any], str], np.ndarray]
@@ -45,8 +47,9 @@ def read_leaf(
     """Read LEAF JSON with numeric features.
 
     Args:
-        path: a ``.json`` file, a ``.zip`` of such files, or a folder of either; a folder with the subfolders
-            ``train`` and ``test``, as LEAF's own scripts leave them, is read as that split.
+        path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and what it unzips to
+            are read once; a folder with the subfolders ``train`` and ``test``, as LEAF's own scripts leave them, is
+            read as that split.
         shape: shape of one example; None keeps the one in the file (a flat list of numbers for images).
         classes: as in :meth:`FederatedDataset.from_tensors`.
         test_fraction: share of each client's examples held out for test. None keeps the folder's split, and
@@ -120,24 +123,41 @@ def _read_parts(root: Path, features: Features, other: str) -> dict[str, Pair]:
 
 def _parts(root: Path, other: str) -> list[Part]:
     """Return the parts of a file or of a folder, each with its name and what reads it."""
-    files = sorted(p for p in root.iterdir() if p.suffix in (".json", ".zip")) if root.is_dir() else [root]
+    files = listed_files(root, (".json", ".zip"), below=False) if root.is_dir() else [root]
     parts: list[Part] = []
     for file in files:
-        parts += _zip_parts(file) if file.suffix == ".zip" else [(str(file), file.read_bytes)]
+        if file.suffix.lower() == ".zip":
+            parts += _zip_parts(file, files)
+        else:
+            parts.append((str(file), file.read_bytes))
     if not parts:
         held = f"neither {other} nor LEAF data" if other else "no LEAF data"
         raise DataError(f"{root} holds {held}; give a .json file, a .zip of them, or a folder of either.")
     return parts
 
 
-def _zip_parts(file: Path) -> list[Part]:
+def _zip_parts(file: Path, beside: Sequence[Path]) -> list[Part]:
+    """Return the parts in a zip file, without those that lie ``beside`` it, unzipped."""
     try:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
         raise DataError(f"{file} is not a readable zip file ({error}); it may be truncated.") from error
-    names = (name for name in sorted(archive.namelist()) if name.endswith(".json") and not name.startswith("__MACOSX/"))
-    visible = (name for name in names if not name.rsplit("/", 1)[-1].startswith("."))
-    return [(f"{file}/{name}", partial(archive.read, name)) for name in visible]
+    except OSError as error:
+        raise unreadable(str(file), error) from error
+    members = sorted(archive.infolist(), key=attrgetter("filename"))
+    parts = [member for member in members if member.filename.lower().endswith(".json")]
+    return [
+        (f"{file}/{member.filename}", partial(archive.read, member))
+        for member in parts
+        if is_visible_member(member.filename) and not any(_is_copy(member, other) for other in beside)
+    ]
+
+
+def _is_copy(member: zipfile.ZipInfo, file: Path) -> bool:
+    """Tell whether a file has the name and the content of one in a zip."""
+    if (file.name, file.stat().st_size) != (PurePosixPath(member.filename).name, member.file_size):
+        return False
+    return zlib.crc32(file.read_bytes()) == member.CRC
 
 
 def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iterator[tuple[str, Pair]]:
