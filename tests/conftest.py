@@ -1,11 +1,16 @@
 """Settings of all tests."""
 
+import logging
 import os
+import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker for each core, one thread for each worker
@@ -25,6 +30,66 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(Path(__file__).parent)
         if {path.as_posix(), path.parts[0]} & QUICK:
             item.add_marker("quick")
+
+
+LOGGERS = ("", "fedmtl", "flwr")
+
+
+def seed_generators() -> None:
+    """Seed the generators of the process, from which layers of torch and some libraries draw."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - for libraries; tests have generators of their own
+    torch.manual_seed(0)
+
+
+def pytest_collectstart() -> None:
+    """What a module makes while it is imported is the same beside all others and alone."""
+    seed_generators()
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> Iterator[None]:
+    """Seeds the global generators before each test, and takes back what it changed in the settings of the process.
+
+    These are the folder, the environment, the loggers of the packages, the handler of Ctrl-C, and the dtype, gradients,
+    threads and precision of torch. The filters of warnings pytest itself takes back.
+    """
+    seed_generators()
+    folder = Path.cwd()
+    environment = dict(os.environ)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    told = [(log.level, log.propagate, log.disabled, log.handlers[:]) for log in loggers]
+    silenced = logging.root.manager.disable
+    pressed = signal.getsignal(signal.SIGINT)
+    dtype = torch.get_default_dtype()
+    graded = torch.is_grad_enabled()
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    yield
+    os.chdir(folder)
+    restore_environment(environment)
+    for log, (level, propagates, disabled, handlers) in zip(loggers, told, strict=True):
+        log.setLevel(level)
+        log.propagate = propagates
+        log.disabled = disabled
+        log.handlers[:] = handlers
+    logging.disable(silenced)
+    signal.signal(signal.SIGINT, pressed)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(graded)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def restore_environment(before: dict[str, str]) -> None:
+    """Give every variable its value of ``before``, and remove the others but the one in which pytest names the test."""
+    ours = "PYTEST_CURRENT_TEST"
+    for name in os.environ.keys() - before.keys() - {ours}:
+        del os.environ[name]
+    for name in before.keys() - {ours}:
+        if os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

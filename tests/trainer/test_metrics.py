@@ -410,7 +410,11 @@ def test_errors_count_less_as_better() -> None:
 
 
 class Logarithm(torch.nn.Linear):
-    """Not a number wherever the linear model is negative."""
+    """Not a number wherever the linear model is negative, as it is everywhere at its start."""
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.weight)
+        torch.nn.init.constant_(self.bias, -1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).log()
