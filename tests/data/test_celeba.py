@@ -1,5 +1,6 @@
 """CelebA in the layout of torchvision.datasets.CelebA and as LEAF JSON, and the cache of decoded images."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -62,14 +63,8 @@ def everything(data: FederatedDataset) -> dict[str, list[tuple[tuple[int, ...], 
     return found
 
 
-@pytest.fixture(autouse=True)
-def any_files(request, monkeypatch):
-    """The checksums are those of the full files."""
-    if "damaged" not in request.node.name:
-        monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)
-
-
-def test_rows_agree_with_torchvisions_reader(tmp_path):
+def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)  # the checksums are those of the full files
     write_celeba(tmp_path, {7: 6, 12: 5, 3: 4, 30: 9})
     data = read_celeba(tmp_path, target="Smiling", size=(12, 10))
     assert data.ids == ("7", "12", "30")  # identity 3 has fewer than 5 images
@@ -183,9 +178,93 @@ def test_a_cache_that_cannot_be_written_(tmp_path, capsys):
     assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
 
 
-def test_files_that_are_damaged_are_refused(tmp_path):
-    write_celeba(tmp_path, {1: 5})
-    with pytest.raises(DataError, match=r"celeba is missing or damaged \(.*\); give the folder celeba"):
+def test_other_files_than_the_original_are_read_and_noted(tmp_path, monkeypatch):
+    base = write_celeba(tmp_path, {7: 6, 12: 5}, size=(20, 20))
+    data = read_celeba(tmp_path, size=8)
+    note = "not the original CelebA: {} have other checksums"
+    assert data.notes == (note.format("identity_CelebA.txt and list_attr_celeba.txt"),)
+    for file in (*BOXES, "list_eval_partition.txt"):  # which have no part in it
+        (base / file).unlink()
+    assert read_celeba(base, size=8).fingerprint() == data.fingerprint()
+
+    def sums(*names: str) -> list[tuple[str, str, str]]:
+        return [("", hashlib.md5((base / name).read_bytes()).hexdigest(), name) for name in names]
+
+    known = [entry for entry in CelebA.file_list if entry[2] == "list_attr_celeba.txt"]
+    monkeypatch.setattr(CelebA, "file_list", [*sums("identity_CelebA.txt"), *known])
+    assert read_celeba(tmp_path, size=8).notes == (note.format("list_attr_celeba.txt"),)
+    monkeypatch.setattr(CelebA, "file_list", sums("identity_CelebA.txt", "list_attr_celeba.txt"))
+    assert read_celeba(tmp_path, size=8).notes == ()
+
+
+def test_a_subset_in_any_order_whose_people_have_names(tmp_path):
+    base = write_celeba(tmp_path, {7: 6, 12: 5}, size=(20, 20))
+    whole = everything(read_celeba(tmp_path, size=8))
+    file = base / "list_attr_celeba.txt"
+    _, names, *rows = file.read_text().splitlines()
+    people = dict(line.split() for line in (base / "identity_CelebA.txt").read_text().splitlines())
+    mine = [row for row in rows if people[row.split()[0]] == "7"]
+    file.write_text("\n".join([str(len(mine)), names, *reversed(mine)]))
+    (base / "identity_CelebA.txt").write_text("".join(f"{name} anna-{who}\n" for name, who in people.items()))
+    assert everything(read_celeba(tmp_path, size=8)) == {"anna-7": whole["7"]}
+
+
+LIST, PEOPLE = "list_attr_celeba.txt", "identity_CelebA.txt"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            LIST,
+            "5\n",
+            "6\n",
+            r"list_attr_celeba\.txt has 5 images and says 6 in its first line, .*; it may be truncated",
+        ),
+        (LIST, "5\n", "", r"list_attr_celeba\.txt: line 1 is 'Bald Smiling Young'; accepted: the number of images"),
+        (
+            LIST,
+            "000003.jpg",
+            "000003.jpg 1",
+            r"line 5 is '000003\.jpg 1 .*'; accepted: the name of an image and -1 or 1 f",
+        ),
+        (LIST, "000003.jpg", "a/b.jpg", r"line 5 is 'a/b\.jpg .*'; accepted: the name of an image"),
+        (LIST, "000003.jpg", "000002.jpg", r"line 5: image '000002\.jpg' occurs twice"),
+        (LIST, "000003.jpg", "000009.jpg", r"identity_CelebA\.txt has no line of '000009\.jpg', which list_attr"),
+        (LIST, None, "", r"list_attr_celeba\.txt is ''; accepted: the number of images"),
+        (
+            PEOPLE,
+            "000003.jpg 1",
+            "000003.jpg",
+            r"identity_CelebA\.txt: line 3 is '000003\.jpg'; accepted: the name of an i",
+        ),
+        (PEOPLE, "000003.jpg", "000002.jpg", r"identity_CelebA\.txt: line 3: image '000002\.jpg' occurs twice"),
+        (PEOPLE, None, "\udcff", r"identity_CelebA\.txt cannot be read \(.*utf-8.*\); give the folder celeba with"),
+    ],
+)
+def test_malformed_lists_are_refused_by_line(tmp_path, file, old, new, message):
+    path = write_celeba(tmp_path, {1: 5}, size=(4, 4)) / file
+    text = path.read_text()
+    changed = new if old is None else text.replace(old, new, 1)
+    assert changed != text
+    path.write_bytes(changed.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=message):
+        read_celeba(tmp_path, size=8)
+
+
+def test_a_label_that_is_not_1_or_minus_1_is_refused(tmp_path):
+    file = write_celeba(tmp_path, {1: 5}, size=(4, 4)) / LIST
+    rows = file.read_text().splitlines()
+    file.write_text("\n".join([*rows[:4], "000003.jpg 1 0 1", *rows[5:]]))
+    with pytest.raises(
+        DataError, match=r"line 5 is '000003\.jpg 1 0 1'; accepted: .* -1 or 1 for each of 3 attributes"
+    ):
+        read_celeba(tmp_path, size=8)
+
+
+def test_lists_that_are_missing_are_named(tmp_path):
+    (write_celeba(tmp_path, {1: 5}, size=(4, 4)) / PEOPLE).unlink()
+    with pytest.raises(DataError, match=r"identity_CelebA\.txt cannot be read \(.*No such file.*\); give the folder"):
         read_celeba(tmp_path, size=8)
 
 

@@ -2,13 +2,17 @@
 
 In the two forms in which it is distributed:
 
-- the original files, as ``torchvision.datasets.CelebA`` lays them out in a folder ``celeba``;
+- the original files in a folder ``celeba``, or others in their layout: ``identity_CelebA.txt``, with an image and its
+  celebrity a line, ``list_attr_celeba.txt``, with the number of images, the names of the attributes, and an image with
+  -1 or 1 for each of them a line, and the folder ``img_align_celeba``;
 - LEAF JSON whose examples are names of images and labels, beside the folder ``img_align_celeba``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,11 @@ from .images import image_clients
 from .leaf import Pair, read_sides
 
 IMAGES = "img_align_celeba"
-ATTRIBUTES = "list_attr_celeba.txt"
+IDENTITIES, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
+_LABELS = {"-1": 0, "1": 1}
+_SHOWN = 60  # letters of a line that are printed
+Line = tuple[str, list[str]]
+"""Where it stands, for messages, and its fields."""
 
 
 @reader("celeba")
@@ -43,7 +51,8 @@ def read_celeba(
     """Read CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
 
     Images are decoded and resized once, into a file that is memory-mapped from then on
-    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of the pixels.
+    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of the pixels. Its notes
+    say where a list is not the original one.
 
     Args:
         root: the folder ``celeba`` or the one around it, or LEAF JSON: a file, a zip or a folder.
@@ -59,19 +68,24 @@ def read_celeba(
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the images.
 
     Raises:
-        DataError: a missing file, one whose checksum is not the original's, or malformed LEAF JSON.
+        DataError: a missing or damaged file, or malformed LEAF JSON.
         ConfigError: an impossible setting.
     """
     root = Path(root)
     base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
     if base is not None:
-        sides, folder = (_read_original(base, target), dict[str, Pair]()), base / IMAGES
+        sides = _read_lists(base, target), dict[str, Pair]()
+        folder = base / IMAGES
+        notes = _notes(base)
     else:
-        sides, folder = read_sides(root, _names, other=f"the folder of {ATTRIBUTES}"), _leaf_images(root)
-    folder = folder if images is None else Path(images)
+        sides = read_sides(root, _names, other=f"the folder of {ATTRIBUTES}")
+        folder = _leaf_images(root)
+        notes = ()
+    if images is not None:
+        folder = Path(images)
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
-    return image_clients(
+    data = image_clients(
         sides,
         folder,
         size=size,
@@ -84,12 +98,13 @@ def read_celeba(
         seed=seed,
         test_fraction=test_fraction,
     )
+    return replace(data, notes=notes, verify=False)
 
 
 def _names(x: list[Any], where: str) -> np.ndarray:
     """Return LEAF's features as names of images."""
     for number, name in enumerate(x):
-        if not (isinstance(name, str) and name and Path(name).name == name):
+        if not (isinstance(name, str) and _is_plain(name)):
             raise DataError(
                 f"{where}, example {number}, field 'x' holds {name!r}; accepted: the name of an image file."
             )
@@ -105,21 +120,95 @@ def _leaf_images(root: Path) -> Path:
     return next((folder for folder in places if folder.is_dir()), start / IMAGES)
 
 
-def _read_original(folder: Path, target: str) -> dict[str, Pair]:
-    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities, of files whose
-    checksums torchvision verifies."""
-    from torchvision.datasets import CelebA
+def _is_plain(name: str) -> bool:
+    """Tell whether a name is one in a folder, without a path."""
+    return bool(name) and Path(name).name == name
 
-    try:
-        data = CelebA(folder.parent, split="all", target_type=["attr", "identity"])
-    except (RuntimeError, OSError) as error:
-        raise DataError(
-            f"{folder} is missing or damaged ({first_line(error)}); give the folder celeba as torchvision lays it out, "
-            f"with {IMAGES} and all the .txt files."
-        ) from error
-    names = [name for name in data.attr_names if name]
+
+def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
+    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
+    people, labels = _read_identities(folder / IDENTITIES), _read_labels(folder / ATTRIBUTES, target)
+    for name in labels:
+        if name not in people:
+            raise DataError(f"{folder / IDENTITIES} has no line of {name!r}, which {ATTRIBUTES} lists; both need it.")
+    owners = [people[name] for name in labels]
+    ids = sorted(set(owners), key=_in_order)
+    place = {identity: number for number, identity in enumerate(ids)}
+    number = np.array([place[owner] for owner in owners])
+    files, y = np.array(list(labels), dtype=str), np.array(list(labels.values()), dtype=np.int64)
+    return {client: (files[index], y[index]) for client, index in by_number(number, ids).items()}
+
+
+def _in_order(identity: str) -> tuple[int, str]:
+    """Return by what identities are sorted: numbers by their value, before texts."""
+    if identity.isdecimal():
+        return int(identity), ""
+    return sys.maxsize, identity
+
+
+def _read_identities(file: Path) -> dict[str, str]:
+    """Return the celebrity of each image."""
+    people: dict[str, str] = {}
+    for where, fields in _lines(file):
+        if len(fields) != 2 or not _is_plain(fields[0]):
+            raise DataError(f"{where} is {_shown(fields)}; accepted: the name of an image and its celebrity.")
+        if fields[0] in people:
+            raise DataError(f"{where}: image {fields[0]!r} occurs twice; each must have one line.")
+        people[fields[0]] = fields[1]
+    return people
+
+
+def _read_labels(file: Path, target: str) -> dict[str, int]:
+    """Return the label, 0 or 1, of each image, in the order of the file."""
+    lines = _lines(file)
+    where, head = next(lines, (str(file), []))
+    if len(head) != 1 or not head[0].isdecimal():
+        raise DataError(f"{where} is {_shown(head)}; accepted: the number of images.")
+    _, names = next(lines, ("", []))
     if target not in names:
         raise ConfigError(f"read_celeba.target is {target!r}; accepted: {', '.join(names)}.")
-    files, y = np.array(data.filename, dtype=str), data.attr[:, names.index(target)].numpy()
-    ids, number = np.unique(data.identity[:, 0].numpy(), return_inverse=True)
-    return {client: (files[index], y[index]) for client, index in by_number(number, ids).items()}
+    column = names.index(target) + 1
+    labels: dict[str, int] = {}
+    for where, fields in lines:
+        if len(fields) != len(names) + 1 or not _is_plain(fields[0]) or fields[column] not in _LABELS:
+            accepted = f"the name of an image and -1 or 1 for each of {len(names)} attributes"
+            raise DataError(f"{where} is {_shown(fields)}; accepted: {accepted}.")
+        if fields[0] in labels:
+            raise DataError(f"{where}: image {fields[0]!r} occurs twice; each must have one line.")
+        labels[fields[0]] = _LABELS[fields[column]]
+    if len(labels) != int(head[0]):
+        raise DataError(
+            f"{file} has {len(labels):,} images and says {int(head[0]):,} in its first line, which must agree; it may "
+            "be truncated."
+        )
+    return labels
+
+
+def _lines(file: Path) -> Iterator[Line]:
+    """Return the lines of a file that are not empty."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{file} cannot be read ({first_line(error)}); give the folder celeba with {IDENTITIES}, {ATTRIBUTES} and "
+            f"the folder {IMAGES}."
+        ) from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if fields := line.split():
+            yield f"{file}: line {number}", fields
+
+
+def _shown(fields: Sequence[str]) -> str:
+    return repr(" ".join(fields)[:_SHOWN])
+
+
+def _notes(folder: Path) -> tuple[str, ...]:
+    """Return a note of the lists that are not the original ones, by the checksums that torchvision knows."""
+    from torchvision.datasets import CelebA
+    from torchvision.datasets.utils import check_md5
+
+    sums = {name: md5 for _, md5, name in CelebA.file_list}
+    others = [name for name in (IDENTITIES, ATTRIBUTES) if not check_md5(folder / name, sums[name])]
+    if not others:
+        return ()
+    return (f"not the original CelebA: {' and '.join(others)} have other checksums",)
