@@ -25,7 +25,7 @@ from torch import Tensor
 from .._check import Share
 from ..local import Mixture
 from .base import Problem
-from .cohort import Cohort, Own, Rows, personal_fields
+from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -66,7 +66,7 @@ class APFL(SharedModel):
     keeps = True
 
     def fields(self, problem: Problem) -> Fields:
-        return {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}
+        return {"alpha": ((), problem.initial.dtype)}
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)

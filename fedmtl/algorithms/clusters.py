@@ -129,7 +129,7 @@ class ClusteredPMTL(SharedModels):
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         means = problem.initial.expand(len(self._names()), -1).clone()
-        return State({"global": means}, problem.client_store(self.fields(problem)))
+        return State({"global": means}, self.client_store(problem))
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         cluster, mean = self._means(c)
@@ -198,7 +198,7 @@ class IFCA(SharedModels):
             size=(self.clusters, problem.dimension)
         )
         models = problem.initial + self.spread * torch.from_numpy(noise).to(problem.initial)
-        return State({"global": models}, problem.client_store(self.fields(problem)))
+        return State({"global": models}, self.client_store(problem))
 
     def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
         """Return the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""

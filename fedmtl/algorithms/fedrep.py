@@ -65,7 +65,7 @@ class FedRep(SharedModel):
     head_local: LocalSolver | None = None
 
     name, title, colour = "fedrep", "FedRep", "#c2187a"
-    keeps, trainings = True, 2
+    trainings = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

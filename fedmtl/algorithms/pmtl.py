@@ -99,8 +99,9 @@ class PMTL(SharedModel):
         return super().plan(problem, schedule)
 
     def fields(self, problem: Problem) -> Fields:
-        fields = super().fields(problem)
-        return fields if self.delta == "global" else {**fields, "sent": fields["model"]}
+        if self.delta == "global":
+            return {}
+        return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
         # (a), (b): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde

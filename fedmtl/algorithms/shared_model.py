@@ -18,7 +18,7 @@ from ..privacy.rounds import Message
 from .base import Algorithm, Problem, Released, State
 from .cohort import Cohort, Own, Rows, personal_fields
 from .server import ServerOptimizer, apply_update
-from .store import Fields
+from .store import ClientStore, Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,16 @@ class SharedModel(Algorithm):
         return (update, replace(update, name="examples", dimension=1)) if self.counts else (update,)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        return State({"global": problem.initial.clone()}, problem.client_store(self.fields(problem)))
+        return State({"global": problem.initial.clone()}, self.client_store(problem))
+
+    def client_store(self, problem: Problem) -> ClientStore:
+        """Return an empty store of personal models, where clients keep some, and of :meth:`fields`."""
+        personal: Fields = personal_fields(problem) if self.keeps else {}
+        return problem.client_store({**personal, **self.fields(problem)})
 
     def fields(self, problem: Problem) -> Fields:
-        """Return what clients keep, the fields of the store."""
-        return personal_fields(problem) if self.keeps else {}
+        """Return the fields of what clients keep beside a personal model."""
+        return {}
 
     def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
         if self.weights == "uniform":

@@ -300,6 +300,12 @@ def group_rows(
     import pandas as pd
 
     names = list(table.columns) if isinstance(table, pd.DataFrame) else getattr(table, "column_names", None)
+    if isinstance(names, Mapping):
+        splits = ", ".join(map(repr, names))
+        raise DataError(
+            f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one, dataset[SPLIT], and as "
+            "test, where there is one, those of another."
+        )
     if names is None or not hasattr(table, "__getitem__"):
         raise DataError(
             f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."

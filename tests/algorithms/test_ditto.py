@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedmtl import Ditto, LocalSGD
 from tests.algorithms.harness import everyone, problem_of, run
@@ -30,3 +31,21 @@ def test_rounds_by_hand(lam):
         w = w + np.mean(updates, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
     np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-9)
+
+
+class Counting(Ditto):
+    """Ditto whose clients count their rounds."""
+
+    def fields(self, problem):
+        return {"rounds": ((), torch.int64)}
+
+    def update(self, c):
+        change, own = super().update(c)
+        return change, own | {"rounds": c.own["rounds"] + 1}
+
+
+def test_clients_keep_fields_beside_a_personal_model():
+    problem, plain, counting = problem_of(regression(clients=5), rounds=4), Ditto(local=SOLVER), Counting(local=SOLVER)
+    expected, found = run(plain, problem), run(counting, problem)
+    assert torch.equal(everyone(problem, counting, found), everyone(problem, plain, expected))
+    assert found.private.whole("rounds").tolist() == [4] * 5

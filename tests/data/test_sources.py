@@ -65,6 +65,14 @@ def test_what_is_no_dataset_is_refused(value, message):
         FederatedDataset.from_tensors({"a": value})
 
 
+class Splits(dict):
+    """What ``datasets.DatasetDict`` is: tables by split, whose names of columns are a mapping, too."""
+
+    @property
+    def column_names(self) -> dict[str, list[str]]:
+        return {split: table.column_names for split, table in self.items()}
+
+
 def hub(rows: int = 12) -> Table:
     greys = [7 * i for i in range(rows)]
     return Table(
@@ -99,6 +107,12 @@ def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     with pytest.raises(ConfigError, match="min_examples is -1"):
         FederatedDataset.from_columns(hub(), features="width", min_examples=-1, **columns)
     np.testing.assert_allclose(data.train.x[:4].numpy(), [[1.0, 0], [1.5, 3], [3.0, 6], [4.5, 9]])
+    splits = Splits(train=hub(), test=few)
+    of_splits = {"features": ["width", "height"], "min_examples": 4, **columns}
+    same = FederatedDataset.from_columns(splits["train"], test=splits["test"], **of_splits)
+    assert same.fingerprint() == data.fingerprint()
+    with pytest.raises(DataError, match=r"^data \(test\) is a Splits of the splits 'train', 'test'; give the rows"):
+        FederatedDataset.from_columns(splits["train"], test=splits, **of_splits)
 
 
 def changed(column: str, row: int, value) -> Table:
@@ -111,6 +125,11 @@ def changed(column: str, row: int, value) -> Table:
     ("table", "features", "message"),
     [
         ({"a": 1}, "image", r"data is a dict; accepted: a table with column_names"),
+        (
+            Splits(train=hub(), dev=hub()),
+            "image",
+            r"data is a Splits of the splits 'train', 'dev'; give the rows",
+        ),
         (hub(), "picture", r"data: column 'picture' is missing; the columns are 'image', 'writer_id'"),
         (hub(), [], r"features names no column"),
         (changed("width", 4, "wide"), "width", r"data: row 4, field 'width' holds 'wide'; accepted: numbers"),
