@@ -97,6 +97,11 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
         if hasattr(value, "getbands"):
             if value.mode in ("P", "PA"):
                 raise DataError(f"{place}, field {field!r} is an image with a palette; give image.convert('RGB').")
+            if value.mode.startswith("I;16"):
+                raise DataError(
+                    f"{place}, field {field!r} is an image of 16 bits; give its shares of white, np.asarray(image, "
+                    "dtype='float32') / 65535."
+                )
             array = np.asarray(value)
             value = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
         row = as_tensor(value, place, field)

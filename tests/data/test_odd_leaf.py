@@ -110,6 +110,18 @@ def test_odd_folders_of_leaf(tmp_path, case):
     assert found == sorted(ROWS.values())
 
 
+def test_a_zip_with_the_folders_of_a_split_is_that_split(tmp_path):
+    later = {"a": ([[9.0, 9.0]], [1]), "b": ([[8.0, 8.0]], [0])}
+    train = {"data/train/d0.json": written(ONE), "data/train/d1.json": written(OTHER)}
+    data = read_leaf(zipped(tmp_path / "d.zip", train | {"data/test/d.json": written(later)}), classes=2)
+    assert (data.train.x.tolist(), data.train.y.tolist()) == ([[1, 2], [3, 4], [5, 6], [7, 8]], [0, 1, 1, 0])
+    assert (data.test.x.tolist(), data.test.y.tolist()) == ([[9, 9], [8, 8]], [1, 0])
+    unseen = {"data/train/d0.json": written(ONE), "data/test/d.json": written(OTHER)}
+    with pytest.raises(DataError, match=r"no client has both training and test examples"):
+        read_leaf(zipped(tmp_path / "u.zip", unseen), classes=2)
+    assert len(read_leaf(zipped(tmp_path / "o.zip", train), classes=2)) == 2
+
+
 def changed_after_unzipping(root: Path) -> None:
     zip_and_what_it_unzips_to(root)
     (root / "d1.json").write_bytes(written(OTHER) + b" ")

@@ -139,6 +139,11 @@ def changed(column: str, row: int, value) -> Table:
         (changed("writer_id", 5, pd.NA), "width", r"data: row 5, column 'writer_id' is empty"),
         (changed("writer_id", slice(4, 6), [7, "7"]), "width", r"client '7' occurs twice, as a number and as a text"),
         (changed("image", 3, Image.new("P", (6, 6))), "image", r"row 3, field 'image' is an image with a palette;"),
+        (
+            changed("image", 3, Image.new("I;16", (6, 6))),
+            "image",
+            r"row 3, field 'image' is an image of 16 bits; give its",
+        ),
         (hub(), "writer_id", r"column 'writer_id' occurs twice, in the table or as client"),
         (Table(writer_id=[], width=[], character=[]), "width", r"^data has no rows"),
         (pd.DataFrame([["a", 1, 1, 0]] * 4, columns=["writer_id", "width", "width", "character"]), "width", r"twice"),

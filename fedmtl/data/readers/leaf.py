@@ -21,6 +21,7 @@ import numpy as np
 from ...errors import DataError
 from ..assemble import as_tensor
 from ..dataset import Classes, FederatedDataset
+from ..examples import SIDES
 from ..loaders import reader
 from ..transforms import Integers
 from .folders import is_visible_member, listed_files, unreadable
@@ -48,8 +49,8 @@ def read_leaf(
 
     Args:
         path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and what it unzips to
-            are read once; a folder with the subfolders ``train`` and ``test``, as LEAF's own scripts leave them, is
-            read as that split.
+            are read once; a folder or a zip with the folders ``train`` and ``test``, as LEAF's own scripts leave them,
+            is read as that split.
         shape: shape of one example; None keeps the one in the file (a flat list of numbers for images).
         classes: as in :meth:`FederatedDataset.from_tensors`.
         test_fraction: share of each client's examples held out for test. None keeps the folder's split, and
@@ -102,14 +103,25 @@ def read_sides(root: Path, features: Features, *, other: str = "") -> tuple[dict
             "of either."
         )
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
-        return _read_parts(root / "train", features, other), _read_parts(root / "test", features, other)
-    return _read_parts(root, features, other), {}
+        sides = [_parts(root / side, other) for side in SIDES]
+    else:
+        sides = _divided(_parts(root, other))
+    train, *test = [_read_parts(parts, root, features) for parts in sides]
+    return train, test[0] if test else {}
 
 
-def _read_parts(root: Path, features: Features, other: str) -> dict[str, Pair]:
+def _divided(parts: list[Part]) -> list[list[Part]]:
+    """Return the parts for training and for test, if each is in a folder ``train`` or ``test`` of a zip; else all
+    together."""
+    sides = [[part for part in parts if Path(part[0]).parent.name == side] for side in SIDES]
+    whole = all(sides) and sum(map(len, sides)) == len(parts)
+    return sides if whole else [parts]
+
+
+def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[str, Pair]:
     clients: dict[str, Pair] = {}
     origin: dict[str, str] = {}
-    for part, read in _parts(root, other):
+    for part, read in parts:
         for client, pair in _read_part(part, read, features):
             if client in clients:
                 raise DataError(
