@@ -13,7 +13,6 @@ from ..errors import ConfigError, PrivacyError
 from ..local import LocalSolver, LocalTraining, Mixture, plan_batches
 from ..local.batches import LANES, batch_widths, grain_of, places, plannable
 from ..local.losses import Loss
-from ..local.per_example import piece_width
 from ..local.solver import Strength, rows_of
 from ..local.train import Trained
 from ..privacy import LocalSteps
@@ -260,7 +259,7 @@ class Cohort:
             )
         local, executor = self.local, self.problem.executor
         single = executor.chunk < LANES
-        width = None if single else piece_width(float(local.plan.expected.max(initial=0.0)))
+        width = executor.examples_at_once(float(local.plan.expected.max(initial=0.0)))
         steps = local.steps(self.ids)
         order = torch.argsort(steps, descending=True, stable=True)
         order = order[steps[order] > 0]

@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..local.batches import batch_widths
 from ..local.losses import divergence_of
-from ..local.per_example import example_gradients
+from ..local.per_example import ALIKE, example_gradients
 from ..local.train import address_of
 from .base import Problem
 from .cohort import AFTER, Cohort
@@ -237,6 +237,7 @@ def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator
         The place of a client among the k, and gradients of some of its records, (n, D).
     """
     train, stack = problem.data.train, problem.executor.stack
+    width = ALIKE if problem.executor.batched else 1
     for place, (client, model) in enumerate(zip(clients.split(1), models.expand(len(clients), -1), strict=True)):
         count, first = int(train.counts[client]), int(train.offsets[client])
         position = torch.arange(int(batch_widths(train.counts[client], None)))
@@ -246,6 +247,6 @@ def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator
         x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
         address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0) if stack.has_dropout else None
         for gradients, _ in example_gradients(
-            stack, x, y, problem.loss, mask=mask[None], address=address, position=position[None]
+            stack, x, y, problem.loss, mask=mask[None], width=width, address=address, position=position[None]
         ):
             yield place, gradients

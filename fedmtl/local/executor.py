@@ -24,6 +24,7 @@ from torch import nn
 from .._check import Checked, Count
 from .batches import LANES, max_clients
 from .module import Layout, StackedModule
+from .per_example import ALIKE, PIECE
 from .products import Perceptron
 
 _SMALL = 1 << 20
@@ -31,6 +32,7 @@ _CLIENTS = 8  # of a stack: enough to spread the cost of a call, few enough to s
 _ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
 _CACHE_BYTES = 3 << 20  # of parameters in a stack
 _WORTH_A_PROCESS = 1 << 15  # parameters of a perceptron; a network of convolutions always is
+_FEW = 8  # examples that cost less one by one than 32 at once
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -80,14 +82,25 @@ class Executor:
         execution: resolved settings.
         module: a prepared module.
         device, dtype: of the parameters and the computation.
+        batched: whether :func:`torch.func.vmap` takes the module; without it a chunk is one client.
 
     Attributes:
+        batched: see above.
         stack: computes up to a chunk of clients as one batch; its buffers are overwritten by every call.
         one_thread: whether operations gain nothing from several threads.
     """
 
-    def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        module: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batched: bool = True,
+    ) -> None:
         assert execution.chunk is not None
+        self.batched = batched
         self.execution, self.chunk = execution, execution.chunk
         self.one_thread = in_small_stacks(module, device) or (execution.processes or 1) > 1
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
@@ -103,6 +116,15 @@ class Executor:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
+
+    def examples_at_once(self, expected: float) -> int:
+        """Return the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches of ``expected``
+        examples, a number that is the same for all clients, and public."""
+        if self.chunk >= LANES:
+            return PIECE
+        if not self.batched or expected <= _FEW:
+            return 1
+        return ALIKE
 
 
 def in_small_stacks(module: nn.Module, device: torch.device) -> bool:

@@ -433,13 +433,22 @@ def check_stackable(module: nn.Module, sample: Tensor) -> None:
         rows = stack.load(start, 2)
         stack.backward(stack.forward(both, address=address).reshape(2, -1).sum(1))
         stack.predict(rows, both)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split(". ")[0].split())[:200]
-        raise ModelError(
-            f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
-            "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
-            "execution={chunk: 1}, which computes one client after another."
-        ) from error
+    except UNBATCHED as error:
+        raise not_batched(error) from error
+
+
+UNBATCHED = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""What :func:`torch.func.vmap` raises of an operation that it has no rule for."""
+
+
+def not_batched(error: Exception) -> ModelError:
+    """Return the refusal of a module that :func:`torch.func.vmap` does not take, for its ``error``."""
+    reason = " ".join(str(error).split(". ")[0].split())[:200]
+    return ModelError(
+        f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
+        "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
+        "execution={chunk: 1}, in Python Execution(chunk=1), which computes one client after another."
+    )
 
 
 class _RefuseRandomness(TorchDispatchMode):

@@ -8,25 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..errors import ConfigError
 from .losses import Loss, example_losses
-from .module import StackedModule
+from .module import UNBATCHED, StackedModule, not_batched
 
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
 
-_ALIKE = 32  # examples that are computed in one batch, or a multiple of it: what fills vector registers
+PIECE = 16
+"""Examples of a copy that are computed beside those of other copies."""
+
+ALIKE = 32
+"""Examples that are computed in one batch, or a multiple of it: what fills vector registers."""
 
 Tensors = dict[str, Tensor]
-
-
-def piece_width(expected: float) -> int:
-    """Return how many examples of a copy :func:`example_gradients` computes at once, where a batch has ``expected``
-    examples: a number that is the same for all copies, and public."""
-    return 8 if expected <= 5 else 16
 
 
 def example_gradients(
@@ -36,7 +34,7 @@ def example_gradients(
     loss: Loss,
     *,
     mask: Tensor | None = None,
-    width: int | None = None,
+    width: int = ALIKE,
     address: Tensor | None = None,
     position: Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -44,20 +42,27 @@ def example_gradients(
     """Gradients of each example's own loss with respect to its own copy's parameters, a chunk at a time.
 
     The copies are the first A that were loaded into ``stack``; they must not change while the chunks are drawn. All
-    examples of a copy share its weights: nothing but the gradients is made once an example. The gradients of a copy are
-    the same to the last bit whatever the other copies are, on a CPU whose operations use one thread.
+    examples of a copy share its weights: nothing but the gradients is made once an example. The gradient of an example
+    is the same to the last bit whatever the other examples and the other copies are, and however many there are, on a
+    CPU whose operations use one thread.
 
-    Without a ``width`` copies are computed one by one. With one a batch is cut into pieces of ``width`` examples, and a
-    piece is computed with its copy's parameters beside others like it: in float32 each begins at a multiple of 64
-    bytes, and they are always so many that their examples are a multiple of 32 (see :mod:`fedmtl.local.batches`). Where
-    a chunk cannot hold them, copies are computed one by one.
+    A library chooses its code by the number of examples and by the place of one among them, and other code has other
+    last bits. So examples are computed in one of three ways:
+
+    - of a ``width`` of 16 pieces of so many of one copy are computed with its parameters beside others like it: in
+      float32 each begins at a multiple of 64 bytes, and they are always so many that their examples are a multiple of
+      32 (see :mod:`fedmtl.local.batches`);
+    - of 32, copies are computed one by one, so many examples at a time;
+    - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which needs no batching rule.
+
+    What is missing in the last piece of a copy is filled up with examples whose gradients are not used.
 
     Args:
         stack: with A copies or more loaded.
         x, y: (A, B, ...), training-mode inputs and targets of each copy, on the stack's device.
-        loss: one value per example; must work under :func:`torch.func.vmap`.
+        loss: one value per example; must work under :func:`torch.func.vmap` unless the width is 1.
         mask: bool (A, B), which entries are examples and not padding, which comes last; ``None`` for all.
-        width: examples of a piece, a power of 2 up to 16 that divides B; ``None`` computes copies one by one.
+        width: 16, which divides B, 32 or 1, see above.
         address: int64 (A, 3), client key, round and local step; needed by a module with dropout.
         position: int64 (A, B), the number that addresses an example's dropout mask. A number that stays with the
             record, such as its place among its client's records, keeps one record from changing the masks of others.
@@ -78,30 +83,63 @@ def example_gradients(
     address, position = address.to(x.device), position.to(x.device)
     mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
     size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
-    gradient = _gradient(stack, loss)
     if not bool(mask.any()):
         yield stack.rows.new_zeros(0, stack.layout.dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
-    elif width is None or size < _ALIKE:
+        return
+    if size < ALIKE:
+        width = 1
+    if width != PIECE:
+        gradient = _gradient_of_one(stack, loss) if width == 1 else _gradient(stack, loss)
         for copy, number in enumerate(mask.sum(1).tolist()):
             own = slice(copy, copy + 1)
-            for begin in range(0, number, size):
-                part = slice(begin, min(begin + size, number))
-                views = stack.layout.views(stack.rows[own])
-                rows = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
-                yield rows, torch.full((part.stop - begin,), copy, device=x.device)
-    else:
-        count, folded = _ALIKE // width, [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
-        for pieces in folded[3].any(2).nonzero().split(size // _ALIKE * count):
-            filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
-            copy_of, block = filled.unbind(1)
-            real = folded[3][copy_of, block]
-            real[len(pieces) :] = False
-            place, column = copy_of.to(x.device), block.to(x.device)
-            views = stack.layout.views(_rows_of(stack, place, copy_of))
-            chosen = real.flatten().nonzero()[:, 0]
-            rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
-            owner = copy_of.repeat_interleave(width)[chosen]
-            yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
+            views = stack.layout.views(stack.rows[own])
+            for begin in range(0, number, width):
+                part = torch.arange(begin, begin + width, device=x.device).clamp_(max=number - 1)
+                rows = gradient(views, address[own], *(values[own, part] for values in (x, y, position)))
+                rows = rows[: number - begin]
+                yield rows, torch.full((len(rows),), copy, device=x.device)
+        return
+    gradient = _gradient(stack, loss)
+    count, folded = ALIKE // width, [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
+    for pieces in folded[3].any(2).nonzero().split(size // ALIKE * count):
+        filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
+        copy_of, block = filled.unbind(1)
+        real = folded[3][copy_of, block]
+        real[len(pieces) :] = False
+        place, column = copy_of.to(x.device), block.to(x.device)
+        views = stack.layout.views(_rows_of(stack, place, copy_of))
+        chosen = real.flatten().nonzero()[:, 0]
+        rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
+        owner = copy_of.repeat_interleave(width)[chosen]
+        yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
+
+
+def check_examples(module: nn.Module, sample: Tensor) -> None:
+    """Refuse a module of which the gradients of single examples cannot be computed as one batched program.
+
+    Args:
+        module: from :func:`~fedmtl.local.prepare_module`.
+        sample: a batch of the right shape (B, ...) whose values do not matter.
+
+    Raises:
+        ModelError: an operation without a batching rule, or one whose course depends on values.
+    """
+    stack = StackedModule(module, capacity=2, device=sample.device, dtype=next(module.parameters()).dtype)
+    stack.load(stack.layout.flatten(module), 2)
+    x = sample[:1].expand(2, PIECE, *sample.shape[1:])
+    numbers = torch.zeros(2, PIECE, dtype=torch.int64)
+    try:
+        for _ in example_gradients(
+            stack, x, numbers, _total, width=PIECE, address=torch.zeros(2, 3, dtype=torch.int64), position=numbers
+        ):
+            pass
+    except UNBATCHED as error:
+        raise not_batched(error) from error
+
+
+def _total(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of each example's outputs, in the place of a loss."""
+    return outputs.reshape(len(outputs), -1).sum(1)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
@@ -115,9 +153,28 @@ def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
     return whole
 
 
-def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return the function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) ->
-    gradients (A * B, D)."""
+Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) -> gradients
+(A * B, D)."""
+
+
+def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
+    """Return the gradients' function of one copy and one example, A = B = 1, by ordinary operations."""
+
+    @torch.enable_grad()
+    def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
+        leaves = {name: value.squeeze(0).detach().requires_grad_() for name, value in parameters.items()}
+        tensors = leaves | stack.dropout_buffers(address[0], position[0, 0])
+        outputs = functional_call(stack.train_module, tensors, (x[0],))
+        own = example_losses(loss, outputs[None], y)[0, 0]
+        parts = torch.autograd.grad(own, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return torch.cat([part.reshape(1, -1) for part in parts], dim=1)
+
+    return gradient
+
+
+def _gradient(stack: StackedModule, loss: Loss) -> Gradients:
+    """Return the gradients' function by :func:`torch.func.vmap`."""
 
     def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)

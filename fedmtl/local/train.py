@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
-from .per_example import example_gradients
+from .per_example import PIECE, example_gradients
 from .products import descend, output_gradient
 from .solver import Gradient, LocalSolver, Strength, rows_of
 
@@ -266,7 +266,7 @@ class LocalTraining:
         return Pull(self.divergence, stack.predict(anchors, x) if values is None else values[-1], self.lam)
 
     def on_records(
-        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int | None = 16
+        self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int = PIECE
     ) -> Iterator[PrivateStep]:
         """Yield the local steps of DP-SGD.
 
@@ -277,15 +277,14 @@ class LocalTraining:
             stack: see :meth:`train`.
             clients: int64 (k,), numbers in the data; each makes a step at least.
             records: draws records, clips, adds noise.
-            width: examples of a client that are computed in one batch, with those of other clients, which do not show;
-                None where there is never another one.
+            width: of :func:`~fedmtl.local.per_example.example_gradients`.
         """
         like, steps, frozen = stack.rows, records.steps(clients), self._frozen(stack.rows)
         first, keys = self.data.train.offsets[clients], self.data.keys[clients]
         for number in range(int(steps.max())):
             active = int((steps > number).sum())
             index, mask = records.batch(clients[:active])
-            filler = 0 if width is None else -mask.shape[1] % width
+            filler = -mask.shape[1] % PIECE
             mask, index = pad(mask, (0, filler)), pad(index, (0, filler))
             index = torch.where(mask, index, 0)  # padding is read, but never used
             x, y = self.data.gather("train", first[:active, None] + index, dtype=like.dtype, device=like.device)
@@ -293,7 +292,15 @@ class LocalTraining:
             if stack.has_dropout:
                 address = address_of(keys[:active], self.round, records.numbers(clients[:active]))
             gradients = partial(
-                example_gradients, stack, x, y, self.loss, mask=mask, width=width, address=address, position=index
+                example_gradients,
+                stack,
+                x,
+                y,
+                self.loss,
+                mask=mask,
+                width=width,
+                address=address,
+                position=index,
             )
             release = partial(_release, records, clients[:active], frozen)
             yield PrivateStep(active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1))

@@ -29,6 +29,7 @@ from ..errors import ConfigError, FedmtlError, ModelError, first_line
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
+from ..local.per_example import check_examples
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
 from ..models.networks import NamedFactory
@@ -91,18 +92,23 @@ def build_problem(
         _check_loss(loss, template, sample, data)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
     resolved, layout = execution.resolve(template, place, cores), Layout.of(template)
-    if resolved.chunk != 1 and Perceptron.of(template, layout) is None:  # one is computed by batched products
+    batched = True
+    if Perceptron.of(template, layout) is None:  # one is computed by batched products
         try:
             check_stackable(template, sample)
+            if protects_records:
+                check_examples(template, sample)
         except ModelError as error:
-            if execution != Execution() or protects_records:  # gradients of single records need a batching rule as well
+            if execution.chunk not in (None, 1):
                 raise
-            name = type(module).__name__
-            logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
-            resolved = Execution(chunk=1, processes=cores)
+            batched = False
+            if execution.chunk is None:
+                name = type(module).__name__
+                logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
+            resolved = Execution(chunk=1, processes=execution.processes or cores)
     if place.type != "cpu" and not isinstance(data.transform, MappedImages):  # these are read as they are needed
         data = data.to(place)
-    executor = Executor(resolved, template, device=place, dtype=kind)
+    executor = Executor(resolved, template, device=place, dtype=kind, batched=batched)
     problem = Problem(
         data=data,
         module=template,
@@ -253,7 +259,7 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     return place
 
 
-ARITHMETIC = 11
+ARITHMETIC = 12
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases

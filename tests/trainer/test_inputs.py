@@ -205,7 +205,7 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
     with pytest.raises(
         ModelError, match=r"cannot be computed for several clients at once .*; use layers that"
     ) as error:
-        fit(sentences(), Choosing(), execution=Execution(processes=1))
+        fit(sentences(), Choosing(), execution=Execution(chunk=2))
     assert "\n" not in str(error.value)
 
 
