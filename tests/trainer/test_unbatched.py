@@ -53,6 +53,7 @@ def outputs_of(model: nn.Module, **settings) -> torch.Tensor:
         "schedule": FullParticipation(),
         "privacy": RecordPrivacy(clip_norm=0.3, epsilon=float("inf")),
         "rounds": 2,
+        "execution": Execution(processes=1),
     }
     return small.trainer(**defaults | settings).fit().shared_model()(DATA.train.x.double())
 
