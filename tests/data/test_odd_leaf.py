@@ -124,7 +124,9 @@ def test_a_zip_with_the_folders_of_a_split_is_that_split(tmp_path):
 
 def changed_after_unzipping(root: Path) -> None:
     zip_and_what_it_unzips_to(root)
-    (root / "d1.json").write_bytes(written(OTHER) + b" ")
+    changed = written(OTHER).replace(b"5.0", b"9.0")
+    assert len(changed) == len(written(OTHER))
+    (root / "d1.json").write_bytes(changed)
 
 
 def encrypted(root: Path) -> None:
