@@ -155,6 +155,9 @@ for orientation, turned in TURNED.items():
     options = {"lossless": True} if kind == "WEBP" else {}
     picture = Image.fromarray(CORNERS).convert("RGB")
     VALUES[f"orientation {orientation}"] = (kind.lower(), saved(picture, kind, exif=tag, **options), turned / 255, 0)
+deep_tag = Image.Exif()
+deep_tag[0x0112] = 6
+VALUES["orientation 6 of 16 bits"] = ("png", saved(RAMP_16, "PNG", exif=deep_tag), STEPS.T[:, ::-1], 1e-5)
 
 
 def plain(folder: Path, name: str = "plain.png") -> Path:
@@ -280,6 +283,17 @@ def test_odd_folders(tmp_path, case):
     counts = (data.train.counts + data.test.counts).tolist()
     assert dict(zip(data.ids, counts, strict=True)) == expected | {"z": 2}
     assert data.classes == 1
+
+
+def test_images_of_kinds_that_are_not_read_are_passed_over_with_a_warning(tmp_path, caplog):
+    picture = plain(tmp_path / "root" / "a" / "x")
+    plain(tmp_path / "root" / "a" / "x", "2.png")
+    (tmp_path / "root" / "a" / "x" / "1.HEIC").write_bytes(picture.read_bytes())
+    assert len(pictures(read(tmp_path / "root"))) == 2
+    assert caplog.messages == [
+        f"{tmp_path}/root: images of kinds that are not read are passed over, such as {tmp_path}/root/a/x/1.HEIC; "
+        "convert them"
+    ]
 
 
 def link(name: str, target: str) -> Callable[[Path], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import sys
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+_UNREAD = (".heic", ".heif", ".avif", ".jp2", ".jxl", ".dcm", ".dng")
 
 _FORMAT = "2"  # of the cache: another one is decoded anew
 _LEFT_SECONDS = 86400.0
 _THREADS = 8
 Item = TypeVar("Item")
+logger = logging.getLogger("fedmtl")
 
 
 @reader("images")
@@ -119,7 +122,7 @@ def read_images(
 
 
 def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
-    """Return the images of a folder, a column for each level of its folders.
+    """Return the images of a folder, a column for each level of its folders. Logs if there are some of other kinds.
 
     Raises:
         DataError: no image, or one at another depth, and as :func:`listed_files`.
@@ -127,6 +130,8 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
+    for file in listed_files(root, _UNREAD)[:1]:
+        logger.warning("%s: images of kinds that are not read are passed over, such as %s; convert them", root, file)
     for file in listed_files(root, SUFFIXES):
         *names, _ = file.relative_to(root).parts
         if len(names) != len(folders):
