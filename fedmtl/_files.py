@@ -1,31 +1,132 @@
-"""Files that are written whole or not at all (to a temporary name beside the target, then renamed), and readers."""
+"""Files that are written whole or not at all (to a temporary name beside the target, then renamed), folders that one
+process writes at a time, and readers."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import yaml
+
+from ._text import shown
 from .errors import DataError
+
+CLAIM = ".lock"
+"""In a folder while a process writes there, and after one that was killed."""
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace ``path`` by ``content``; at any crash the old or the new file is there, whole.
 
-    The temporary name is always the same, so the next write clears what a crash has left.
+    The temporary name is this write's own, so two processes never write into one file. What a crash leaves is removed
+    by :func:`remove_temporary`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what interrupted writes have left in a folder and below, which no other process may be writing."""
+    for path in folder.rglob("*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def lock(file: IO[bytes]) -> None:
+    """Lock an open file for one process; the system releases the lock when that process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process has it, or this one by another opening.
+        OSError: there are no locks here, as on Windows and on some network disks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(errno.ENOTSUP, "this system has none: no module fcntl") from error
+    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold a folder for this block alone; the folder is made, and removed at the end if nothing was written there.
+
+    The claim is a lock of the file ``CLAIM``, so that of a process that was killed holds nobody up. Where the system
+    has no locks the block runs without one.
+
+    Raises:
+        BlockingIOError: another block holds it, in this process or another one.
+        OSError: it cannot be written.
+    """
+    path, file = folder / CLAIM, None
+    while file is None:
+        file = _locked(path)
+    try:
+        yield
+    finally:
+        if os.name == "posix":  # elsewhere an open file cannot be removed
+            path.unlink(missing_ok=True)
+        file.close()
+        remove_empty(folder)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder in which there is nothing."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """Return the file of a claim, open and locked; None if another process has removed it or its folder meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "ab")  # noqa: SIM115 - held until its end
+    except (FileExistsError, FileNotFoundError):
+        if _is_no_folder(path.parent) or path.is_symlink():
+            raise
+        return None  # the folder was removed in between
+    try:
+        lock(file)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:  # without locks
+        return file
+    try:
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    except FileNotFoundError:
+        pass
+    file.close()
+    return None
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Return whether something else is at ``path``, such as a file or a link to nothing."""
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return path.is_symlink()
 
 
 def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview]) -> None:
@@ -68,6 +169,43 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold one JSON object.")
     return content
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Return plain values as YAML, from which :func:`read_yaml` reads the same texts: ``yes``, ``1e3`` and ``${x}``."""
+    return yaml.dump(dict(values), Dumper=_Plain, sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the plain values in a YAML file; a text that looks like a reference, ``${x}``, stays one.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes a value that occurs twice twice, and quotes what readers of another YAML take for a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if shown(text) != text:  # else a reader folds what it takes for the end of a line
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+    try:
+        float(text)
+    except ValueError:
+        return dumper.represent_str(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+
+
+_Plain.add_representer(str, _quoted)
 
 
 def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[str]]]:

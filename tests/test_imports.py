@@ -39,7 +39,7 @@ def test_every_dependency_is_imported_by_the_package():
         *(one for name in ("h5", "tensorboard", "mlflow") for one in project["optional-dependencies"][name]),
     ]
     names = {re.match(r"[\w-]+", one).group() for one in asked}
-    modules = {"hydra-core": "hydra", "scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
+    modules = {"hydra-core": "hydra", "scikit-learn": "sklearn", "dp-accounting": "dp_accounting", "pyyaml": "yaml"}
     modules["tensorboard"] = "torch.utils.tensorboard"
     found = {name for file in (ROOT / "fedmtl").rglob("*.py") for name in everywhere(ast.parse(file.read_text()))}
     missing = {name for name in names if not any(f"{one}.".startswith(f"{modules.get(name, name)}.") for one in found)}

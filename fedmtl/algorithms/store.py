@@ -9,6 +9,7 @@ followed by a new one, and is removed when a checkpoint has named that one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ..errors import ConfigError, ResumeError
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """{name: (shape of one client's value, dtype)}."""
 
+_FILE = re.compile(r"\d+-\d+-of-\d+")
 _BYTES = 1 << 26  # of rows that are copied at once
 _WHOLE_BYTES = 1 << 30  # of a field
 
@@ -204,8 +206,13 @@ class ClientStore:
         """Take the rows that a checkpoint with ``files`` of all processes names, of however many there were.
 
         Raises:
-            ResumeError: a file is missing, or too short.
+            ResumeError: a file is missing, or too short, or has the name of none of a store.
         """
+        for name in files:
+            if not _FILE.fullmatch(name):
+                raise ResumeError(
+                    f"the checkpoint names {name!r} as a file of clients; such a file is called 7-0-of-1."
+                )
         mine = {file: length for file, length in files.items() if file.endswith(f"-{self.part}")}
         continued = all(file.endswith(self._size) for file in files)
         saved = [self._records(folder / name, length) for name, length in (mine if continued else files).items()]

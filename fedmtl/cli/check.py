@@ -6,11 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from .._files import yaml_text
+from .._text import shown
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, made, resolve, settings, with_automatic
+from .output import show
 from .run import command_parser
 
+MISSING = "???"
+_REFERENCE = re.compile(r"(\\*)\$\{")
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
@@ -40,7 +47,7 @@ def check(words: list[str]) -> int:
 
     if objects["algorithm"] == "auto":
         chosen = {name: objects[name] for name in ("model", "rounds", "schedule") if objects[name] != "auto"}
-    print(outlook(made(node, "data"), objects["privacy"], **chosen, public=options.public))
+    show(outlook(made(node, "data"), objects["privacy"], **chosen, public=options.public))
     return 0
 
 
@@ -64,14 +71,14 @@ def _draft(node: Config) -> None:
             bounds[name] = column.bounds
             if column.whole and len(column.kinds) == len(table):
                 note = "; no two rows are alike: if it is an id, leave it out of data.features"
-        lines.append(f"  {name}: {column.text}{note}")
+        lines.append(shown(f"  {name}: {column.text}{note}"))
     node["features"] = [name for name in chosen if name in bounds]
     column, classes = Summary(table.frame[str(target)]), node.get("classes")
-    lines.append(f"  {target}: {column.text}")
+    lines.append(shown(f"  {target}: {column.text}"))
     if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
         raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
-    print("\n".join([head, *lines]))
+    show("\n".join([head, *lines]))
     node["bounds"] = bounds
     if not column.numeric:
         node["labels"] = node.get("labels") or column.kinds
@@ -86,8 +93,6 @@ def _write(config: Config, words: list[str]) -> None:
 
     One that differs at most in its bounds stays; beside one of another table or budget the name gets a number.
     """
-    from omegaconf import OmegaConf
-
     data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
     data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
     dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
@@ -96,22 +101,46 @@ def _write(config: Config, words: list[str]) -> None:
     lines = ["# @package _global_", "# A draft: confirm that the bounds are public, or replace them.", "defaults:"]
     lines += ["  - override /data: table", "  - override /algorithm: auto"]
     lines += [f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)]
-    draft = "\n".join([*lines, "", OmegaConf.to_yaml(OmegaConf.create(values))])
+    draft = "\n".join([*lines, "", yaml_text(_literal(values))])
     stem, others = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem), list[str]()
     while (file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml").exists():
         if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
-            print(f"{file} is there already and stays as it is; remove it for a new draft")
+            show(f"{file} is there already and stays as it is; remove it for a new draft")
             return
         others.append(str(file))
     file.parent.mkdir(exist_ok=True)
     write_text(file, draft)
     beside = f" (other data or another budget: {', '.join(others)})" if others else ""
-    print(f"wrote {file}{beside}; fedmtl --config-dir . experiment={file.stem} runs it")
+    show(f"wrote {file}{beside}; fedmtl --config-dir . experiment={file.stem} runs it")
+
+
+def _literal(value: Any) -> Any:
+    """Return values in which a text, whatever it holds, is that text for Hydra: ``${x}`` in a name of a column, a
+    category, a client or a file is no reference. Keys are never references.
+
+    Raises:
+        ConfigError: a text that Hydra reads as a missing value.
+    """
+    if isinstance(value, dict):
+        return {name: _literal(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_literal(part) for part in value]
+    if value == MISSING:
+        raise ConfigError(
+            f"a column, a category or a file is called {MISSING!r}, which a configuration file reads as a value that "
+            "is missing; give it another name."
+        )
+    if not isinstance(value, str):
+        return value
+    return _REFERENCE.sub(_escaped, value)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Return the beginning of a reference, with the backslashes before it, as Hydra reads it as a text."""
+    return f"{found[1] * 2}\\${{"
 
 
 def _without_bounds(draft: str) -> Config:
     """Return the values of a draft but for its bounds."""
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(OmegaConf.create(draft))
+    values: Any = yaml.safe_load(draft)
     return values | {"data": values.get("data", {}) | {"bounds": None}}

@@ -9,27 +9,30 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .._text import shown
 from ..errors import ConfigError
 from ..report import report as make_report
 from ..report._settings import command_of
 from . import config as conf
 from .config import Config
 from .names import TRUST
+from .output import say, show
 from .run import (
     Job,
     Process,
+    claimed_sweep,
     command_parser,
     end_of_sweep,
+    new_folder,
     noted,
     print_saved,
     printed_log,
     resumable,
-    say,
     short,
     train_one,
 )
@@ -53,7 +56,17 @@ def resume(words: list[str], process: Process) -> int:
         if process.ranks is not None or overrides:
             alone = "is resumed in one process, not torchrun"
             raise ConfigError(f"A search {f'has no logger; leave out {overrides[0]}' if overrides else alone}.")
-        return _run_search(config["search"], folder)
+        with process.claimed(folder, resume=True):
+            return _run_search(config["search"], folder)
+    with ExitStack() as stack:
+        if jobs and process.writes:
+            stack.enter_context(claimed_sweep(folder))
+        _resume_runs(folder, jobs, overrides, process)
+    return end_of_sweep(process) if jobs else 0
+
+
+def _resume_runs(folder: Path, jobs: Sequence[Path], overrides: Sequence[str], process: Process) -> None:
+    """Continue the run in a folder, or the runs of a sweep there, ``jobs``."""
     commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
     common = set[str]().union(*commands).intersection(*commands)
     for number, run in enumerate(jobs or [folder]):
@@ -63,14 +76,13 @@ def resume(words: list[str], process: Process) -> int:
             job = Job(number, len(jobs), differ, sweep=folder)
         if job is not None and (run / "private" / "result.json").is_file():
             if process.writes:
-                print(f"{job}: finished before, {short(run)}", flush=True)
+                show(f"{job}: finished before, {short(run)}")
             continue
         with process.errors(job):
             with process.agree():
                 config = conf.with_logger(conf.stored_config(run), run, overrides)
-            with noted(run, job, process):
+            with process.claimed(run, resume=True), noted(run, job, process):
                 train_one(config, run, process, job=job)
-    return end_of_sweep(process) if jobs else 0
 
 
 def search(words: list[str]) -> int:
@@ -90,17 +102,18 @@ def search(words: list[str]) -> int:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
     configs = candidate_configs(overrides)
-    if (folder / "private" / "config.yaml").exists():
-        raise ConfigError(
-            f"{folder} already holds a run; continue it with fedmtl resume {folder}, or choose another folder."
-        )
-    return _run_search(arguments | {"candidates": configs}, folder, ["search", *words])
+    with new_folder("outputs") if folder is None else nullcontext(folder) as place, Process().claimed(place):
+        if (place / "private" / "config.yaml").exists():
+            raise ConfigError(
+                f"{place} already holds a run; continue it with fedmtl resume {place}, or choose another folder."
+            )
+        return _run_search(arguments | {"candidates": configs}, place, ["search", *words])
 
 
 def _run_search(settings: Config, folder: Path, command: Sequence[str] | None = None) -> int:
-    """Make the search of these ``candidates`` and arguments of a :class:`~fedmtl.search.PrivateSearch`; without the
-    words of the ``command`` that begins it, continue the one in the folder."""
-    from ..search import PrivateSearch
+    """Make the search of these ``candidates`` and arguments of a :class:`~fedmtl.search.PrivateSearch` in a folder that
+    is claimed; without the words of the ``command`` that begins it, continue the one in the folder."""
+    from ..search.search import PrivateSearch, searched
 
     arguments = dict(settings)
     configs = {name: config | {"logger": {}} for name, config in arguments.pop("candidates").items()}
@@ -112,8 +125,8 @@ def _run_search(settings: Config, folder: Path, command: Sequence[str] | None = 
         private_search.plan()  # what cannot be accounted is refused before anything is written
         conf.write_config(folder, command, {"search": settings})
     with printed_log(logging.WARNING), resumable(folder):
-        result = private_search.fit(resume=command is None)
-    print(result.summary())
+        result = searched(private_search, command is None)
+    show(result.summary())
     print_saved(folder, result.privacy)
     return 0
 
@@ -152,7 +165,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
     kept = "where the search is kept; default outputs/DATE/TIME"
-    parser.add_argument("--folder", type=Path, default=new_folder(), help=kept)
+    parser.add_argument("--folder", type=Path, help=kept)
     return parser.parse_intermixed_args(words)
 
 
@@ -170,10 +183,10 @@ def adapt(words: list[str]) -> int:
     """
     parser = command_parser(adapt, f"of {', '.join(_ADAPTED)}", folder=True)
     goes = "where the files go; default outputs/DATE/TIME"
-    parser.add_argument("--out", type=Path, default=new_folder(), help=goes)
+    parser.add_argument("--out", type=Path, help=goes)
     options = parser.parse_intermixed_args(words)
     out = options.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         state = "has files already" if out.is_dir() else "is a file"
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
     config = _adapted_config(options)
@@ -194,10 +207,11 @@ def adapt(words: list[str]) -> int:
         )
     finetune = objects["finetune"] if conf.of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
-    adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=out)
+    with new_folder("outputs") if out is None else nullcontext(out) as place:
+        adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=place)
     public = "public/   the released model, covered by the epsilon of the run it comes from"
     private = "private/  covered by no epsilon: clients.csv, result.json, models.safetensors"
-    print(f"{adapted.summary()}\n\nSaved in {out}\n  {public}\n  {private}")
+    show(f"{adapted.summary()}\n\nSaved in {place}\n  {public}\n  {private}")
     return 0
 
 
@@ -211,11 +225,6 @@ def _adapted_config(options: argparse.Namespace) -> Config:
         raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
     config = conf.changed({"metrics": []} | config, options.overrides, _ADAPTED)
     return config | {"baselines": [], "replicates": 1, "epsilons": None}
-
-
-def new_folder() -> Path:
-    """Return where a command keeps its files unless another folder is given: under the date and time."""
-    return Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 
 def audit(words: list[str]) -> int:
@@ -243,6 +252,7 @@ def audit(words: list[str]) -> int:
     if options.interval:
         options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
     config = conf.resolve(conf.compose(conf.with_automatic(options.overrides)))
+    config["logger"] = {}  # of a file, perhaps; nothing of an audit is logged
     if options.interval:
         return _interval(config)
 
@@ -253,10 +263,10 @@ def audit(words: list[str]) -> int:
     print("the checks take seconds to minutes; their table is printed at the end", file=sys.stderr, flush=True)
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         findings = audit_trainer(conf.build(config, Path(folder)), seed=options.seed, rounds=options.rounds)
-    print(table(findings))
+    show(table(findings))
     refuted, checked = sum(f.refuted for f in findings), sum(not f.skipped for f in findings)
     seconds = time.monotonic() - began
-    print(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
+    show(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
     return REFUTED if any_refuted(findings) else 0
 
 
@@ -269,7 +279,7 @@ def _interval(config: Config) -> int:
     seconds = time.monotonic() - began
     interval = result.privacy.interval
     assert interval is not None
-    print(f"{result.privacy.text()}\n\nOne run with {interval['canaries']:,} canaries, in {seconds:.0f} s.")
+    show(f"{result.privacy.text()}\n\nOne run with {interval['canaries']:,} canaries, in {seconds:.0f} s.")
     return REFUTED if interval["measured"] > interval["claimed"] else 0
 
 
@@ -291,7 +301,7 @@ def verify(words: list[str]) -> int:
     from ..trainer.verify import verify as check_files
 
     verification = check_files(options.folder)
-    print(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
+    show(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
     return 0 if verification.fits else DOES_NOT_FIT
 
 
@@ -316,6 +326,6 @@ def report(words: list[str]) -> int:
 
         files += plot_result(Result.load(run), target, **drawn)
     for folder, why in made.left_out.items():
-        say(f"left out: {folder}: {why}")
-    print("\n".join(map(str, files)))
+        say(shown(f"left out: {folder}: {why}"))
+    show("\n".join(map(str, files)))
     return 0

@@ -3,11 +3,13 @@
 Hydra composes and sweeps. Its source of files, :class:`Defaults`, completes a file under ``configs/``, which lists what
 differs from the signature of its ``_target_``: every setting has a key that Hydra can override, sweep and print. The
 objects are those that a program would make, named by ``_target_``. A file makes nothing but what
-:func:`fedmtl.trainer.targets.resolved_target` lets it name.
+:func:`fedmtl.trainer.targets.resolved_target` lets it name, and of Hydra's own settings it has those that
+:func:`fedmtl.cli.received.check_file` lets it have.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -15,7 +17,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,11 +40,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from .._check import check_values
+from .._files import read_yaml, yaml_text
 from .._imports import uncollected
+from .._text import shown
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
 from ..report.tables import write_text
 from .names import TRUST, choices, config_folders, nearest, unknown
+from .received import HYDRA, check_file
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -68,6 +73,7 @@ class Defaults(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         result = super().load_config(config_path)
+        check_file(Path(self.path), self._normalize_file_name(config_path), result)
         folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
         assert isinstance(result.config, DictConfig)
         add_defaults(result.config, "" if result.header.get("package") else folder)
@@ -182,6 +188,7 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
         ConfigError: an override that cannot be read, or an interval, which has no list of values.
     """
     register()
+    parse(overrides)
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which finds the options of a glob(*)
         (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
@@ -198,10 +205,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides as Hydra reads them.
 
     Raises:
-        ConfigError: one that it cannot read.
+        ConfigError: one that it cannot read, or another folder of files than that of ``--config-dir``.
     """
     with refusals(overrides):
-        return OverridesParser.create().parse_overrides(list(overrides))
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for override in parsed:
+        if override.get_key_element().lstrip("+~") == "hydra.searchpath":
+            raise ConfigError(f"{override.input_line} is not taken; --config-dir DIR is the folder with own groups.")
+    return parsed
 
 
 def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
@@ -215,6 +226,7 @@ def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
         ConfigError: Hydra cannot compose it.
     """
     register()
+    parse(overrides)
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
         return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
 
@@ -227,9 +239,42 @@ def sweeps(overrides: Sequence[str], name: str) -> bool:
         name: of the primary configuration file.
     """
     register()
+    parse(overrides)
     with hydra.initialize(None, version_base=VERSION):
         app = GlobalHydra.instance().hydra
         return app is not None and app.get_mode(name, list(overrides)) == RunMode.MULTIRUN
+
+
+def chosen_folder(overrides: Sequence[str], name: str, key: str) -> Path | None:
+    """Return the folder that the user has chosen for a run or a sweep; None for a new one.
+
+    Args:
+        overrides: as typed.
+        name: of the primary configuration file.
+        key: ``hydra.run.dir`` or ``hydra.sweep.dir``.
+
+    Raises:
+        ConfigError: Hydra cannot compose the configuration.
+    """
+    kept = [override for override in parse(overrides) if not override.is_sweep_override()]
+    typed = [override.value() for override in kept if override.key_or_group == key]
+    if typed:
+        return Path(str(typed[-1]))
+    if HYDRA not in TRUST.get():  # else a file may choose it
+        return None
+    return _folder_of_file([str(override.input_line) for override in kept], name, key)
+
+
+def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | None:
+    """Return the folder that a trusted file chooses for a run or a sweep; None where it is that of Hydra."""
+    register()
+    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+        composed = hydra.compose(name, list(overrides), return_hydra_config=True)
+        usual = hydra.compose(overrides=[], return_hydra_config=True)
+    places = [OmegaConf.to_container(config.hydra, resolve=False) for config in (composed, usual)]
+    _, group, _ = key.split(".")
+    chosen, default = (str(place[group]["dir"]) for place in places)  # type: ignore[index,call-overload]
+    return None if chosen == default else Path(chosen)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
@@ -510,8 +555,8 @@ def build(config: Config, folder: Path) -> Trainer:
 def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
     """Write the configuration that a resume reads, under the command that it came from, with paths that lead to the
     same files from everywhere."""
-    text = OmegaConf.to_yaml(OmegaConf.create(with_absolute_paths(config)))
-    write_text(folder / "private" / "config.yaml", f"# {shlex.join(['fedmtl', *words])}\n{text}")
+    text = yaml_text(with_absolute_paths(config))
+    write_text(folder / "private" / "config.yaml", f"# {shown(shlex.join(['fedmtl', *words]))}\n{text}")
 
 
 def with_absolute_paths(node: Any, place: str = "") -> Any:
@@ -530,7 +575,7 @@ def stored_config(folder: Path) -> Config:
     stored = folder / "private" / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
-    config: Any = OmegaConf.to_container(OmegaConf.load(stored))
+    config = read_yaml(stored)
     if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
         raise ConfigError(f"{stored} has no 'algorithm', and was cut off or changed; restore it, or start a new run.")
     return {str(key): value for key, value in config.items()}
@@ -548,18 +593,45 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     Raises:
         ConfigError: another setting, or a stored place outside of the run that is not given anew.
     """
-    config, root = changed(config, overrides, ("logger",)), folder.resolve()
-    typed, logger = {text.partition("=")[0] for text in overrides}, config.get("logger") or {}
-    for key in () if "logger" in typed else ("folder", "tracking_uri"):
+    config = changed(config, overrides, ("logger",))
+    typed = {text.partition("=")[0] for text in overrides}
+    for key, value in () if "logger" in typed else _places_elsewhere(config, folder, typed):
+        raise ConfigError(
+            f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
+            "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
+            f"{folder} logger.{key}=VALUE; logger=none resumes without."
+        )
+    return config
+
+
+def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
+    """Refuse a logger that writes or sends elsewhere than into the folder of the run, unless the user has typed where:
+    a file does not say where numbers of private data go.
+
+    Args:
+        config: resolved.
+        folder: of the run.
+        overrides: as typed.
+
+    Raises:
+        ConfigError: the place, by its key.
+    """
+    typed = {override.get_key_element().lstrip("+~") for override in parse(overrides)}
+    for key, value in _places_elsewhere(config, folder, typed):
+        raise ConfigError(
+            f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a file does not say "
+            f"where else a run writes. If you choose it, give it on the command line: logger.{key}=VALUE."
+        )
+
+
+def _places_elsewhere(config: Config, folder: Path, typed: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a logger, with their values, that lead out of the folder of a run and are not ``typed``."""
+    logger, root = config.get("logger") or {}, folder.resolve()
+    for key in ("folder", "tracking_uri"):
         value = logger.get(key)
         inside = key == "folder" and isinstance(value, str) and (root / value).resolve().is_relative_to(root)
         if not (value is None or inside or f"logger.{key}" in typed):
-            raise ConfigError(
-                f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
-                "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
-                f"{folder} logger.{key}=VALUE; logger=none resumes without."
-            )
-    return config
+            yield key, value
 
 
 def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> Config:
@@ -579,12 +651,22 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
             raise ConfigError(f"{text} is not taken here: settings stay as they are stored, except {kept}.")
     own = {place: of_place(overrides, place) for place in places}
     chosen = {place: texts for place, texts in own.items() if any(text.startswith(f"{place}=") for text in texts)}
-    node = OmegaConf.create(config | {place: resolve(compose(texts))[place] for place, texts in chosen.items()})
+    new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
+    values = copy.deepcopy(config | new)
     for override in parse(overrides):
         if override.key_or_group.partition(".")[0] not in chosen:
-            OmegaConf.update(node, override.key_or_group, override.value())
-    values: Any = OmegaConf.to_container(node)
-    return dict(values)
+            _set(values, override.key_or_group, override.value())
+    return values
+
+
+def _set(values: Config, key: str, value: Any) -> None:
+    """Set a value of nested mappings, in place, by its dotted key."""
+    *places, name = key.split(".")
+    for place in places:
+        if not isinstance(values.get(place), dict):
+            values[place] = {}
+        values = values[place]
+    values[name] = value
 
 
 def of_place(overrides: Sequence[str], place: str) -> list[str]:

@@ -34,6 +34,7 @@ options
 
 exit codes
   0, done; 1, a run failed; 2, the request or its input is wrong; 130, interrupted
+  A reader that leaves, as in fedmtl ... | head -1, changes neither the run nor the code.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ from ..errors import ConfigError, first_line
 from .check import check
 from .commands import adapt, audit, report, resume, search, verify
 from .names import EXTRA, TRUST, choices, unknown
-from .run import INTERRUPTED, REFUSED, USAGE, Parser, Process, say, train
+from .output import lost, outputs, say, show
+from .run import FAILED, INTERRUPTED, REFUSED, USAGE, Parser, Process, train
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -69,7 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = ["--config-dir" if word == "-cd" else word for word in (sys.argv[1:] if argv is None else argv)]
-    return copy_context().run(_run, words, Process("--debug" in words))
+    with outputs() as out:
+        code = copy_context().run(_run, words, Process("--debug" in words))
+    if missing := lost(out):
+        say(f"error: {missing}")
+        return max(code, FAILED)
+    return code
 
 
 def _run(words: list[str], process: Process) -> int:
@@ -137,10 +144,10 @@ def _launched(words: list[str]) -> Ranks | None:
 def _dispatch(words: list[str], process: Process) -> int:
     first, commands = words[0] if words else "", _COMMANDS | {"resume": partial(resume, process=process)}
     if first == "help" or ({"-h", "--help"} & set(words) and first not in commands):
-        print(help_text())
+        show(help_text())
         return 0
     if first == "--version":
-        print(f"fedmtl {__version__}")
+        show(f"fedmtl {__version__}")
         return 0
     if not first or "=" in first or first[0] in "-~+":
         return train(words, process)

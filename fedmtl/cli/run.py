@@ -14,7 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, MethodType
@@ -24,13 +24,16 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
+from .._files import CLAIM, claimed, remove_empty
 from .._rounding import number_text, rounded_up
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, TrainingError
+from .._text import shown_lines
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError, TrainingError
 from ..report import CHOICE_NOT_COVERED
 from ..report.runs import ERROR
 from ..report.tables import write_text
 from . import config as conf
 from .config import Config
+from .output import outputs, say, show
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -66,6 +69,32 @@ class Process:
         return nullcontext() if self.ranks is None else self.ranks.agree()
 
     @contextmanager
+    def claimed(self, folder: Path, *, resume: bool = False) -> Iterator[None]:
+        """Hold the folder of a run for the block, for all ranks.
+
+        Args:
+            folder: of the run.
+            resume: whether a run that has begun there is continued.
+
+        Raises:
+            ConfigError: another process holds it, or a run has begun there that is not continued.
+        """
+        from ..trainer.folder import RunFolder
+
+        run = RunFolder(folder)
+        with ExitStack() as stack:
+            for empty in (folder.parent.parent, folder.parent, folder) if self.writes else ():
+                stack.callback(remove_empty, empty)
+            with self.agree():
+                try:
+                    if self.writes:
+                        stack.enter_context(run.claimed(resume=resume))
+                except ResumeError as error:
+                    held = f"{short(folder)} already holds a run; continue it with fedmtl resume {short(folder)}"
+                    raise ConfigError(f"{held}, or choose another folder.") from error
+            yield
+
+    @contextmanager
     def errors(self, job: object = None) -> Iterator[None]:
         """Print an error in one line and keep its exit code, unless ``debug`` asks for the traceback.
 
@@ -75,9 +104,6 @@ class Process:
         """
         try:
             yield
-        except BrokenPipeError:  # the reader of the output has gone, as with "| head"
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            self.codes.append(FAILED)
         except Exception as error:
             agreed = getattr(error, "agreed", False)
             ends = job is not None and self.ranks is not None and not agreed
@@ -154,6 +180,8 @@ def train(words: list[str], process: Process) -> int:
     words = conf.with_automatic(words)
     options = hydra_options(words)
     typed, ranks = options.overrides, process.ranks
+    chosen = tuple(typed)
+    first = [word for word in words if word not in typed]  # Hydra reads no option behind a setting
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     options.multirun = options.multirun or (not shows and conf.sweeps(typed, options.config_name))
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in conf.parse(typed))
@@ -161,21 +189,18 @@ def train(words: list[str], process: Process) -> int:
         with process.agree():
             text = conf.printed(conf.compose(typed, options.config_name), options.package, resolve=options.resolve)
         if process.writes:
-            print(text, end="")
+            show(text.removesuffix("\n"))
         return 0
     runs = conf.combinations(typed) if options.multirun and not by_plugin else []
     with process.agree():
         configs = [conf.resolve(conf.compose(run, options.config_name)) for run in runs]
         for config in configs:
             conf.settings(config)
+            conf.check_logger(config, Path(), typed)
         if process.writes and (warning := unlike(configs)):
             say(warning)
         if ranks is not None and not options.multirun:
             conf.compose(typed, options.config_name)  # what is refused is refused by all in one line
-    if ranks is not None:  # one folder for all, whose name is a time
-        place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
-        when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
-        words = words if any(word.startswith(name) for word in words) else [*words, f"{name}{place}/{when}"]
 
     def task(config: Any) -> float | None:
         from ..trainer.folder import RunFolder
@@ -187,24 +212,103 @@ def train(words: list[str], process: Process) -> int:
             job = Job(int(own.job.num), of, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
         if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
             for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
-                if not RunFolder(job.sweep / str(number)).started:  # else it is refused in its turn
+                place = RunFolder(job.sweep / str(number))
+                with suppress(FedmtlError), place.claimed(resume=False):  # else it is refused in its turn
                     of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
-                    conf.write_config(job.sweep / str(number), of_task, configs[number])
-        with process.errors(job):
-            with process.agree():
-                if process.writes and RunFolder(folder).started:
-                    held = f"{short(folder)} already holds a run; continue it with fedmtl resume {short(folder)}"
-                    raise ConfigError(f"{held}, or choose another folder.")
-            with noted(folder, job, process):
+                    conf.write_config(place.root, of_task, configs[number])
+        with outputs(), process.errors(job):  # a launcher of a plugin calls this in another process
+            with process.claimed(folder), noted(folder, job, process):
                 with process.agree():
                     resolved = conf.resolve(conf.without_leftovers(config, overrides))
+                    conf.check_logger(resolved, folder, chosen)
                 result = train_one(resolved, folder, process, command=overrides, job=job)
             return float(result.final[result.metric])
         return None
 
-    with process.agree() if shows else nullcontext():
-        _hydra(words, task, options)
+    with ExitStack() as stack:
+        if shows:
+            stack.enter_context(process.agree())
+        else:
+            typed = stack.enter_context(_placed(typed, options, process))
+        _hydra([*first, *typed], task, options)
     return end_of_sweep(process) if options.multirun else 0
+
+
+@contextmanager
+def _placed(typed: Sequence[str], options: argparse.Namespace, process: Process) -> Iterator[list[str]]:
+    """Yield the overrides of a command with its folder, the same for all ranks, a new one where none is chosen; a
+    sweep holds its folder."""
+    key, kind = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
+    with ExitStack() as stack:
+        with process.agree():
+            place = conf.chosen_folder(typed, options.config_name, key)
+        if place is None:
+            folder = _shared(process, lambda: str(stack.enter_context(new_folder(kind))))
+            place, typed = Path(folder), [*typed, f"{key}={folder}"]
+        known = "${" not in str(place)  # else Hydra makes the name, and only the runs hold their folders
+        with process.agree():
+            if options.multirun and process.writes and known:
+                stack.enter_context(claimed_sweep(place))
+        yield list(typed)
+
+
+def _shared(process: Process, make: Callable[[], str]) -> str:
+    """Return what ``make`` returns at the first rank."""
+    return make() if process.ranks is None else process.ranks.share(make)
+
+
+@contextmanager
+def claimed_sweep(folder: Path) -> Iterator[None]:
+    """Hold the folder of a sweep for the block.
+
+    Raises:
+        ConfigError: another process holds it, or no file can be written there.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(folder))
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{short(folder)} is the folder of a sweep that another process runs; choose another folder, or wait "
+                "until it has ended."
+            ) from error
+        except OSError as error:
+            raise _no_folder(error) from error
+        yield
+
+
+@contextmanager
+def new_folder(kind: str) -> Iterator[Path]:
+    """Make a folder named by the date and time, ``KIND/2025-01-31/12-00-00``, which no other process has: those that
+    begin within one second are ``12-00-00_2`` and so on. It is removed at the end if nothing was written there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    when, count = Path(kind, time.strftime("%Y-%m-%d/%H-%M-%S")), 1
+    folder, made = when, False
+    while not made:
+        try:
+            folder.mkdir(parents=True)
+            made = True
+        except FileExistsError as error:
+            if not folder.is_dir():
+                raise _no_folder(error) from error
+            count += 1
+            folder = when.with_name(f"{when.name}_{count}")
+        except FileNotFoundError:  # another process has removed its empty folder, and that of the date with it
+            continue
+        except OSError as error:
+            raise _no_folder(error) from error
+    try:
+        yield folder
+    finally:
+        for empty in (folder, folder.parent, folder.parent.parent):
+            remove_empty(empty)
+
+
+def _no_folder(error: OSError) -> ConfigError:
+    return ConfigError(f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER.")
 
 
 def hydra_options(words: Sequence[str]) -> argparse.Namespace:
@@ -218,6 +322,12 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     parser.set_defaults(config_name="config")
     parser.allow_abbrev = False
     options, unknown = parser.parse_known_intermixed_args(words)
+    if options.config_path is not None:
+        raise ConfigError(f"--config-path is {options.config_path}; own files are found with --config-dir DIR.")
+    if options.experimental_rerun is not None:
+        raise ConfigError(
+            f"--experimental-rerun is {options.experimental_rerun}; fedmtl resume FOLDER continues a run."
+        )
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
         raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
@@ -227,16 +337,13 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
 def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     conf.register()
-    first = [word for word in words if word not in options.overrides]  # Hydra reads no option behind a setting
-    before, sys.argv = sys.argv, ["fedmtl", *first, *options.overrides]
+    before, sys.argv = sys.argv, ["fedmtl", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
         with conf.refusals(options.overrides):
             hydra.main(version_base=conf.VERSION, config_path=None, config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
-        raise ConfigError(
-            f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
-        ) from error
+        raise _no_folder(error) from error
     finally:
         sys.argv = before
 
@@ -244,8 +351,12 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
 def train_one(
     config: Config, folder: Path, process: Process, *, command: Sequence[str] | None = None, job: Job | None = None
 ) -> Result:
-    """Make the run of a resolved configuration; without the words of the ``command`` that begins it, continue the one
-    in the folder."""
+    """Make the run of a resolved configuration in a folder that is claimed; without the words of the ``command`` that
+    begins it, continue the one in the folder."""
+    from ..ranks import Ranks
+    from ..trainer.engine import Engine
+    from ..trainer.run import trained
+
     writes, place, level = process.writes, short(folder), logging.INFO if job is None else logging.WARNING
     with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
@@ -256,9 +367,9 @@ def train_one(
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
         began, resumed = time.monotonic(), resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), conf.by_key(vars(trainer)):
-            result = trainer.fit(resume=command is None, ranks=process.ranks)
+            result = trained(trainer, command is None, Engine(ranks=process.ranks or Ranks.of_launch()))
     if writes:
-        print(job.line(result, began, place) if job is not None else result.summary(), flush=True)
+        show(result.summary() if job is None else job.line(result, began, place))
         if job is None:
             print_saved(folder, result.privacy)
     return result
@@ -266,8 +377,8 @@ def train_one(
 
 @contextmanager
 def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
-    """Leave the reason of a failure in the folder of a run that has begun, or of a job, by which a report knows it from
-    an unfinished one; remove the folder, and those of its date, if nothing has been written."""
+    """Leave the reason of a failure in the claimed folder of a run that has begun, or of a job, by which a report knows
+    it from an unfinished one."""
     note = folder / "private" / ERROR
     if process.writes:
         note.unlink(missing_ok=True)
@@ -275,17 +386,16 @@ def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(OSError):
-            if process.writes and (job is not None or note.parent.is_dir()):
+            begun = any(file.name != CLAIM for file in folder.glob("*/*"))
+            if process.writes and (job is not None or begun):
                 write_text(note, f"{' '.join(str(error).split()) or type(error).__name__}\n")
-            for empty in (folder, folder.parent, folder.parent.parent):
-                empty.rmdir()
         raise
 
 
 def end_of_sweep(process: Process) -> int:
     """Print what the choice among the runs of a sweep costs, and return 0."""
     if process.writes:
-        print(f"\n{CHOICE_NOT_COVERED}", flush=True)
+        show(f"\n{CHOICE_NOT_COVERED}")
     return 0
 
 
@@ -330,8 +440,6 @@ def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
     except KeyboardInterrupt:
         say(f"interrupted; {remedy}")
         raise SystemExit(INTERRUPTED) from None
-    except BrokenPipeError:  # of the output, whose reader has gone
-        raise
     except OSError as error:
         raise TrainingError(f"{error}; {remedy}") from error
     finally:
@@ -343,7 +451,7 @@ class _Printed(logging.Handler):
     """Writes to what standard error is at the time, as a progress bar takes its place."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        print(shown_lines(self.format(record)), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -365,14 +473,15 @@ def printed_log(level: int) -> Iterator[None]:
 def print_saved(folder: Path, privacy: PrivacyReport) -> None:
     """Print which files a run has left, what of them may be published, and the seal of a secure run."""
     public, private = (
-        ", ".join(sorted(file.name for file in (folder / name).iterdir())) for name in ("public", "private")
+        ", ".join(sorted(file.name for file in (folder / name).iterdir() if file.name != CLAIM))
+        for name in ("public", "private")
     )
-    print(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
-    print(textwrap.fill(f"  private/  covered by no epsilon: {private}", 100, subsequent_indent=" " * 12))
+    show(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
+    show(textwrap.fill(f"  private/  covered by no epsilon: {private}", 100, subsequent_indent=" " * 12))
     if privacy.source == "secure":
         from ..trainer.folder import RunFolder
 
-        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+        show(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
 
 
 def short(folder: Path) -> Path:
@@ -381,8 +490,3 @@ def short(folder: Path) -> Path:
         return folder.resolve().relative_to(Path.cwd())
     except ValueError:
         return folder
-
-
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(f"fedmtl: {text}", file=sys.stderr, flush=True)

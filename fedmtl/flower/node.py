@@ -38,6 +38,7 @@ from .server import check
 ReadRecords = Callable[[str, Mapping[str, Any]], Any]
 Act = Callable[["Node", RecordDict], RecordDict]
 ONE = torch.tensor([0])
+_LONGEST, _BEGINNING = 200, 100  # letters of the name of a folder
 _OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
 
 
@@ -98,6 +99,17 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
     return name
 
 
+def folder_name(name: str) -> str:
+    """Return the name of a client's folder, which lies in that of all clients whatever the client is called: ``..`` and
+    ``a/b`` are ``%2E%2E`` and ``a%2Fb``, and of a long name a digest stands for its end."""
+    text = quote(name, safe="", errors="surrogatepass")
+    if not text.strip("."):
+        text = text.replace(".", "%2E") or "%"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_BEGINNING]}%-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
 @dataclass(frozen=True)
 class Answer:
     """The last answer of a client in a run, as it stands on the node's disk.
@@ -143,7 +155,7 @@ class Node:
     """
 
     def __init__(self, trainer: Trainer, name: str, records: Callable[[], Any], folder: Path) -> None:
-        self.name, self.folder = name, folder / quote(name, safe="")
+        self.name, self.folder = name, folder / folder_name(name)
         problem = trainer.problem()
         self.trainer = trainer = trainer.resolved(problem)
         self.algorithm, self.position = trainer.algorithm, trainer.data.ids.index(name)

@@ -37,7 +37,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from .._files import sync_folder
+from .._files import lock, sync_folder
 from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, Chain, Head, digest_of, head_file, parse
@@ -332,18 +332,9 @@ def read_header(path: Path) -> dict[str, Any] | None:
 
 
 def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
-    """Take an exclusive lock, released by the system when the process ends, however it ends."""
+    """Take the lock of a ledger, which a run whose noise cannot be drawn again needs."""
     try:
-        import fcntl
-    except ImportError:
-        if needed:
-            raise PrivacyError(
-                f"{path}: a run with source='secure' needs file locks, so that no second process releases under the "
-                f"same charges, and this system has none (no module fcntl). Use another system, or source='seeded'."
-            ) from None
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except BlockingIOError as error:
         raise ResumeError(f"{path} is in use by another process.") from error
     except OSError as error:

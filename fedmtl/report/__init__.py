@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
 
+from .._text import shown_lines
 from ._names import CHOICE_NOT_COVERED
 from .runs import find_runs, frame
 from .tables import csv_text, grouped, latex_text, main_metric, markdown_text, terminal_text, write_text
@@ -82,5 +83,5 @@ def report(
             text = sweep_page(rows, left_out, picture, target)
         write_text(files.page, text)
     if show:
-        print(terminal_text(groups, get_terminal_size((120, 24)).columns))
+        print(shown_lines(terminal_text(groups, get_terminal_size((120, 24)).columns)))
     return files

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from .._text import shown
+
 CHOICE_NOT_COVERED = "not private: choosing among runs by these metrics is covered by no epsilon (fedmtl search is)"
 
 UNITS = {"client": "all data of one client", "record": "one record"}
@@ -31,7 +33,7 @@ def register_stored(stored: Any) -> None:
     for name, pair in stored.items() if isinstance(stored, dict) else ():
         if isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair):
             title, colour = pair
-            METHODS.setdefault(name, Method(title, colour if re.fullmatch("#[0-9a-fA-F]{6}", colour) else ""))
+            METHODS.setdefault(name, Method(shown(title), colour if re.fullmatch("#[0-9a-fA-F]{6}", colour) else ""))
 
 
 def title_of(name: str) -> str:

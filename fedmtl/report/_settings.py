@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._text import shown
+
 _NO_MATTER = {  # settings that do not say what was computed, or that have a column of their own
     *("baselines", "logger", "progress", "device", "execution", "checkpoint_every", "eval_every"),
     "evaluate_clients",
@@ -20,7 +22,7 @@ Settings = Mapping[str, str]
 def command_of(run: Path) -> str | None:
     """Return the command that made a run, as its configuration has it; None for a run of a program."""
     file = run / "private" / "config.yaml"
-    first = file.read_text(encoding="utf-8").partition("\n")[0] if file.is_file() else ""
+    first = shown(file.read_text(encoding="utf-8").partition("\n")[0]) if file.is_file() else ""
     return first.removeprefix("#").strip() if first.startswith("#") else None
 
 

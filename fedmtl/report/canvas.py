@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from .._files import write_bytes
 from ..errors import ConfigError
@@ -84,6 +85,9 @@ def drawing(
         yield figure
         if paper is None:
             figure.supxlabel(fill(note, int(width * 16)), x=0.012, ha="left", color=MUTED, fontsize=8)
+        for text in figure.findobj(Text):  # numbers of the axes are made later
+            if "$" in text.get_text():
+                text.set_parse_math(False)  # a dollar in a name is a dollar
         save(figure, path)
 
 

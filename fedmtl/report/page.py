@@ -2,7 +2,7 @@
 
 The numbers are those of the text report: the table is :func:`fedmtl.report.tables.table_of`, the privacy block
 :meth:`fedmtl.privacy.PrivacyReport.rows`, and the pictures are the files of the run folder. ``page.html`` is a template
-of jinja2, which escapes every text.
+of jinja2, which escapes every text, and writes out what cannot be printed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from .. import __version__
 from .._files import read_json
 from .._rounding import number_text, rounded_up
+from .._text import shown_lines
 from ..errors import DataError
 from ..privacy import PrivacyReport
 from ._names import CHOICE_NOT_COVERED, title_of
@@ -57,7 +58,7 @@ def run_page(run: Path, rows: pd.DataFrame) -> str:
     settings = file.read_text(encoding="utf-8") if file.is_file() else json.dumps(result.get("configuration"), indent=2)
     return _page(
         rows,
-        title=" on ".join(filter(None, (title_of(first["algorithm"]), result.get("data")))),
+        title=" on ".join(filter(None, (title_of(first["algorithm"]), first["data"]))),
         label=first["label"],
         facts=facts,
         plots={_embedded(run / name): words for name, words in _PLOTS.items() if (run / name).is_file()},
@@ -114,7 +115,12 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
         )
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
-        loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=folder,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
     )
     return templates.get_template("page.html").render(
         **parts,
@@ -124,6 +130,13 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
         table=table,
         caption=caption,
     )
+
+
+def _finalized(value: Any) -> Any:
+    """Return what the page has of a value: a text without characters that steer a terminal or turn its direction."""
+    if isinstance(value, Path):
+        value = str(value)
+    return shown_lines(value) if type(value) is str else value
 
 
 def _privacy_of(run: Path) -> PrivacyReport | None:

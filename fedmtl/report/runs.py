@@ -1,7 +1,8 @@
 """Run folders as a data frame of pandas, from which tables, figures and pages are made.
 
 Only ``result.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are read, so a report
-costs no data, no model and no privacy.
+costs no data, no model and no privacy. A folder may come from anyone: its texts are read as :func:`fedmtl._text.shown`
+writes them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import read_json
+from .._files import read_json, read_yaml
+from .._text import shown
 from ..errors import DataError
 from ._names import register_stored, title_of
 from ._settings import flat, of_baseline, seeds_of, telling, within
@@ -68,9 +70,10 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> dict[Path, str]:
             if (private / "result.json").is_file():
                 runs[run] = ""
             elif (private / ERROR).is_file():
-                runs[run] = f"failed: {(private / ERROR).read_text(encoding='utf-8').strip()}"
+                reason = (private / ERROR).read_text(encoding="utf-8", errors="replace").strip()
+                runs[run] = f"failed: {shown(reason)}"
             elif (private / "config.yaml").is_file() or (private / "checkpoint.safetensors").is_file():
-                runs[run] = f"unfinished: continue it with fedmtl resume {run}"
+                runs[run] = f"unfinished: continue it with fedmtl resume {shown(str(run))}"
     return runs
 
 
@@ -145,12 +148,7 @@ def configuration(run: Path, result: Mapping[str, Any]) -> dict[str, str]:
     file = run / "private" / "config.yaml"
     if not file.is_file():
         return flat(result.get("configuration") or {})
-    from omegaconf import OmegaConf
-
-    try:
-        stored = OmegaConf.to_container(OmegaConf.load(file))
-    except Exception as error:
-        raise DataError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
+    stored = read_yaml(file)
     return flat(stored) if isinstance(stored, dict) and "search" not in stored else {}
 
 
@@ -174,11 +172,13 @@ def _short_names(keys: Sequence[str]) -> list[str]:
     whole = [key.removeprefix(SETTING) for key in keys]
     words = [[word for word in key.split(".") if word not in _PLAIN_WORDS] for key in whole]
     short = [".".join(some[: -1 if len(some) > 1 and some[-1] == "kind" else None]) for some in words]
-    return [name if name and short.count(name) == 1 else key for name, key in zip(short, whole, strict=True)]
+    names = [name if name and short.count(name) == 1 else key for name, key in zip(short, whole, strict=True)]
+    return list(map(shown, names))
 
 
 def _short_value(value: str) -> str:
     value = Path(value).name if "/" in value and " " not in value else " ".join(value.split())
+    value = shown(value)
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
 
 
@@ -234,7 +234,8 @@ def _row(file: Path, outcome: dict[str, Any], settings: dict[str, str], *, compa
         "stopped": str(outcome.get("stopped", "")),
         "noise_multiplier": _number(file, outcome, "noise_multiplier"),
     }
-    row |= {key: _number(file, outcome, key) for key in (*METRICS, *asked) if key in outcome}
+    row = {key: shown(value) if isinstance(value, str) else value for key, value in row.items()}
+    row |= {shown(key): _number(file, outcome, key) for key in (*METRICS, *asked) if key in outcome}
     return row | {f"{SETTING}{key}": value for key, value in telling(applicable).items()}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .._files import write_bytes
 from .._rounding import number_text, percent, rounded_up
+from .._text import cell
 from ._names import CHOICE_NOT_COVERED
 from .runs import KIND, MAIN, METRICS, PRINTED, THAN_LOCAL, metrics_of, settings_of
 
@@ -42,9 +43,11 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def csv_text(rows: pd.DataFrame) -> str:
-    """Return every row at full precision, with the settings that differ; the machine-readable form of the report."""
+    """Return every row at full precision, with the settings that differ; the machine-readable form of the report, with
+    texts as :func:`fedmtl._text.cell` writes them."""
     same = [name for name in settings_of(rows) if rows[name].nunique(dropna=False) == 1]
-    return str(rows.drop(columns=same).to_csv(index=False, lineterminator="\n"))
+    table = rows.drop(columns=same).map(cell).rename(columns=cell)
+    return str(table.to_csv(index=False, lineterminator="\n"))
 
 
 def main_metric(rows: pd.DataFrame) -> str | None:

@@ -26,7 +26,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -220,27 +220,32 @@ class PrivateSearch(Checked):
         root = RunFolder.of(self.folder)
         if root is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
-        if root is not None and root.started and not resume:
-            raise ResumeError(f"{root.root} already holds a run; give another folder, or fit(resume=True).")
-        search = _Search(self, self.plan(), root)
-        header = {
-            "account": "search",
-            "mean": self.mean,
-            "shape": str(self.shape),
-            "score_noise": self.score_noise,
-            "score_bound": self.score_bound,
-            "noise_multiplier": search.plan.noise_multiplier,
-            "candidates": dict(search.plan.fingerprints),
-        }
-        # The search's own ledger pins its settings and locks its folder; charges are in those of its runs. A copy of a
-        # secure search would release a second choice.
-        path = None if root is None else root.ledger
-        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure):
-            result = search.run()
-        if root is not None:
-            root.write_lists()
-            search.date(root.public)
-        return result
+        with nullcontext() if root is None else root.claimed(resume=resume):
+            return searched(self, resume)
+
+
+def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
+    """Return the result of the search in a folder that is claimed; see :meth:`PrivateSearch.fit`."""
+    root = RunFolder.of(settings.folder)
+    search = _Search(settings, settings.plan(), root)
+    header = {
+        "account": "search",
+        "mean": settings.mean,
+        "shape": str(settings.shape),
+        "score_noise": settings.score_noise,
+        "score_bound": settings.score_bound,
+        "noise_multiplier": search.plan.noise_multiplier,
+        "candidates": dict(search.plan.fingerprints),
+    }
+    # The search's own ledger pins its settings and locks its folder; charges are in those of its runs. A copy of a
+    # secure search would release a second choice.
+    path = None if root is None else root.ledger
+    with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure):
+        result = search.run()
+    if root is not None:
+        root.write_lists()
+        search.date(root.public)
+    return result
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not, with the checkpoint.
 
-Everything is written to a temporary name, synced and renamed. Nothing is pickled.
+Everything is written to a temporary name, synced and renamed. Nothing is pickled. A run holds its folder while it
+writes there (:meth:`RunFolder.claimed`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import io
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,9 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .._files import read_json, write_bytes
+from .._files import CLAIM, claimed, read_json, remove_empty, remove_temporary, write_bytes
 from .._fingerprint import differing
 from .._imports import uncollected
+from .._text import cell
 from ..algorithms.base import Problem, Tally
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
@@ -212,6 +215,42 @@ class RunFolder:
                 f"folder is {str(self.root)!r}, where no file can be written ({error}); choose another folder."
             ) from error
 
+    @contextmanager
+    def claimed(self, *, resume: bool) -> Iterator[None]:
+        """Hold the folder for this block alone. A run writes nothing in a folder that it does not hold.
+
+        The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes have left of files is
+        removed.
+
+        Args:
+            resume: whether a run that has begun here is continued.
+
+        Raises:
+            ConfigError: another run holds the folder; or see :meth:`make`.
+            ResumeError: a run has begun here, and ``resume`` is false.
+        """
+        self._refuse_started(resume)
+        existed = self.root.exists()
+        self.make()
+        with ExitStack() as stack:
+            if not existed:
+                stack.callback(remove_empty, self.root)
+            try:
+                stack.enter_context(claimed(self.private))
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"folder is {str(self.root)!r}, in which another process is running; choose another folder, or "
+                    "wait until it has ended."
+                ) from error
+            self._refuse_started(resume)  # in the meantime
+            for part in (self.public, self.private):
+                remove_temporary(part)
+            yield
+
+    def _refuse_started(self, resume: bool) -> None:
+        if self.started and not resume:
+            raise ResumeError(f"{self.root} already holds a run; give another folder, or fit(resume=True).")
+
     def reopen(self) -> None:
         """Remove the mark of a finished run, before a file of it changes: until they are all written, it has not."""
         (self.private / "result.json").unlink(missing_ok=True)
@@ -275,6 +314,9 @@ class RunFolder:
         frame = clients_frame(result, data.ids)
         frame.insert(0, "train_examples", data.train.counts.numpy())
         frame.insert(1, "test_examples", data.test.counts.numpy())
+        frame = frame.rename(index=cell, columns=cell)
+        if "chosen" in frame:
+            frame["chosen"] = frame["chosen"].map(cell)
         write_bytes(self.private / "clients.csv", frame.to_csv(index_label="client", lineterminator="\n").encode())
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
@@ -318,6 +360,9 @@ class RunFolder:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.private / OUTCOME} is no outcome of a run: {error!r}.") from error
         names = () if is_baseline else read_json(self.private / "result.json").get("baselines", ())
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or "\\" in name:
+                raise DataError(f"{self.private / 'result.json'}: {name!r} is no name of a baseline.")
         return kind(**values, baselines={name: self.baseline(name).read_run(kind, model, trust) for name in names})
 
     def _fields(
@@ -367,7 +412,7 @@ class RunFolder:
         chain = read_chain(self.ledger)
         run = chain.digests[0] if chain.digests else None
         for part in (self.private, self.public):
-            unlisted = {part / MANIFEST, *part.glob("*.tmp"), *part.glob("*.head")}  # not itself, nor what changes
+            unlisted = {part / MANIFEST, part / CLAIM, *part.glob("*.head")}  # not itself, nor what changes
             names = sorted(path.name for path in part.iterdir() if path.is_file() and path not in unlisted)
             files = {name: sha256(part / name) for name in names}
             private = part == self.private
@@ -474,11 +519,13 @@ def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as CSV under the names of all their keys; a cell that a row lacks is empty."""
+    """Return rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell that a row lacks is
+    empty."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for cells in (names, *([row.get(name, "") for name in names] for row in rows)):
+        writer.writerow(map(cell, cells))
     return text.getvalue().encode()
 
 

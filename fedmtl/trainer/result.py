@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .._rounding import number_text, percent, rounded_up
+from .._text import shown
 from ..algorithms.finetune import Finetune, Personalization
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
@@ -134,7 +135,7 @@ class Result(Scored):
         folder = "" if self.folder is None else f", in {self.folder}"
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return (
-            f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {self.data_name}, "
+            f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {shown(self.data_name)}, "
             f"{len(self.ids):,} clients, {self._length}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
@@ -294,7 +295,7 @@ class Result(Scored):
             clients += f" ({scored:,} scored, the others have nothing to test on)"
         if self.privacy.interval is not None and self.privacy.interval["unit"] == "client":
             clients += f" and {self.privacy.interval['canaries']:,} canaries"
-        head = f"{self.algorithm} on {self.data_name}: {clients}, {self._length}"
+        head = f"{self.algorithm} on {shown(self.data_name)}: {clients}, {self._length}"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":

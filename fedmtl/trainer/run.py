@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -56,7 +56,8 @@ _HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds
 
 
 def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Return the result of a run with those of its baselines; see :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
+    """Return the result of a run with those of its baselines, whose folder it holds; see :meth:`Trainer.fit
+    <fedmtl.Trainer.fit>`.
 
     Args:
         settings: of the run.
@@ -66,15 +67,22 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
     ranks, folder = engine.ranks, RunFolder.of(settings.folder)
     if not isinstance(ranks, Ranks):
         raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
+    if folder is None and resume:
+        raise ResumeError("There is nothing to resume without a folder.")
+    with ExitStack() as stack:
+        with ranks.agree():
+            if folder is not None and ranks.first:
+                stack.enter_context(folder.claimed(resume=resume))
+        return trained(settings, resume, engine)
+
+
+def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
+    """Return the result of a run with those of its baselines, in a folder that is claimed; see :func:`fitted`."""
+    ranks, folder = engine.ranks, RunFolder.of(settings.folder)
     schedule, clients = settings.schedule, len(settings.data)
     if schedule == PoissonSampling() and clients < USUAL_COHORT:
         text = "all %d clients take part in every round: fewer than the usual cohort of %d"
         logger.info(text, clients, USUAL_COHORT)
-    with ranks.agree():
-        if folder is None and resume:
-            raise ResumeError("There is nothing to resume without a folder.")
-        if folder is not None and ranks.first and folder.started and not resume:
-            raise ResumeError(f"{folder.root} already holds a run; give another folder, or fit(resume=True).")
     result = single_run(settings, resume, engine)
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)

@@ -26,6 +26,7 @@ from scipy.stats import chi2
 from .. import __version__
 from .._files import read_json
 from .._rounding import rounded_down, rounded_up
+from .._text import shown
 from ..errors import DataError, FedmtlError
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.audit import Claim, Claims, Setup
@@ -137,12 +138,12 @@ def verify(folder: str | Path) -> Verification:
             checks.append(Check(name, OPEN, str(reason)))
         except Exception as error:  # whatever a file holds, it is the file that fails
             text = str(error) if isinstance(error, FedmtlError) else f"{files} cannot be read: {error!r}"
-            checks.append(Check(name, FAILED, text))
+            checks.append(Check(name, FAILED, shown(text)))
         else:
             if answer is not None:
                 wrong, detail = answer
                 text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-                checks.append(Check(name, FAILED if wrong else CONFIRMED, text or detail))
+                checks.append(Check(name, FAILED if wrong else CONFIRMED, shown(text or detail)))
     seal = run.folder.seal if (run.folder.public / MANIFEST).is_file() else None
     report = run.report
     return Verification(report.get("run"), seal, report.get("epsilon"), report.get("delta"), tuple(checks))

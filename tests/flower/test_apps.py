@@ -34,7 +34,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
 from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, tensors_of
-from fedmtl.flower.node import Node, name_of
+from fedmtl.flower.node import Node, folder_name, name_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 from tests.small import Ended
@@ -526,3 +526,15 @@ def test_settings_that_nodes_cannot_follow(settings, text: str) -> None:
 def test_populations_that_are_none(names, shape) -> None:
     with pytest.raises(DataError):
         population(names, shape, classes=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "...", "", "a/b", "../x", "\\", "\x00", "a\nb", "x" * 5000, "ä" * 300, "%2E%2E"]
+)
+def test_a_name_of_a_client_is_the_name_of_one_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    place = tmp_path / "nodes" / folder_name(name)
+    place.mkdir()
+    assert place.resolve().parent == tmp_path / "nodes"
+    others = {folder_name(other) for other in ("..", ".", "", "%2E", "%", "x" * 5001, "x" * 4999) if other != name}
+    assert place.name not in others

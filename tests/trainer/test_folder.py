@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -467,19 +468,26 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path):
 def test_content_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     """The order that survives a loss of power: write, sync the file, rename, sync the folder."""
     calls: list[str] = []
+    names: list[str] = []
     fsync, replace = os.fsync, os.replace
 
+    def plain(name: str) -> str:
+        return re.sub(r"\.[0-9a-f]{8}\.tmp$", ".tmp", name)
+
     def synced(handle: int) -> None:
-        calls.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        calls.append("sync " + plain(os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))))
         if "tmp" in calls[-1]:
             assert Path(f"/proc/self/fd/{handle}").read_bytes() == b"content"
         fsync(handle)
 
     def renamed(source: Path, target: Path) -> None:
-        calls.append(f"rename {source.name} {target.name}")
+        names.append(source.name)
+        calls.append(f"rename {plain(source.name)} {target.name}")
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     write_bytes(tmp_path / "file", b"content")
     assert calls == ["sync file.tmp", "rename file.tmp file", f"sync {tmp_path.name}"]
+    write_bytes(tmp_path / "file", b"content")
+    assert len(set(names)) == 2  # a second process writes into no file of this one

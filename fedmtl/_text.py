@@ -1,0 +1,47 @@
+"""Names as people see them: texts of data and of received files hold nothing that a terminal or a spreadsheet obeys.
+
+Names stay as they are wherever programs match them: in memory, in JSON, in safetensors and in the messages of nodes.
+They are written for people by one rule:
+
+- :func:`shown`, on terminals, in tables, pages and figures: a character that cannot be printed, such as that which
+  begins an escape code, a line break, or a mark of direction, is written as Python writes it: ``\\x1b``, ``\\n``,
+  ``\\u202e``;
+- :func:`cell`, in CSV files: the same, and an apostrophe stands before a text that a spreadsheet would compute, one
+  that begins with ``=``, ``+``, ``-`` or ``@`` and is no number.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
+
+
+def shown(text: str) -> str:
+    """Return a text on one line, in which a character that cannot be printed is written as Python writes it."""
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def shown_lines(text: str) -> str:
+    """Return a text with its lines and tabs, and otherwise as :func:`shown` does."""
+    return re.sub(r"[^\n\t]+", lambda part: shown(part[0]), text)
+
+
+def cell(value: Any) -> Any:
+    """Return a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other values as they are.
+
+    A text that begins with a formula's sign behind spaces counts as one.
+    """
+    if not isinstance(value, str):
+        return value
+    text = shown(value)
+    formula = text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if formula else text
+
+
+def _shown(character: str) -> str:
+    is_space = unicodedata.category(character) == "Zs"
+    return character if character.isprintable() or is_space else character.encode("unicode_escape").decode()

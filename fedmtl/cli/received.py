@@ -1,0 +1,139 @@
+"""Configuration files of others: what a file may set of Hydra itself, and what it may refer to.
+
+Hydra opens log files, sends log records, sets environment variables, moves folders and imports modules as its own
+settings say, and resolvers read the environment. A file of the user's folder does none of this, as it names no class
+that is not trusted: it may have come from someone else. The user may, by typing it, and ``--trust hydra`` lets files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import GrammarParseError
+from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
+from omegaconf.grammar_parser import parse
+
+from ..errors import ConfigError
+from .names import TRUST, config_folder
+
+HYDRA = "hydra"
+_QUIET = ("none", "disabled", None)  # kinds of logging that log nothing
+_VALUES = {"mode": ("RUN", "MULTIRUN"), "output_subdir": (None,)}
+_LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
+_ACCEPTED = (
+    "hydra.mode, hydra.sweeper.params and hydra.sweeper.max_batch_size, hydra.output_subdir=null, and none for "
+    "hydra/job_logging and hydra/hydra_logging"
+)
+_NAMED = re.compile(rf"(?:^|[^\w-]){HYDRA}(?:$|[^\w-])")  # hydra as a word of a key
+_RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")  # of OmegaConf, that read settings only
+
+
+def check_file(root: Path, name: str, result: ConfigResult) -> None:
+    """Refuse a file that sets what is Hydra's own, or refers to what is no setting.
+
+    Args:
+        root: the folder of the groups.
+        name: of the file there.
+        result: its content and its package, as Hydra reads them.
+
+    Raises:
+        ConfigError: the file and the key, and what is accepted.
+    """
+    file = root / name
+    ours = file.resolve().is_relative_to(config_folder().resolve())
+    if ours or HYDRA in TRUST.get():
+        return
+    config = result.config
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file} is a list; a configuration file is a mapping of settings.")
+    package = result.header.get("package")
+    if HYDRA in (package or "").split("."):
+        raise _refused(file, f"the package {package}")
+    group = Path(name).parent
+    if HYDRA in group.parts:
+        raise _refused(file, f"an option of {group}")
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    for key in _keys_of_hydra(values):
+        raise _refused(file, key)
+    for text in _texts(values):
+        for name in resolvers(text):
+            raise ConfigError(
+                f"{file} has {text!r}, and a file refers to settings only, such as ${{seed}}, not by the resolver "
+                f"{name}; give the value on the command line, or, if you trust the file, add --trust {HYDRA}."
+            )
+
+
+def resolvers(text: str) -> Iterator[str]:
+    """Yield the resolvers of a text that read something else than settings, and names that are made of others."""
+    if "${" not in text:
+        return
+    try:
+        nodes = [parse(text)]
+    except GrammarParseError:  # OmegaConf refuses it, too
+        return
+    while nodes:
+        node = nodes.pop()
+        nodes += [child for child in getattr(node, "children", None) or () if hasattr(child, "getRuleIndex")]
+        if isinstance(node, OmegaConfGrammarParser.InterpolationResolverContext):
+            name = node.resolverName().getText()
+            if "$" in name or (name.startswith("oc.") and name not in _RESOLVERS):
+                yield name
+
+
+def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
+    """Yield what a file sets of Hydra itself beyond what is accepted, by its key."""
+    for item in values.get("defaults") or ():
+        choices = item.items() if isinstance(item, dict) else [(item, "")]
+        for key, option in choices:
+            group = str(key).split(" ")[-1].lstrip("/")
+            if _NAMED.search(str(key)) and not (group in _LOGGING and option in _QUIET):
+                yield f"{key}: {option}".removesuffix(": ")
+            if isinstance(item, dict) and _NAMED.search(str(option)):
+                yield f"{key}: {option}"
+    if HYDRA not in values:
+        return
+    own = values[HYDRA]
+    if not isinstance(own, dict):
+        yield HYDRA
+        return
+    for name, value in own.items():
+        if name == "sweeper" and isinstance(value, dict):
+            yield from _keys_of_sweeper(value)
+        elif name not in _VALUES or value not in _VALUES[name]:
+            yield f"{HYDRA}.{name}"
+
+
+def _keys_of_sweeper(values: dict[str, Any]) -> Iterator[str]:
+    """Yield what a file sets of the sweeper beyond the values of settings, which Hydra reads as if they were typed."""
+    for name, value in values.items():
+        place = f"{HYDRA}.sweeper.{name}"
+        if name == "params" and isinstance(value, dict):
+            for key, listed in value.items():
+                if _NAMED.search(str(key)) or "=" in str(key) or "${" in f"{key}{listed}":
+                    yield f"{place}.{key}"
+        elif not (name == "max_batch_size" and (value is None or isinstance(value, int))):
+            yield place
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yield all texts of a configuration; keys are never references."""
+    if isinstance(node, dict):
+        for value in node.values():
+            yield from _texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value)
+    elif isinstance(node, str):
+        yield node
+
+
+def _refused(file: Path, key: str) -> ConfigError:
+    return ConfigError(
+        f"{file} sets {key}, which is Hydra's own, and a file sets of that only {_ACCEPTED}; give it on the command "
+        f"line, or, if you trust the file, add --trust {HYDRA}."
+    )
