@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import fill
 from typing import Any, Literal
 
 import pandas as pd
+from intervals import interval
 from matplotlib.axes import Axes
-from scipy.stats import t as student
 from sweep import markdown
 
 from fedmtl.report.canvas import drawing, legend_above
@@ -64,15 +64,6 @@ class Score:
     worst_tenth: float = math.nan
     chosen: str = ""
     half: float = math.nan
-
-
-def interval(values: Iterable[float]) -> tuple[float, float]:
-    """Return the mean, and half the width of its 95% interval (Student's t); NaN for a single value."""
-    values = list(values)
-    if len(values) < 2:
-        return values[0], math.nan
-    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values), half
 
 
 def summary(own: Sequence[Score]) -> tuple[float, float]:

@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
+
+from intervals import interval
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def launch(runs: Sequence[Run], seeds: Sequence[int], *, root: Path | None, out:
 
 
 def outcomes(run: Run, seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
-    """A mapping for each round of ``run.at``: means over seeds, and ``name_sd`` from two seeds on."""
+    """A mapping for each round of ``run.at``: means over seeds, and half of their intervals, ``name_half``."""
     found = [f for f in (run.folder(out, s) for s in seeds) if (f / "private" / "result.json").exists()]
     if not found:
         return []
@@ -93,9 +94,12 @@ def outcomes(run: Run, seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
         row["noise_multiplier"] = results[0].get("noise_multiplier")
         for key in histories[0][at]:
             values = [float(history[at][key]) for history in histories]
-            row[key] = int(values[0]) if key == "round" else mean(values)
-            if len(values) > 1 and key not in ("round", "epsilon"):
-                row[f"{key}_sd"] = stdev(values)
+            if key == "round":
+                row[key] = int(values[0])
+                continue
+            row[key], half = interval(values)
+            if len(values) > 1 and key != "epsilon":
+                row[f"{key}_half"] = half
         rows.append(row)
     return rows
 
@@ -105,7 +109,7 @@ def number(row: dict[str, Any], key: str) -> str:
     if key not in row:
         return ""
     text = f"{row[key]:.3f}".lstrip("0")
-    return f"{text} ± {row[f'{key}_sd']:.3f}".replace("± 0.", "± .") if f"{key}_sd" in row else text
+    return f"{text} ± {row[f'{key}_half']:.3f}".replace("± 0.", "± .") if f"{key}_half" in row else text
 
 
 def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

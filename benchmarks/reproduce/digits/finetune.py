@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from intervals import interval  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
 from fedmtl import (  # noqa: E402
@@ -42,7 +43,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 STEPS = (5, 50)  # local steps after which the models are scored
 SGD = LocalSGD(lr=0.5, epochs=5, batch_size=10)  # of the main job
 METHODS = {"FedAvg": FedAvg(local=SGD), "PMTL λ 1": PMTL(lam=1.0, local=SGD)}
-COLUMNS = ("train_images", "method", "epsilon", "steps", "seeds", "accuracy", "accuracy_sd", "low", "high",
+COLUMNS = ("train_images", "method", "epsilon", "steps", "seeds", "accuracy", "accuracy_half", "low", "high",
            "worst_tenth")  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def outcomes(images: int, seeds: list[int]) -> list[dict[str, Any]]:
             "steps": steps,
             "seeds": len(scores),
             "accuracy": mean(score["accuracy"] for score in scores),
-            "accuracy_sd": stdev(score["accuracy"] for score in scores) if len(scores) > 1 else 0.0,
+            "accuracy_half": interval(score["accuracy"] for score in scores)[1],
             "low": min(score["accuracy"] for score in scores),
             "high": max(score["accuracy"] for score in scores),
             "worst_tenth": mean(score["worst_tenth"] for score in scores),
@@ -118,7 +119,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for images, method, steps in dict.fromkeys((r["train_images"], r["method"], r["steps"]) for r in rows):
         own = [r for r in rows if (r["train_images"], r["method"], r["steps"]) == (images, method, steps)]
-        cells = [f"{r['accuracy']:.3f} ± {r['accuracy_sd']:.3f}".replace("0.", ".") for r in own]
+        cells = [f"{r['accuracy']:.3f} ± {r['accuracy_half']:.3f}".replace("0.", ".") for r in own]
         lines.append([str(images), method, str(steps) if steps else "none", *cells])
     return markdown(titles, lines)
 

@@ -19,12 +19,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from intervals import interval  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
 from fedmtl.report.canvas import drawing, legend_above, styles_of  # noqa: E402
@@ -38,7 +39,7 @@ SWEEPS = {  # name: the words that choose the method; one curve each
 }
 EPSILONS = "1,2,4,8"
 FINETUNED, FINETUNING_STEPS = "FedAvg, then 5 local steps", 5
-COLUMNS = ("train_images", "method", "epsilon", "seeds", "accuracy", "accuracy_sd", "low", "high",
+COLUMNS = ("train_images", "method", "epsilon", "seeds", "accuracy", "accuracy_half", "low", "high",
            "worst_tenth", "shared_accuracy", "noise_multiplier", "command")  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def outcomes(sweep: Sweep, seeds: list[int], out: Path) -> list[dict[str, Any]]:
             "epsilon": budget,
             "seeds": len(same),
             "accuracy": mean(accuracy),
-            "accuracy_sd": stdev(accuracy) if len(same) > 1 else 0.0,
+            "accuracy_half": interval(accuracy)[1],
             "low": min(accuracy),
             "high": max(accuracy),
             "worst_tenth": mean(result["worst_tenth"] for result in same),
@@ -123,7 +124,7 @@ def finetuned() -> list[dict[str, Any]]:
             "train_images": int(row["train_images"]),
             "method": FINETUNED,
             "seeds": int(row["seeds"]),
-            **{name: float(row[name]) for name in ("epsilon", "accuracy", "accuracy_sd", "low", "high")},
+            **{name: float(row[name]) for name in ("epsilon", "accuracy", "accuracy_half", "low", "high")},
         }
         for row in found
         if int(row["steps"]) == FINETUNING_STEPS
@@ -145,7 +146,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             line = [str(images), f"{method} (epsilon 0)" if method == "Local" else method]
             for place, row in enumerate(points):
                 best = max((o * len(epsilons))[place]["accuracy"] for o in cells.values())
-                text = f"{row['accuracy']:.3f} ± {row['accuracy_sd']:.3f}".replace("0.", ".")
+                text = f"{row['accuracy']:.3f} ± {row['accuracy_half']:.3f}".replace("0.", ".")
                 line.append(f"**{text}**" if row["accuracy"] == best else text)
             lines.append(line)
     return markdown(titles, lines)

@@ -89,7 +89,7 @@ SETTINGS = (
 )
 COLUMNS = (
     "algorithm", "strength", "clip_norm", "target_epsilon", "epsilon", "noise_multiplier", "round", "seeds",
-    "accuracy", "accuracy_sd", "weighted_accuracy", "weighted_accuracy_sd", "worst_tenth", "global_accuracy",
+    "accuracy", "accuracy_half", "weighted_accuracy", "weighted_accuracy_half", "worst_tenth", "global_accuracy",
     "global_weighted_accuracy", "reference", "time", "command",
 )  # fmt: skip
 
@@ -147,7 +147,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Dots of the measured and of the prototype's accuracy, row by row; Local as upright lines."""
     groups = {FREE: "No privacy", 8.0: "Epsilon 8", 2.0: "Epsilon 2"}
     seeds = max(row["seeds"] for row in rows)
-    bars = f" Mean and standard deviation of up to {seeds} seeds." if seeds > 1 else ""
+    bars = f" Mean and 95% interval of up to {seeds} seeds." if seeds > 1 else ""
     note = f"Filled: fedmtl. Ring: plain-loop prototype.{bars} Measured on private test data."
     with drawing(path, 9.4, 0.31 * len(rows) + 1.6, note) as figure:
         axes = figure.subplots()
@@ -165,7 +165,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             clip = "" if row["clip_norm"] is None else f", clip {row['clip_norm']:g}"
             ticks.append((y, f"{groups[float(last)]}   {row['title']}{clip}, {row['round']} rounds"))
             colour = styles[row["algorithm"]][0]
-            spread = row.get("weighted_accuracy_sd")
+            spread = row.get("weighted_accuracy_half")
             axes.errorbar(row["weighted_accuracy"], y, xerr=spread, color=colour, marker="o", capsize=3)
             if row["reference"] is not None:
                 axes.plot(row["reference"], y, marker="o", markersize=11, markerfacecolor="none", color=colour)
