@@ -35,7 +35,7 @@ FIGURES = {
     "Figure 8": ("Local", "PMTL", "PP-SGD"),
 }
 NOTE = "Test accuracy, means over clients, with 95% intervals over five seeds. Epsilon (delta 1e-5) protects a client."
-CURVE = ("study", "round", "epsilon", "loss")
+CURVE = ("study", "seed", "round", "epsilon", "loss")
 
 
 def scores_of(runs: Sequence[dict[str, Any]]) -> list[Score]:
@@ -63,21 +63,22 @@ def differences(own: Sequence[Score]) -> list[Score]:
 
 
 def curve_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Figure 2: the means over seeds of training loss and epsilon, a row for each study and round."""
-    rows = []
-    for study in dict.fromkeys(run["study"] for run in runs):
-        for entries in zip(*(run["rounds"] for run in runs if run["study"] == study), strict=True):
-            rows.append({"study": study, **{key: mean(entry[key] for entry in entries) for key in CURVE[1:]}})
-    return rows
+    """Figure 2: training loss and epsilon, a row for each study, seed and round."""
+    return [{"study": run["study"], "seed": run["seed"], **entry} for run in runs for entry in run["rounds"]]
 
 
 def draw_rounds(curves: Sequence[dict[str, str]], path: Path) -> None:
-    """Figure 2: training loss of the personal models and the epsilon that is spent, by round, a panel a study."""
+    """Figure 2: training loss of the personal models and the epsilon that is spent, by round, a panel a study; means
+    over seeds."""
     studies = list(dict.fromkeys(entry["study"] for entry in curves))
     with drawing(path, 4.5 * len(studies), 3.6) as figure:
         for axes, study in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
             own = [entry for entry in curves if entry["study"] == study]
-            rounds, epsilons, losses = ([float(entry[key]) for entry in own] for key in CURVE[1:])
+            rounds = list(dict.fromkeys(int(entry["round"]) for entry in own))
+            epsilons, losses = (
+                [mean(float(entry[key]) for entry in own if int(entry["round"]) == at) for at in rounds]
+                for key in ("epsilon", "loss")
+            )
             axes.plot(rounds, losses, color="C1")
             axes.set(xlabel="round", title=f"{study}, PMTL λ {STUDIES[study].lams[-1]:g}")
             axes.set_ylabel("training loss of the personal models", color="C1")
