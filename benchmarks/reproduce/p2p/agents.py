@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, seeded, simulate
+from intervals import interval
+from peers import Array, Row, accuracy, budgets, objective_of, seeded, simulate
 from scipy.optimize import brentq
 
 from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
@@ -228,7 +229,8 @@ def allocation() -> list[Row]:
                 theta, _ = simulate(algorithm, data, budgets((epsilon,) * repetitions, clip, DELTA), wakeups, seed)
                 gaps.append(float(np.mean([objective.value(one) / least - 1 for one in theta])))
                 reached.append(float(np.mean([accuracy(one, data) for one in theta])))
-            (gap, gap_error), (mean, error) = mean_and_error(gaps), mean_and_error(reached)
+            gap, gap_half = interval(gaps)
+            mean, half = interval(reached)
             rows.append({"p": p, "epsilon": epsilon, "wakeups": wakeups, "policy": str(policy), "gap": gap,
-                         "gap_error": gap_error, "accuracy": mean, "error": error, "mu": mu, "clip": clip})  # fmt: skip
+                         "gap_half": gap_half, "accuracy": mean, "half": half, "mu": mu, "clip": clip})  # fmt: skip
     return rows

@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from agents import DELTA, agents, best_mu, exact, peers  # noqa: E402
 from peers import Array, Row, budgets, owners, seeded, simulate  # noqa: E402
-from scores import Score, by_client, difference, interval, mark, write_scores  # noqa: E402
+from scores import Score, by_client, difference, interval, mark, renew_scores  # noqa: E402
 from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl import PeerAveraging  # noqa: E402
@@ -504,7 +504,7 @@ def main() -> None:
         replace_section(readme, "films inside", gains(scores, FILM_SETTING))
         bounds = {e: np.mean([r["bound"] for r in films if "bound" in r and r["epsilon"] == e]) for e in FILM_EPSILONS}
         print({e: round(float(bound), 3) for e, bound in bounds.items()})
-    write_scores(HERE / "scores.csv", scores)
+    renew_scores(HERE / "scores.csv", scores)
 
 
 if __name__ == "__main__":

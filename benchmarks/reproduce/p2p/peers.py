@@ -121,12 +121,6 @@ def refined(theta: Array, data: FederatedDataset, pull: float, loss: LossName = 
     return found
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error, 0 for one value."""
-    given = np.asarray(values, dtype=np.float64)
-    return float(given.mean()), float(given.std(ddof=1) / math.sqrt(len(given))) if len(given) > 1 else 0.0
-
-
 def seeded(seed: int) -> np.random.Generator:
     """Draws of the study that are no privacy."""
     return np.random.default_rng(seed)

@@ -13,15 +13,16 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 import torch
-from scipy.stats import t as student
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from agents import DELTA, SEEDS, VALIDATION, agents, peers  # noqa: E402
-from peers import Array, Row, accuracy, budgets, mean_and_error, refined, simulate  # noqa: E402
+from intervals import interval  # noqa: E402
+from peers import Array, Row, accuracy, budgets, refined, simulate  # noqa: E402
 from scores import read_scores  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
@@ -60,24 +61,24 @@ def outcome(plan: Row) -> Row:
     """One cell of the table."""
     p = plan["p"]
     held = {seed: final_models(plan, seed) for seed in VALIDATION}
-    pull = max(PULLS, key=lambda a: mean_and_error(scores(held, p, a))[0])
-    alone = max(PULLS, key=lambda a: mean_and_error(scores({s: 0 * theta for s, theta in held.items()}, p, a))[0])
+    pull = max(PULLS, key=lambda a: mean(scores(held, p, a)))
+    zeros = {seed: 0 * theta for seed, theta in held.items()}
+    alone = max(PULLS, key=lambda a: mean(scores(zeros, p, a)))
     runs = {seed: final_models(plan, seed) for seed in SEEDS}
     sent = [accuracy(theta, agents(p, seed)) for seed, theta in runs.items()]
     own = scores(runs, p, pull)
     local = scores({seed: 0 * theta for seed, theta in runs.items()}, p, alone)
-    mean, error = mean_and_error([a - b for a, b in zip(own, local, strict=True)])
-    half = float(student.ppf(0.975, len(SEEDS) - 1)) * error
+    gain, half = interval(a - b for a, b in zip(own, local, strict=True))
     return {
         **plan,
-        "sent": mean_and_error(sent)[0],
-        "refined": mean_and_error(own)[0],
+        "sent": mean(sent),
+        "refined": mean(own),
         "refine": pull,
-        "local": mean_and_error(local)[0],
+        "local": mean(local),
         "local_refine": alone,
-        "difference": mean,
-        "difference_low": mean - half,
-        "difference_high": mean + half,
+        "difference": gain,
+        "difference_low": gain - half,
+        "difference_high": gain + half,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from films import PAPER
+from intervals import interval
 from scores import AS_PUBLISHED, Role, Score, listing, plot, renew_scores, table
 from sweep import markdown, replace_section, write_csv
 
@@ -16,7 +17,7 @@ from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "p", "mu", "epsilon", "wakeups", "clip", "policy", "centre", "step", "vectors", "gap",
-           "accuracy", "error", "largest", "median", "above", "bound", "rho", "runs")  # fmt: skip
+           "accuracy", "half", "largest", "median", "above", "bound", "rho", "runs")  # fmt: skip
 COLOURS = {"cd": "#0072B2", "admm": "#D55E00", "sound": "#0072B2", "paper": "#D55E00", "local dp": "#CC79A7",
            "optimum": "#009E73", "local": "#6b6f76"}  # fmt: skip
 NAMES = {"cd": "coordinate descent", "admm": "gossip ADMM"}
@@ -101,7 +102,7 @@ def averaged(rows: list[Row], keys: Sequence[str], values: Sequence[str]) -> lis
     return [
         dict(zip(keys, key, strict=True))
         | {v: float(np.mean([r[v] for r in own])) for v in values}
-        | {"error": float(np.std([r["accuracy"] for r in own], ddof=1) / math.sqrt(len(own))), "runs": len(own)}
+        | {"half": interval(r["accuracy"] for r in own)[1], "runs": len(own)}
         for key, own in groups.items()
     ]
 
@@ -112,8 +113,8 @@ def digits(value: float, places: int = 3) -> str:
     return text.replace("0.", ".", 1) if text.startswith("0.") else text
 
 
-def with_error(row: Row, key: str, places: int = 3) -> str:
-    return f"{digits(row[key], places)} ± {digits(row['error'], places)}"
+def with_half(row: Row, key: str, places: int = 3) -> str:
+    return f"{digits(row[key], places)} ± {digits(row['half'], places)}"
 
 
 def small(value: float) -> str:
@@ -203,7 +204,7 @@ def noise_table(rows: list[Row]) -> str:
                 if r["paper"]
                 else f"valid norm, epsilon {r['epsilon']:g}"
             )
-            lines.append([f"{law}, p = {r['p']}", str(r["wakeups"]), small(r["gap"]), with_error(r, "accuracy")])
+            lines.append([f"{law}, p = {r['p']}", str(r["wakeups"]), small(r["gap"]), with_half(r, "accuracy")])
     return markdown(["noise", "wake-ups:", "Q / Q* - 1:", "accuracy:"], lines)
 
 
@@ -218,7 +219,7 @@ def allocation_table(rows: list[Row]) -> str:
     for policy in dict.fromkeys(r["policy"] for r in rows):
         own = [r for r in rows if r["policy"] == policy]
         name = names[policy] if policy in names else f"tilt {float(policy):g}: more at the end"
-        cells = [f"{digits(r['gap'])} ± {digits(r['gap_error'])}" for r in own] + [digits(r["accuracy"]) for r in own]
+        cells = [f"{digits(r['gap'])} ± {digits(r['gap_half'])}" for r in own] + [digits(r["accuracy"]) for r in own]
         lines.append([name, *(cells[i] for i in (0, 2, 1, 3))])
     titles = [
         f"{what}, {r['wakeups']} wake-ups:"
