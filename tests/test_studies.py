@@ -1,0 +1,266 @@
+"""What the studies of ``benchmarks/reproduce`` print, against what their code gives today: two cheap cells of each.
+
+Data that do not come with the package are looked for in the folder that ``FEDMTL_DATA`` names, by default in
+``shared/data`` beside the checkout.
+"""
+
+import csv
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES = ROOT / "benchmarks" / "reproduce"
+DATA = Path(os.environ.get("FEDMTL_DATA", ROOT.parent / "shared" / "data"))
+
+Module = Callable[[str, str], Any]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
+    """Imports a module of a study; the modules of other studies have the same names, and are forgotten after a test."""
+    before = set(sys.modules)
+
+    def imported(study: str, name: str) -> Any:
+        for folder in (ROOT, STUDIES, STUDIES / "comparison", STUDIES / study):
+            monkeypatch.syspath_prepend(str(folder))
+        return importlib.import_module(name)
+
+    yield imported
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(STUDIES)):
+            del sys.modules[name]
+
+
+def given(*names: str) -> list[Path]:
+    """Files or folders of the data, or a skip that says what is missing."""
+    missing = [name for name in names if not (DATA / name).exists()]
+    if missing:
+        pytest.skip(f"{DATA} has no {', '.join(missing)}; FEDMTL_DATA names the folder of the data")
+    return [DATA / name for name in names]
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in the words of what was chosen."""
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def recorded(module: Module, study: str, **wanted: Any) -> Any:
+    """The one score of ``scores.csv`` that has these attributes."""
+    every = module(study, "scores").read_scores(STUDIES / study / "scores.csv")
+    (found,) = [one for one in every if all(getattr(one, key) == value for key, value in wanted.items())]
+    assert math.isnan(found.half), "the mean of seeds that are not stored"
+    return found
+
+
+def rows(folder: str, name: str, **wanted: str) -> list[dict[str, str]]:
+    """The rows of a table of a study with these texts."""
+    with open(STUDIES / folder / name, newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    return [row for row in found if all(row[key] == value for key, value in wanted.items())]
+
+
+def same(found: float, printed: float | str, digits: int) -> None:
+    """Compare a number with what is recorded of it, to a unit of the last of the digits that are printed."""
+    assert found == pytest.approx(float(printed), rel=0, abs=0.51 * 10.0**-digits)
+
+
+def p2p(module: Module) -> None:
+    once, agents = module("p2p", "once"), module("p2p", "agents")
+    score = recorded(
+        module, "p2p", setting="synthetic agents, p = 20", method="one release, as sent", epsilon=1.0, seed=0
+    )
+    sent = once.once(20, 0, tuple(numbers(score.chosen)))[once.EFFORT[20].epsilons.index(1.0)]
+    same(once.reached(20, 0, sent[None]), score.score, 7)
+    score = recorded(module, "p2p", setting="p = 20, as published", method="Gaussian, valid norm", epsilon=1.0, seed=0)
+    mu, wakeups, clip = numbers(score.chosen)
+    (found,) = agents.private(20, 0, mu, int(wakeups), clip, (1.0,), False)
+    same(found, score.score, 7)
+
+
+def cost_of_privacy(module: Module) -> None:
+    (folder,) = given("hospital")
+    start, hospitals = module("cost_of_privacy", "public_start"), module("cost_of_privacy", "hospitals")
+    data, public = hospitals.stays(folder)
+    psi = start.Collaboration(start.AsyncLearner(), data).psi
+    learner, _, public_start = start.METHODS
+    for method, epsilon in ((learner, 1.0), (public_start, 3.0)):
+        setting = {"setting": start.HOSPITALS, "method": method.name, "epsilon": epsilon, "seed": 0}
+        score = recorded(module, "cost_of_privacy", **setting)
+        clip, kappa = [*numbers(score.chosen), 1.0][:2]
+        theta = method.run(data, public, epsilon, (clip, kappa), start.RUNS, 10_000)
+        same(float(psi(theta).mean()), score.score, 6)
+    (row,) = rows("cost_of_privacy", "table.csv", part="hospital", epsilon="1")
+    clients = hospitals.clocks(len(data.x), hospitals.RUNS, 3, int(row["cap"]))
+    tried = hospitals.AsyncLearner(kappa=float(row["kappa"]))
+    theta = hospitals.simulate(tried, data, hospitals.budget(1.0, float(row["clip"])), clients, seed=5)
+    same(float(psi(theta).mean()), row["psi"], 5)
+
+
+def pp_dmtl(module: Module) -> None:
+    run, directions = module("pp_dmtl", "run"), module("pp_dmtl", "directions")
+    setting = {"setting": "60 records a task, as published", "method": "PP-DMTL, sound", "epsilon": 1.0, "seed": 0}
+    score = recorded(module, "pp_dmtl", **setting)
+    answers, a2, lam, ridge = numbers(score.chosen.replace("a2 ", ""))
+    tasks = run.tasks("classification", 0, 60)
+    shared = run.sound_run(tasks, 1.0, {"answers": int(answers), "a2": a2, "lam": lam}, run.SOUND_RUNS, 1000)
+    same(float(tasks.errors(run.personalized(tasks, shared, ridge)).mean()), score.score, 7)
+    setting = {"setting": "synthetic tasks of 60 records", "method": "PP-DMTL, shared directions"}
+    score = recorded(module, "pp_dmtl", **setting, epsilon=3.0, seed=20)
+    mechanism, _, rest = score.chosen.partition(", ")
+    answers, lam, tau, across = numbers(rest)
+    tasks = directions.tasks("classification", 20, 60)
+    ends = directions.trained(tasks, 3.0, (mechanism, int(answers), lam), directions.RUNS, 1020)
+    same(float(directions.errors(tasks, *ends, (tau, across)).mean()), score.score, 7)
+
+
+def mp_mtl(module: Module) -> None:
+    once, run = module("mp_mtl", "once"), module("mp_mtl", "run")
+    setup = once.setups(None)["low_rank"]
+    data = setup.deal(0)
+    setting = {"setting": "synthetic tasks, low rank", "method": "MP-MTL, one release", "epsilon": 3.0, "seed": 0}
+    score = recorded(module, "mp_mtl", **setting)
+    found = re.fullmatch(r"share (\S+), form (\w+), own_ridge (\w+)", score.chosen)
+    assert found is not None
+    share, form, own = found.groups()
+    chosen = {"share": float(share), "form": form, "own_ridge": own == "True"}
+    models = once.prior(setup, data, (3.0,), once.REPETITIONS, 0, chosen)
+    same(float(once.errors_of(models, data).mean.mean()), score.score, 6)
+    setting = {"setting": "low rank, as published", "metric": "nMSE", "method": "MP-MTL-LR", "epsilon": 10.0}
+    score = recorded(module, "mp_mtl", **setting, seed=0)
+    epsilons = (*run.EPSILONS, math.inf)
+    models = once.run(run.method(setup, "nuclear", rho=run.RHO), data, epsilons, 5, clip=setup.clip, seed=0).models
+    means = once.errors_of(models, data).mean.view(len(epsilons), -1).mean(1)
+    same(float(means[epsilons.index(10.0)]), score.score, 6)
+
+
+def school(module: Module) -> None:
+    (file,) = given("school/school.mat")
+    run = module("school", "run")
+    data = run.authors_data(file, 100)
+    for method in ("Local", "Mean-regularized λ 1"):
+        (row,) = rows("school", "table.csv", splits=run.SHORT, method=method)
+        same(run.trained(method, data, 0, run.FEW)["weighted_mse"], row["weighted_mse"], 5)
+
+
+def digits(module: Module) -> None:
+    finetune = module("digits", "finetune")
+    data = finetune.load_data("digits", train_images=5, seed=0)
+    run = finetune.released("FedAvg", data, 1.0, 0)
+    steps = finetune.finetuned(run, data, 0)[5]["accuracy"]
+    (row,) = rows("digits", "table.csv", train_images="5", method="FedAvg", epsilon="1")
+    (tuned,) = rows("digits", "finetuning.csv", train_images="5", method="FedAvg", epsilon="1", steps="5")
+    for found, three in ((run.final["accuracy"], row), (steps, tuned)):
+        low, high, middle = float(three["low"]), float(three["high"]), float(three["accuracy"])
+        seeds = (low, high, 3 * middle - low - high)
+        same(found, min(seeds, key=lambda value: abs(value - found)), 4)
+
+
+def comparison(module: Module) -> None:
+    settings = module("comparison", "settings")
+    for name, method, epsilon, digits in (
+        ("digits", "FedAvg", 1.0, 4),
+        ("school records", "FedAvg", 0.3, 6),
+    ):
+        study, root = settings.STUDIES[name], None
+        if name != "digits":
+            (root,) = given("school/school.mat")
+        score = recorded(module, "comparison", setting=study.title, method=method, epsilon=epsilon, seed=0)
+        (chosen,) = [one for one in study.methods()[method] if one.text() == score.chosen]
+        found = study.train(settings.load(name, root, 0), chosen, epsilon, 0)
+        same(found.final[study.metric], score.score, digits)
+
+
+def starts(module: Module) -> None:
+    run = module("starts", "run")
+    trainer = run.Trainer
+    run.Trainer = lambda **options: trainer(**{**options, "finetune": None})  # which takes most of the time
+    name = "FedAvg, secret cohorts"
+    for epsilon in (0.3, 1.0):
+        setting = {"setting": run.SETTING, "method": f"{name}, not finetuned", "epsilon": epsilon, "seed": 0}
+        score, start = recorded(module, "starts", **setting), run.STARTS[name]
+        (place,) = [place for place in range(len(start.settings)) if start.text(place) == score.chosen]
+        same(run.train(start, place, epsilon, 0).final["accuracy"], score.score, 4)
+
+
+def adapters(module: Module) -> None:
+    (file,) = given("femnist/leaf_femnist_206.json.zip")
+    run = module("adapters", "run")
+    run.pretrained = lambda *rows: None  # softmax regressions start from zero
+    found = run.writers(run.half_size(run.load_data("femnist", root=file, seed=0)), 0)
+    for epsilon in (3.0, 10.0):
+        score = recorded(module, "adapters", method="FedAvg, from zero, softmax", epsilon=epsilon, seed=0)
+        clip, lr = numbers(score.chosen)
+        _, own = run.fedavg(found.private, run.models.softmax_regression(), None, clip, lr, epsilon, 0)
+        same(run.average(own), score.score, 4)
+
+
+def pmtl(module: Module) -> None:
+    run = module("pmtl", "run")
+    for name in ("digits", "femnist"):
+        study, root = run.STUDIES[name], None
+        if name == "femnist":
+            (root,) = given("femnist/leaf_femnist_206.json.zip")
+        *_, last = rows("pmtl", "curve.csv", study=name, seed="0")
+        data = run.load(name, root, 0)
+        end = study.train(run.replace(data, test=data.train), study.methods()["PMTL"][5], 3.0, 0).final
+        assert end["round"] == int(last["round"])
+        same(end["loss"], last["loss"], 4)
+        same(end["epsilon"], last["epsilon"], 4)
+
+
+def epsilon_interval(module: Module) -> None:
+    run = module("epsilon_interval", "run")
+    kind = "one Gaussian sum"
+    run.BROKEN, run.CANARIES, run.EPSILONS = {"noise halved": run.BROKEN["noise halved"]}, (1_000,), (1.0,)
+    (row,) = rows("epsilon_interval", "broken.csv", run="noise halved")
+    assert run.broken() == [{"run": "noise halved", "1000 at 1": row["1000 at 1"]}]
+    run.PRICES = {kind: run.PRICES[kind]}
+    for found, row in zip(run.coverage(), rows("epsilon_interval", "cover.csv", run=kind), strict=True):
+        assert {key: str(value) for key, value in found.items()} == row
+
+
+def gains(module: Module) -> None:
+    report = module("gains", "report")
+    files = {source.folder: STUDIES / source.folder / "scores.csv" for source in report.SOURCES}
+    scores = {folder: report.named_by_metric(report.read_scores(file)) for folder, file in files.items()}
+    text = (STUDIES / "gains" / "README.md").read_text(encoding="utf-8")
+    assert f"<!-- tables -->\n{report.sections(scores)}<!-- /tables -->" in text
+    everything = [score for found in scores.values() for score in found]
+    assert f"<!-- summary -->\n{report.summary(everything)}<!-- /summary -->" in text
+
+
+CELLS = {
+    one.__name__: one
+    for one in (
+        adapters, comparison, cost_of_privacy, digits, epsilon_interval, gains, mp_mtl, p2p, pmtl, pp_dmtl, school,
+        starts,
+    )
+}  # fmt: skip
+
+STALE = ("comparison", "cost_of_privacy", "p2p", "pp_dmtl")
+"""Studies with scores of before the noise of a client's records was drawn in another order: to be computed again."""
+
+
+def marked(study: str) -> Any:
+    """The study as a parameter, which is expected to fail while its scores are stale, and only then."""
+    if study in STALE:
+        return pytest.param(study, marks=pytest.mark.xfail(strict=True, reason="scores of an earlier order of noise"))
+    return study
+
+
+@pytest.mark.parametrize("study", map(marked, CELLS))
+def test_cells_that_are_recorded_are_what_the_code_gives_today(study: str, module: Module) -> None:
+    CELLS[study](module)
+
+
+def test_every_study_has_cells() -> None:
+    others = {"own_data"}  # has tests of its own
+    assert {path.parent.name for path in STUDIES.glob("*/README.md")} - others == set(CELLS)
