@@ -58,9 +58,31 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, by :func:`write_bytes`."""
+    """Write tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(ready, metadata=dict(metadata or {})))
+    write_bytes(path, _in_order(save(ready, metadata=dict(metadata or {}))))
+
+
+def _in_order(content: bytes) -> bytes:
+    """Return a safetensors file with its metadata in the order of their keys.
+
+    The library keeps metadata in a hash map of Rust, whose order is drawn anew in every call.
+    """
+    header, start = split_header(content)
+    metadata = header.pop("__metadata__", {})
+    if len(metadata) < 2:
+        return content
+    ordered = {"__metadata__": dict(sorted(metadata.items())), **header}
+    text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def split_header(content: bytes) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where its tensors begin."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header: dict[str, Any] = json.loads(content[8:start])
+    return header, start
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
