@@ -241,7 +241,9 @@ class Algorithm(Checked):
         baseline: whether ``Trainer(baselines=[name])`` builds it, from a local solver.
         local: the clients' local solver, where they train by one; record-level privacy takes local steps from it.
         loss: name of the loss that the algorithm computes itself, such as ``"logistic"``; None where it is the run's.
-        accepts_empty_clients: whether clients without training examples can take part.
+        accepts_empty_clients: whether clients without training examples can take part. Their rows count as those of
+            others, so where clients take turns in public (:class:`~fedmtl.CyclicCohorts`) the noise is that of
+            replace-one, twice as large.
         one_at_a_time: whether its clients act one at a time by clocks of their own, and not in rounds.
         all_at_once: whether ``client`` and ``receive`` compute all clients of the problem in their order, and are never
             called with some of them; over several ranks the problem is then that of the rank's clients.

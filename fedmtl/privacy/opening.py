@@ -252,6 +252,9 @@ def _terms_of_rows(
             check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
     rows = bind_rows(plans, releases, steps, delta, prior)
     facts = _facts(sampler) | {"releases": [[plan.name, plan.form, plan.dimension] for plan in plans]}
+    without_data = [plan.name for plan in plans if plan.without_data]
+    if without_data:
+        facts["without_data"] = without_data
     if bands is not None:
         facts["bands"] = list(bands.coefficients)
     facts |= row_facts(plans, rows)

@@ -58,8 +58,12 @@ class QuantileClip(Checked):
         return denominator / 20.0 if self.count_noise is None else self.count_noise
 
     def count_multiplier(self, denominator: float, relation: Relation = "add_remove") -> float:
-        """Return the multiplier of the count's release: 2 sigma_b for add/remove (sensitivity 1/2), sigma_b for
-        replace-one (sensitivity 1)."""
+        """Return the multiplier of the count's release, sigma_b over :func:`count_sensitivity`.
+
+        Args:
+            denominator: m, the expected cohort.
+            relation: how the rows of neighbours differ, as for :func:`count_sensitivity`.
+        """
         return self.count_std(denominator) / count_sensitivity(relation)
 
     def updated_norm(self, norm: float, noisy_fraction: float) -> float:
@@ -74,7 +78,23 @@ class QuantileClip(Checked):
 
 
 def count_sensitivity(relation: Relation) -> float:
-    """Return the most that the sum of ``b - 1/2`` moves between neighbours: 1/2 for add/remove, 1 for replace-one."""
+    """Return the most that the sum of ``b - 1/2`` over a cohort moves between neighbours.
+
+    A client whose row is in the sum adds 1/2 or -1/2, one whose row is not there adds 0, and the others add the same
+    for both neighbours. So the sum moves by
+
+    - 1/2 for add/remove: a row is there or not;
+    - 1 for replace-one: from 1/2 to -1/2, by a row within the clip norm and one beyond it;
+    - 1/2 for zero-out where a client without data sends no row: 1/2 or -1/2, and 0 for nothing;
+    - 1 for zero-out where a client without data sends a row as well: that row may be within the clip norm (as 0 is) and
+      the row of its data beyond it, which is replace-one. :attr:`Release.relation
+      <fedmtl.privacy.release.Release.relation>` says so.
+
+    Each bound is attained by a cohort of one client.
+
+    Args:
+        relation: how the rows of neighbours differ: ``"replace"`` for zero-out too if clients without data send rows.
+    """
     return COUNT_BOUND * (2.0 if relation == "replace" else 1.0)
 
 
@@ -97,7 +117,7 @@ def split_multiplier(multiplier: float, count_multiplier: float) -> float:
 
     Args:
         multiplier: z of both releases, above 0.
-        count_multiplier: z_b of the count, above z; 2 sigma_b for add/remove.
+        count_multiplier: z_b of the count, above z.
 
     Raises:
         PrivacyError: the count would by itself spend all of z.

@@ -44,6 +44,8 @@ class ReleasePlan:
         allocation: positive public weights of the steps, with mean 1: step t has the noise multiplier z / w_t, so a
             larger weight is a larger part of the budget and less noise. None: all equal.
         rows: noise that every client adds to its own row, against the server (see :mod:`.row_noise`), or None.
+        without_data: whether clients without training examples send a row too, as those of an algorithm that
+            ``accepts_empty_clients`` do. A client whose data are replaced by nothing then replaces its row by another.
 
     Raises:
         ConfigError: an empty name or one that ends in ``/count``, a dimension or number of trainings below 1, or
@@ -57,6 +59,7 @@ class ReleasePlan:
     trainings: int = 1
     allocation: tuple[float, ...] | None = None
     rows: RowNoise | None = None
+    without_data: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -67,6 +70,13 @@ class ReleasePlan:
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
         if self.allocation is not None:
             check_allocation(f"ReleasePlan {self.name!r}", self.allocation)
+
+    def relation_of_rows(self, relation: Relation) -> Relation:
+        """Return how the rows of neighbours differ whose clients differ by ``relation``: by a replacement for zero-out,
+        if clients without data send rows."""
+        if self.without_data and relation == "zero_out":
+            return "replace"
+        return relation
 
     def weight(self, use: int) -> float:
         """Return w_t of the use numbered ``use`` from 0; 1 without an allocation."""
@@ -126,8 +136,8 @@ class Release(ReleasePlan):
 
     @property
     def relation(self) -> Relation:
-        """Return how neighbouring populations differ."""
-        return self.sampling.relation
+        """Return how the rows of neighbouring populations differ, see :meth:`ReleasePlan.relation_of_rows`."""
+        return self.relation_of_rows(self.sampling.relation)
 
     @property
     def sensitivity(self) -> float:
@@ -242,15 +252,15 @@ def bind_releases(
     """Return the typed releases of an algorithm, by name: without ``privacy`` with neither clip nor noise; with a
     :class:`QuantileClip`, with what the count leaves of the noise."""
     options: dict[str, Any] = {}
-    if privacy is not None:
-        law = LAWS[privacy.mechanism]
-        if multiplier and isinstance(privacy.clip_norm, QuantileClip):
-            count = privacy.clip_norm.count_multiplier(sampler.denominator, sampler.relation)
-            multiplier = split_multiplier(multiplier, count)
-        options = {"noise": law(multiplier) if multiplier else None, "bands": bands}
     releases = {}
     for plan in plans:
         if privacy is not None:
+            law = LAWS[privacy.mechanism]
+            own = multiplier
+            if multiplier and isinstance(privacy.clip_norm, QuantileClip):
+                relation = plan.relation_of_rows(sampler.relation)
+                own = split_multiplier(multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation))
+            options = {"noise": law(own) if own else None, "bands": bands}
             options["clip"] = Clip(privacy.initial_norm, law.norm if plan.form == "vector" else "l2")
         releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
     return releases

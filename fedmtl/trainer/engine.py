@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +54,15 @@ def releases_of(
     algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
     """Return every release of a run: the algorithm's own, and where records are protected the gradients of local
-    training, whose number of steps and of records a step follows from the local solver.
+    training, whose number of steps and of records a step follows from the local solver. Rows of clients without data
+    are among them if the algorithm accepts such clients.
 
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
     """
     plans = tuple(algorithm.plan(problem, schedule))
+    if algorithm.accepts_empty_clients:
+        plans = tuple(replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan for plan in plans)
     if not problem.protects_records:
         return plans
     solver, counts = algorithm.local, problem.data.train.counts

@@ -324,7 +324,13 @@ def _claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
     sampler = _SAMPLERS[facts["class"]]
     plans = tuple(
-        ReleasePlan(name=name, form=form, dimension=dimension, allocation=price.weights)
+        ReleasePlan(
+            name=name,
+            form=form,
+            dimension=dimension,
+            allocation=price.weights,
+            without_data=name in header.get("without_data", ()),
+        )
         for name, form, dimension in header["releases"]
     )
     setup = Setup(

@@ -242,7 +242,8 @@ class Claim:
         law: name of the law of the noise.
         multiplier: scale of the noise over the sensitivity.
         bound: C, the clip norm in the settings (of the first step, where it adapts).
-        relation: how neighbours differ: ``"replace"`` for random cohorts of a fixed size.
+        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed size, and for zero-out
+            if clients without data send rows.
         norm: of the sensitivity that this law needs.
         form: what is released of the rows.
         size: noised coordinates.
@@ -360,22 +361,22 @@ class Claims:
         setup, adaptive = self._setup, self._setup.adaptive
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
             assert adaptive is not None
-            bound = 1.0 if setup.relation == "replace" else 0.5
+            bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
             claim = replace(self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound)
             return replace(claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound)
         price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
         law = setup.privacy.mechanism if price is None else price.mechanism
         sampled = None if price is None or price.sampled == 1 else price.sampled
         multiplier = multiplier if price is None else weighted(price, multiplier, use)
-        relation, form, d = setup.relation, setup.form(name), setup.dimension(name)
+        form, d = setup.form(name), setup.dimension(name)
         if adaptive is not None and price is not None:  # the count takes its part
-            count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
+            count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
         return Claim(
             law=law,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
-            relation=relation,
+            relation="replace" if self._exchanged(name) else setup.relation,
             norm="l1" if law == "laplace" and form != "symmetric" else "l2",
             form=form,
             size=d * (d + 1) // 2 if form == "symmetric" else d,
@@ -383,6 +384,14 @@ class Claims:
             sampled=sampled,
             bands=self._bands.get(name, ()),
         )
+
+    def _exchanged(self, name: str) -> bool:
+        """Return whether neighbours have two rows in a release and not one or none: where a unit is replaced, and where
+        the data of a client are replaced by nothing, but clients without data send rows."""
+        setup = self._setup
+        if setup.gradients is not None or setup.rows or setup.relation != "zero_out":
+            return setup.relation == "replace"
+        return setup.release(name).without_data
 
     def facts(self, client: int = 0) -> dict[str, Any]:
         """Return what the settings and public facts make of the price of an account."""
