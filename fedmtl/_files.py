@@ -7,6 +7,7 @@ import csv
 import errno
 import gzip
 import json
+import math
 import os
 import re
 import secrets
@@ -156,6 +157,75 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+_DEEPEST = 100  # levels of JSON; files of runs have less than 10
+_LARGEST = 2**128  # of whole numbers in JSON
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """Return the value of a JSON text that says one thing, as RFC 8259 has it.
+
+    Args:
+        text: of the value.
+        finite: whether NaN, Infinity and numbers beyond a double are refused.
+
+    Raises:
+        ValueError: no JSON; a key that an object has twice; more than 100 levels; a whole number beyond 2**128; or a
+            number that is not finite.
+    """
+    options: dict[str, Any] = {}
+    if finite:
+        options = {"parse_constant": _refused_constant, "parse_float": _finite}
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_whole, **options)
+    except RecursionError:
+        raise ValueError(f"it has more than {_DEEPEST} levels") from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise ValueError(f"it has more than {_DEEPEST} levels")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return the objects and arrays that an object or array holds."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    return [each for each in inner if isinstance(each, (dict, list))]
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen = set[str]()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"an object has the key {key!r} twice")
+            seen.add(key)
+    return made
+
+
+def _refused_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is beyond a double")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text[:20]}... is beyond 2**128")
+    return value
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
@@ -163,7 +233,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: the file cannot be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"), finite=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict):

@@ -13,12 +13,12 @@ kept is then what is left to compare with.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._files import parse_json
 from ..errors import ResumeError
 
 PREVIOUS = "previous"
@@ -109,7 +109,7 @@ def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
         end = raw.find(b"\n", good)
         written = raw[good : end + 1]
         try:
-            line = json.loads(written) if end >= 0 else None
+            line = parse_json(written.decode()) if end >= 0 else None
         except ValueError:
             line = None
         if not isinstance(line, dict):

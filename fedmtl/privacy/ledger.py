@@ -42,7 +42,7 @@ from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, Chain, Head, digest_of, head_file, parse
 
-VERSION = 8
+VERSION = 9
 
 
 class Ledger:

@@ -139,7 +139,11 @@ def open_channel(
         else:
             terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
         clients = len(terms.options["gradients"].ids) if sampler is None else sampler.n
+        outside = notes if terms.options.get("gradients") is None else (*notes, *terms.options["gradients"].notes)
         header, ledger, budget = terms.header, None, None
+        if header is not None:
+            header["outside"] = list(outside)
+            header.setdefault("sampler", str(schedule))  # of clients that act one at a time
         if header is not None and (terms.caps is None or replicates == 1):
             ledger = Ledger(
                 path,
@@ -161,7 +165,6 @@ def open_channel(
             replicates=replicates,
         )
         file = "in memory only: a crash forgets what was spent" if path is None else path.name
-        outside = notes if terms.options.get("gradients") is None else (*notes, *terms.options["gradients"].notes)
         options = terms.options | {"notes": outside, "replay": replay, "ranks": ranks}
         options["ledger_name"] = "none" if ledger is None else file
         if sampler is None:
@@ -341,6 +344,7 @@ def _terms_of_records(
     if sampler is None:
         assert plan.caps is not None
         caps: np.ndarray | None = plan.caps
+        facts |= {"records": plan.describe(), "at_cap": plan.at_cap}
     else:
         _check_post_processing(rows)
         sampler = sampler.capped(steps)

@@ -89,11 +89,15 @@ class BoundRowNoise:
 
     def text(self, uses: int) -> str:
         """Return one line for the report."""
-        return (
-            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = {rounded_up(self.price.delta, 3)} for the data "
-            f"of one client against the server (relation replace): "
-            f"l2_laplace on its row, multiplier {self.multiplier:.5g}"
-        )
+        return rows_text(self.price, self.multiplier, uses)
+
+
+def rows_text(price: Price, multiplier: float, uses: int) -> str:
+    """Return one line for the report on noise of this price and ``multiplier`` after ``uses``."""
+    return (
+        f"epsilon {rounded_up(price.epsilon(uses, multiplier))} at delta = {rounded_up(price.delta, 3)} for the data "
+        f"of one client against the server (relation replace): l2_laplace on its row, multiplier {multiplier:.5g}"
+    )
 
 
 def bind_rows(

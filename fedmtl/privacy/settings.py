@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .._check import Range, bounded, fraction, given, id_of, one_of, positive, positive_int
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from .noise.laws import LAWS
 from .quantile import QuantileClip
@@ -19,12 +20,17 @@ Mechanism = str
 _LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles as well
 
 
+LEAST_DELTA = 1e-18
+"""Smallest delta of settings: the accountant is compared with closed forms down to it (tests/privacy/test_delta.py)."""
+
+
 class _Budgeted:
     """What both kinds of settings say of themselves."""
 
     clip_norm: float | QuantileClip | None
     epsilon: float | Mapping[str, float] | None
     delta: float | None
+    units: ClassVar[str]
 
     @property
     def noiseless(self) -> bool:
@@ -50,6 +56,16 @@ class _Budgeted:
         """Return the delta of ``units`` clients or records: the one given, or ``min(1e-5, units ** -1.1)``."""
         return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
 
+    def loose_delta(self, units: int) -> str | None:
+        """Return a warning of a delta at which one of ``units`` clients or records may be given away whole; None of a
+        smaller one, and where nothing is noised."""
+        if self.delta is None or self.noiseless or self.delta <= 1 / max(1, units):
+            return None
+        return (
+            f"delta = {rounded_up(self.delta, 3)} is above 1 / {units:,}, one over the number of {self.units}: it "
+            f"would allow that everything of one of them is released as it is, whatever epsilon says."
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy(_Budgeted):
@@ -67,7 +83,7 @@ class ClientPrivacy(_Budgeted):
         noise_multiplier: scale of the noise over the *sensitivity* of the sum (``clip_norm`` for add/remove,
             ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal privacy. The scale is the standard
             deviation of Gaussian noise, and 1 / epsilon of one release for the Laplace laws.
-        delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
+        delta: probability of failure, from 1e-18 to below 1; default ``min(1e-5, n ** -1.1)`` for n clients.
         mechanism: ``"gaussian"`` (in secure mode drawn in whole numbers, exact in law, see :mod:`.noise.discrete`),
             ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the L2 norm), or a law that
             a published method registers, such as ``"wishart"``, which protects nothing: epsilon is infinite, and what
@@ -116,6 +132,7 @@ class ClientPrivacy(_Budgeted):
             )
 
     observer: ClassVar[str] = "clients"
+    units: ClassVar[str] = "clients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +149,8 @@ class RecordPrivacy(_Budgeted):
             else the L2 norm. None for that of the automatic settings.
         epsilon: the budget of every client, or one for each by its id. As for :class:`ClientPrivacy`.
         noise_multiplier: scale of the noise over the sensitivity C, the same for every client.
-        delta: in [0, 1), 0 (pure epsilon) only without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N records
-            of all clients.
+        delta: from 1e-18 to below 1, or 0 (pure epsilon) without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N
+            records of all clients.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
         source: as for :class:`ClientPrivacy`.
 
@@ -168,6 +185,7 @@ class RecordPrivacy(_Budgeted):
         _check_laws(self, accepted, self.mechanism, self.source)
 
     observer: ClassVar[str] = "server, other clients and public"
+    units: ClassVar[str] = "records"
 
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
         """Return the budget of each client.
@@ -210,3 +228,7 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
             raise ConfigError(f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
     if delta is not None:
         fraction(owner, delta=delta)
+        if delta < LEAST_DELTA:
+            raise ConfigError(
+                f"{name}.delta is {delta:g}; the accountant was measured down to {LEAST_DELTA:g}, the least."
+            )

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .._files import CLAIM, claimed, read_json, remove_empty, remove_temporary, write_bytes
+from .._files import CLAIM, claimed, parse_json, read_json, remove_empty, remove_temporary, write_bytes
 from .._fingerprint import differing
 from .._imports import uncollected
 from .._text import cell
@@ -107,12 +107,22 @@ def read_parts(path: Path, *names: str) -> tuple[dict[str, dict[str, Tensor]], d
     Raises:
         OSError, SafetensorError, KeyError, ValueError: it cannot be read, or is another file.
     """
-    tensors, metadata = read_tensors(path)
+    return parts_of(*read_tensors(path), *names)
+
+
+def parts_of(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *names: str
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return what :func:`read_parts` returns of a file with these tensors and metadata.
+
+    Raises:
+        KeyError, ValueError: those of another file.
+    """
     parts: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, row in tensors.items():
         part, _, name = key.partition(".")
         parts[part][name] = row
-    return parts, json.loads(metadata["notes"])
+    return parts, parse_json(metadata["notes"], finite=False)
 
 
 @dataclass(frozen=True)
@@ -152,11 +162,20 @@ class Checkpoint:
             ResumeError: unreadable.
         """
         try:
-            parts, notes = read_parts(path, "public", "channel")
-            notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
-            return cls(public=parts["public"], channel=parts["channel"], **notes)
+            return cls.made_of(*read_tensors(path))
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
+
+    @classmethod
+    def made_of(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
+        """Return the checkpoint of a file with these tensors and metadata.
+
+        Raises:
+            KeyError, ValueError, TypeError: they are not those of a checkpoint.
+        """
+        parts, notes = parts_of(tensors, metadata, "public", "channel")
+        notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
+        return cls(public=parts["public"], channel=parts["channel"], **notes)
 
     def check(self, path: Path, fingerprint: str) -> None:
         """Refuse to continue another run from the checkpoint at ``path``.

@@ -24,7 +24,7 @@ from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
-from ..privacy import BoundSampler, FullParticipation, PoissonSampling
+from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
@@ -83,6 +83,9 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
     if schedule == PoissonSampling() and clients < USUAL_COHORT:
         text = "all %d clients take part in every round: fewer than the usual cohort of %d"
         logger.info(text, clients, USUAL_COHORT)
+    warning = _loose_delta(settings)
+    if warning is not None and ranks.first:
+        logger.warning("%s", warning)
     result = single_run(settings, resume, engine)
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)
@@ -100,6 +103,17 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
         ranks.share(lambda: folder.write_result(result, table_settings(settings, result.module), data))
         ranks.share(folder.write_lists)
     return result
+
+
+def _loose_delta(settings: Trainer) -> str | None:
+    """Return a warning of a delta above one over the number of protected clients or records, or None."""
+    privacy = settings.privacies[0]
+    if privacy is None:
+        return None
+    units = len(settings.data)
+    if isinstance(privacy, RecordPrivacy):
+        units = int(settings.data.train.counts.sum())
+    return privacy.loose_delta(units)
 
 
 def in_one_process(settings: Trainer) -> str:

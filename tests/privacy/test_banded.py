@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -221,6 +222,49 @@ def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     first = drawn[6] / c[0]
     expected = [first, (drawn[7] - c[1] * first) / c[0]]
     assert np.allclose(released(again, range(4, 6)), 1.3 * 0.5 / 2 * np.array(expected), atol=1e-5)
+
+
+def test_copies_of_a_run_share_no_noise_that_is_correlated_with_what_was_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy of a folder begins anew: the noise of the run before is in no file, and in no release of a copy."""
+    drawn = np.random.default_rng(1).standard_normal((20, 4))
+    units = iter(drawn)
+    monkeypatch.setattr(GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1]))
+    privacy = replace(PRIVACY, source="secure")
+    first = opened(privacy, ledger_path=tmp_path / "run/ledger.jsonl")
+    released(first, range(4))
+    assert first.state() == {}  # what a checkpoint keeps
+    first.close()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    c = Bands.square_root(4).coefficients
+    for place, folder in enumerate(("run", "copy")):
+        again = opened(privacy, ledger_path=tmp_path / folder / "ledger.jsonl", resume=True)
+        again.start(4)
+        values = released(again, range(4, 6))
+        own = drawn[4 + 2 * place : 6 + 2 * place]
+        expected = [own[0] / c[0], (own[1] - c[1] * own[0] / c[0]) / c[0]]
+        assert np.allclose(values, 1.3 * 0.5 / 2 * np.array(expected), atol=1e-5)
+        again.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_forked_process_begins_anew() -> None:
+    """The child has a copy of the window: what it released with that would share noise with its parent."""
+    bands, units = Bands.square_root(4), np.random.default_rng(0).standard_normal((5, 3))
+    noise = CorrelatedNoise(bands, drawn(bands, units), repeatable=False)
+    for step in range(3):
+        noise.at(step)
+    child = os.fork()
+    if child == 0:  # leaves at once, whatever happens
+        fresh = False
+        try:
+            fresh = bool(np.array_equal(noise.at(3)[0], units[3] / bands.coefficients[0]))
+        finally:
+            os._exit(0 if fresh else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not np.array_equal(noise.at(3)[0], units[3] / bands.coefficients[0])
 
 
 @pytest.mark.parametrize(

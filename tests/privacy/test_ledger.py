@@ -341,7 +341,7 @@ def test_an_older_ledger_is_refused_by_name(path: Path) -> None:
     path.write_bytes(
         b'{"kind":"header","version":1,"fingerprint":"a","replays_free":true}\n{"kind":"open","session":1}\n'
     )
-    with pytest.raises(ResumeError, match="version 1, this is version 8"):
+    with pytest.raises(ResumeError, match="version 1, this is version 9"):
         door(path, resume=True)
 
 

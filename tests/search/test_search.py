@@ -39,11 +39,13 @@ from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
 from fedmtl.trainer.engine import Engine, open_run
 from fedmtl.trainer.run import single_run
+from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification, regression
 
 from ..small import Ended
 from ..trainer.ledgers import charges
 from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, trainer
+from ..trainer.test_verify import both, failed, lists
 
 ROUNDS, NOISE, EPSILON, REPETITIONS = 6, 0.2, 4.0, 3
 PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=EPSILON, delta=DELTA)
@@ -266,6 +268,24 @@ def test_nothing_else_is_public(finished):
     assert kept["scores"] == [one.score for one in found.repetitions]
 
 
+def test_what_a_report_says_of_a_search_is_what_its_ledger_says(finished, tmp_path):
+    folder, _ = finished
+    assert verify(folder).fits
+    shutil.copytree(folder, tmp_path / "run")
+    stated = json.loads((folder / "public/privacy.json").read_text())
+    other = {"candidates": ["lam=0.1"], "mean": 3.0, "shape": "inf", "score": "loss", "score_noise": 9.0}
+    assert other.keys() == stated["search"].keys()
+    for key, value in [*other.items(), ("more", 1)]:
+        both(tmp_path / "run", search=stated["search"] | {key: value})
+        lists(tmp_path / "run")
+        assert f"{key} " in failed(tmp_path / "run")["search"]
+    both(tmp_path / "run", search=stated["search"], observer="server")
+    lists(tmp_path / "run")
+    assert "of every search" in failed(tmp_path / "run")["search"]
+    (open_fields,) = [check.detail for check in verify(folder).checks if check.name == "fields"]
+    assert "epsilon" in open_fields.split(": ")[0].split(", ")
+
+
 def test_published_files_bear_the_time_at_which_the_search_began(tmp_path):
     """That of their writing would tell how long it took, and so about how many repetitions there were."""
     settings = searching(candidates=candidates(seed=seed_with(2)), folder=tmp_path / "run")
@@ -444,6 +464,20 @@ def test_the_number_of_repetitions_is_never_drawn_again(tmp_path):
     (tmp_path / "run/private/search.json").unlink()
     with pytest.raises(ResumeError, match=r"search.json is missing, but repetitions have been run"):
         settings.fit(resume=True)
+
+
+def test_a_secure_search_needs_locks_and_its_head_file(monkeypatch, tmp_path):
+    """A copy of it would release a second choice; a seeded search would release the same one."""
+    monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 0)
+    for source, privacy in (("seeded", PRIVACY), ("secure", SECURE)):
+        settings = searching(candidates=candidates(privacy=privacy), folder=tmp_path / source)
+        settings.fit()
+        (tmp_path / source / "private/ledger.head").unlink()
+        if source == "seeded":
+            settings.fit(resume=True)
+            continue
+        with pytest.raises(ResumeError, match=r"ledger\.head is missing"):
+            settings.fit(resume=True)
 
 
 def test_a_resume_with_other_settings_is_refused(tmp_path):

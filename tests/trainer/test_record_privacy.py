@@ -21,7 +21,9 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import ConfigError, PrivacyError, ResumeError
+from fedmtl.privacy.chain import read_chain
+from fedmtl.privacy.ledger import Ledger
 from tests.helpers import regression
 
 from .settings import CLIENTS, DATA, DELTA, trainer
@@ -130,3 +132,27 @@ class _TwoAtOnce(FedAvg):
 def test_two_models_of_a_client_do_not_share_one_charge(chunk):
     with pytest.raises(PrivacyError, match=r"named twice|not charged"):
         run_of(algorithm=_TwoAtOnce(local=SOLVER), execution=Execution(chunk))
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_resume_with_more_local_steps_is_another_price_and_refused(source: str, tmp_path) -> None:
+    """In secure mode nothing but the kinds of accounts in the ledger's header has the number of local steps."""
+    privacy = replace(PRIVACY, source=source)
+    settings = {"privacy": privacy, "rounds": 2, "folder": tmp_path / "run", "schedule": FullParticipation()}
+    trainer(algorithm=FedAvg(local=SOLVER), **settings).fit()
+    longer = trainer(algorithm=FedAvg(local=replace(SOLVER, epochs=3)), **settings)
+    with pytest.raises(ResumeError, match="kinds = " if source == "secure" else "was written for other"):
+        longer.fit(resume=True)
+    read = read_chain(tmp_path / "run/private/ledger.jsonl").lines
+    known = {"kind", "version", "fingerprint", "replays_free", "run", "previous"}
+    header = {key: value for key, value in read[0].items() if key not in known}
+    header["kinds"] = [one | {"multiplier": one["multiplier"] / 2} for one in header["kinds"]]
+    with pytest.raises(ResumeError, match="was written with kinds = "):
+        Ledger(
+            tmp_path / "run/private/ledger.jsonl",
+            header,
+            fingerprint=read[0]["fingerprint"],
+            replays_free=source == "seeded",
+            clients=CLIENTS,
+            resume=True,
+        )

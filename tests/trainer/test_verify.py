@@ -25,6 +25,7 @@ from fedmtl import (
     FullParticipation,
     PeerAveraging,
     PoissonClocks,
+    QuantileClip,
     RecordPrivacy,
     models,
 )
@@ -74,8 +75,8 @@ def failed(folder: Path) -> dict[str, str]:
 
 def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
     found = verify(good)
-    names = ["files: public", "files: private", "chain", "head", "checkpoint", "settings", "charges", "epsilon"]
-    assert verdicts(found) == dict.fromkeys([*names, "headline", "report", "grid", "model"], CONFIRMED)
+    names = ["files: public", "files: private", "chain", "head", "checkpoint", "settings", "fields", "charges"]
+    assert verdicts(found) == dict.fromkeys([*names, "epsilon", "headline", "report", "grid", "model"], CONFIRMED)
     assert found.fits
     assert found.epsilon == pytest.approx(epsilon(6), rel=1e-3)
     told = next(check.detail for check in found.checks if check.name == "epsilon")
@@ -162,7 +163,9 @@ def test_the_public_part_alone(copy: Path) -> None:
     assert said["files: private"] == said["chain"] == said["epsilon"] == said["model"] == OPEN
     assert found.seal in found.text()
     assert found.fits
-    assert "Not checked: files: private, chain, epsilon, report, model. Not confirmed: eps" in found.conclusion()
+    assert (
+        "Not checked: files: private, chain, fields, epsilon, report, model. Not confirmed: eps" in found.conclusion()
+    )
 
 
 # Altered runs
@@ -230,6 +233,11 @@ def shifted(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def with_rounds(folder: Path, rounds: int) -> None:
+    """A result of fewer rounds than the checkpoint has."""
+    change(folder / "private/result.json", rounds=rounds)
+
+
 def without_unit(folder: Path) -> None:
     """What a certificate leaves unsaid could be read as something else."""
     path = folder / "public/privacy.json"
@@ -257,6 +265,8 @@ FILES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "a later release": ("grid", "of step 77", lambda run: with_releases(run, torch.clone, step=77)),
     "off the grid": ("grid", "1 of 39 coordinates of update are not on", lambda run: with_releases(run, shifted)),
     "no noise": ("grid", "less noise than", lambda run: with_releases(run, torch.zeros_like)),
+    "more rounds in the checkpoint": ("charges", "has 5 rounds, the checkpoint 6", lambda run: with_rounds(run, 5)),
+    "another delta": ("settings", "delta is 0.0001", lambda run: both(run, delta=1e-4)),
     "no grid": ("grid", "no power of two", lambda run: with_releases(run, torch.clone, width=1e-9)),
     "a finer grid": ("grid", "not that of the noise", lambda run: with_releases(run, torch.clone, width=2**-90)),
 }
@@ -322,6 +332,35 @@ def test_ledgers_that_do_not_fit_though_their_chain_holds(name: str, copy: Path)
     found = failed(copy)
     assert told in found[line]
     assert not {"chain", "head", "files: public"} & found.keys()
+
+
+QUIET: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "laplace": {"mechanism": "laplace"},
+    "l2_laplace": {"mechanism": "l2_laplace"},
+    "correlated": {"bands": 2},
+    "an adaptive clip": {"clip_norm": QuantileClip(initial=0.7, count_noise=4.0)},
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_release_with_half_of_the_noise_is_found(name: str, tmp_path: Path) -> None:
+    """All of a release of a large model is halved on its grid, which is as if its noise were; it fits as it was."""
+    settings = {"clip_norm": 0.7, "noise_multiplier": 6.0, "delta": DELTA, "source": "secure"} | QUIET[name]
+    options: dict[str, Any] = {"privacy": ClientPrivacy(**settings), "model": models.mlp(hidden=60), "rounds": 2}
+    if name != "gaussian":
+        options["schedule"] = CyclicCohorts(COHORT)
+    folder = run(tmp_path / "run", **options)
+    assert failed(folder) == {}
+
+    def halved(value: torch.Tensor) -> torch.Tensor:
+        with safe_open(folder / "public/releases.safetensors", framework="pt") as file:
+            grid = json.loads(file.metadata()["update"])
+        return torch.round(value / 2 * grid["divisor"] / grid["width"]) * grid["width"] / grid["divisor"]
+
+    with_releases(folder, halved)
+    lists(folder)
+    assert failed(folder) == {"grid": "update has less noise than the multiplier in the ledger gives"}
 
 
 def test_rewriting_without_a_change_shows_nowhere(copy: Path) -> None:

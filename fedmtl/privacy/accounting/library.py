@@ -51,7 +51,19 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
     if width > fine:  # losses are rounded up by less than a width each
         value -= uses * width
         return value if value > near else None
-    return max(0.0, value)
+    return max(0.0, min(value, math.fsum(count * _pure(event) for event, count in parts)))
+
+
+def _pure(event: Any) -> float:
+    """Return the pure epsilon of one use, which bounds that at any delta: the library rounds losses up to its grid, and
+    of Laplace noise the largest losses are the likely ones. Infinite of other noise."""
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return float(1 / event.noise_multiplier)
+    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(event.event, dp_event.LaplaceDpEvent):
+        pure = _pure(event.event)
+        if pure < _LARGEST:
+            return math.log1p(event.sampling_probability * math.expm1(pure))
+    return math.inf
 
 
 def _reach(event: Any) -> float:

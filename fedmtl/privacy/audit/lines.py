@@ -17,6 +17,7 @@ from ..price import Price
 from .setup import composition
 
 _UNLIMITED = 1 << 62
+_ACCOUNTS = 2**24  # of a run, at most
 _BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
 
 
@@ -108,7 +109,10 @@ class Reading:
         self.header = lines[0]
         self.steps, self.remaining, self._problems = _charged(lines)
         self.kinds: list[dict[str, Any]] = list(self.header["kinds"])
-        self.kind_of = np.array(self.header.get("kind_of", [0] * self.header["accounts"]), dtype=np.int64)
+        accounts = self.header["accounts"]
+        if not 1 <= accounts <= _ACCOUNTS:
+            raise ValueError(f"{accounts:,} accounts; a run has 1 to {_ACCOUNTS:,}")
+        self.kind_of = np.array(self.header.get("kind_of", [0] * accounts), dtype=np.int64)
         caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
         self.caps = np.array(caps, dtype=np.int64)[self.kind_of]
 
