@@ -14,13 +14,15 @@ average loses less than a choice: no model has to win, and no record is withheld
 
 *The prior.* The released model errs by what clients differ, and by its noise, the square of which is in proportion to
 nu^2, see :func:`~fedmtl.trainer.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
-proportion to p / n while n > p, and by what it estimates where n is smaller. The prior odds of ``local`` are 1 / 9
-without noise, and rise by the ratio of the two errors:
+proportion to p / n while n > p, and by what it estimates where n is smaller. Without noise the prior odds of ``local``
+are 1 / 2 for real targets and 1 / 9 for classes; they rise by the ratio of the two errors:
 
-    prior of local / prior of all others  =  (1 + (nu / 4)^2 max(n / p, 1)) / 9
+    prior of local / prior of all others  =  odds * (1 + (nu_i / 4)^2 max(n / p, 1))
 
 So the noise of the released model takes weight from it, and less where a client has few records, of which its own
-models err as well.
+models err as well. nu is in units of the public range of the target. A client whose targets are spread less than those
+ranges usually allow feels more of the noise: for real targets nu_i = nu max(1, .3 / s_i), with s_i the error of the
+client's own mean, left out one at a time. A range that is ten times too wide thus does not hide the noise.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
 with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero
@@ -34,7 +36,11 @@ As the z_i sum to zero, a and v separate. With Z = U S V^T, the fit is H r with
 
 and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS). One decomposition
 gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the slopes of the base. ``local`` has
-kappa = 0, so that its mean is not penalized.
+kappa = 0, so that its mean is not penalized, and ten values of lambda of equal weight.
+
+With few records the residuals do not outvote the prior, so the prior has to say how clients usually differ: first in
+their level. Of the weight of all models on the shared base, an own intercept without a penalty has .3, three
+penalties .2 each, and the intercept of the shared model .1; each is spread evenly over six lambda.
 
 *Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a pull
 
@@ -83,8 +89,13 @@ from .linear.data import check_linear, records_of
 
 Array = NDArray[np.float64]
 
-INTERCEPT_RIDGES: Array = np.array([0.0, 1.0, 3.0, 10.0, 30.0, 100.0, np.inf])
-SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
+INTERCEPT_RIDGES = (0.0, 0.03, 0.3, 3.0, math.inf)
+INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
+"""Penalties of an own intercept on the shared base, and their prior weights among the models on that base."""
+SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
+"""Penalties of own slopes on the shared base, of equal prior weight."""
+LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
+"""Penalties of the slopes of ``local``, of equal prior weight."""
 PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 FOLDS, STEPS = 5, 100
 PARTS = ("local", "shared", "intercept", "ridge")
@@ -94,7 +105,10 @@ _SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
 _AVERAGE_ROUND = AFTER - 2
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
 _PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
-_ODDS, _LOUD = 1 / 9, 4.0  # of the local ones without noise, and the noise that doubles them with few records
+_ODDS_OF_NUMBERS = 1 / 2  # of the local models without noise, for real targets
+_ODDS_OF_CLASSES = 1 / 9
+_LOUD = 4.0  # the noise that doubles these odds for a client with few records
+_USUAL_SPREAD = 0.3  # of a client's targets, in units of half their public range
 _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 
 
@@ -159,20 +173,22 @@ class Average(Personalization):
             bias = check_linear(problem)
         except ModelError:
             able = (finite & (counts > 1)).nonzero()[:, 0]
-            prior = prior_of_local(math.inf if self.noise == math.inf else 0.0, 1, problem.dimension)
+            known = math.inf if self.noise == math.inf else 0.0
+            prior = prior_of_local(known, 1, problem.dimension, _ODDS_OF_CLASSES)
             for some in able.split(max(1, _NUMBERS // problem.dimension)):
                 found[some] = _average_networks(problem, starts[some], clients[some], prior)
             return found
         for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
             client, base = int(clients[place]), starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
-            prior = prior_of_local(self.noise or 0.0, len(x), problem.dimension)
+            noise = self.noise or 0.0
             # of records that are too large for float64 the released model stays
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if problem.loss in (mse, half_mse):
-                    averaged = average_numbers(x, y, base, bias, prior, problem.data.limit)
+                    averaged = average_numbers(x, y, base, bias, noise, problem.data.limit)
                 else:
                     fold = _fold(problem, client, len(x))
+                    prior = prior_of_local(noise, len(x), problem.dimension, _ODDS_OF_CLASSES)
                     averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
                 found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
         return found
@@ -191,54 +207,135 @@ class LocalAverage(Algorithm):
         return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
 
 
-def prior_of_local(noise: float, records: int, parameters: int) -> float:
-    """Return the prior weight of the models of a client's own records, see the module's first lines.
+def prior_of_local(noise: float, records: int, parameters: int, odds: float) -> float:
+    """Prior weight of the models of a client's own records, see the module's first lines.
 
     Args:
-        noise: nu; infinite for a weight of 1.
+        noise: nu, or the client's nu_i; infinite for a weight of 1.
         records: n.
         parameters: p.
+        odds: those without noise.
     """
-    odds = _ODDS * (1 + (noise / _LOUD) ** 2 * max(records / parameters, 1.0))
+    odds = odds * (1 + (noise / _LOUD) ** 2 * max(records / parameters, 1.0))
     return 1 - 1 / (1 + odds)
 
 
-@np.errstate(all="ignore")
-def average_numbers(x: Array, y: Array, shared: Array, bias: bool, prior: float, limit: float) -> tuple[Array, Array]:
-    """Return a client's average of linear models of a number (p,), and the weights of the :data:`PARTS`.
+def noise_at(noise: float, spread: float) -> float:
+    """The noise nu_i of a client, in units of its own targets.
 
     Args:
-        x, y: (n, d) and (n,), its records.
-        shared: (p,), [weights..., bias] of the released model.
-        bias: whether the last parameter is a bias; models without one have no intercept of their own.
-        prior: weight of ``local``.
-        limit: predictions are cut off at this absolute value; infinite for none.
+        noise: nu, in units of half the public range of the target.
+        spread: s_i, the root mean square error of the client's mean, left out one at a time, in the same units.
+
+    Returns:
+        nu_i, at least nu; infinite for targets that do not differ at all, if there is noise.
     """
-    (n, d), intercepts = x.shape, INTERCEPT_RIDGES if bias else np.array([np.inf])
-    center = x.mean(0) if bias else np.zeros(d)
-    spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))
-    u, s, vt = np.linalg.svd((x - center) / spread, full_matrices=False)
-    models, logs, parts = [], [], []
-    for base, kappas in ((np.zeros_like(shared), intercepts[:1]), (shared, intercepts)):
-        residual = y - x @ base[:d] - (base[d] if bias else 0.0)
-        along, shrunk = u.T @ residual, s**2 / (s**2 + SLOPE_RIDGES[:, None])  # (lambda, r)
-        for kappa in kappas:
-            a = residual.sum() / (n + kappa)
-            fit = a + (shrunk * along) @ u.T  # (lambda, n)
-            free = 1.0 - 1.0 / (n + kappa) - shrunk @ (u**2).T
-            left_out = np.where(free > 1e-9, (residual - fit) / np.maximum(free, 1e-9), residual)
-            predicted = np.clip(y - left_out, -limit, limit)
-            logs.append(((y - predicted) ** 2).mean(1))
-            slopes = base[:d] + (shrunk / np.where(s > 0, s, 1.0) * along) @ vt / spread
-            offset = [] if not bias else [(base[d] + a - (slopes - base[:d]) @ center)[:, None]]
-            models.append(np.concatenate([slopes, *offset], 1))
-            part = np.full(len(SLOPE_RIDGES), PARTS.index("local" if base is not shared else "ridge"))
-            if base is shared:
-                part[-1] = PARTS.index("shared" if kappa == np.inf else "intercept")
-            parts.append(part)
-    errors = np.concatenate(logs)
-    errors += errors[: len(SLOPE_RIDGES)].min() / n + 1e-300
-    return _averaged(np.concatenate(models), -n / 4 * np.log(errors), np.concatenate(parts), prior)
+    if noise == 0:
+        return 0.0
+    if spread == 0:
+        return math.inf
+    return noise * max(1.0, _USUAL_SPREAD / spread)
+
+
+@np.errstate(all="ignore")
+def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float, limit: float) -> tuple[Array, Array]:
+    """A client's average of linear models of a real target, and the weights of the :data:`PARTS`.
+
+    Args:
+        x: features of its records, (n, d).
+        y: targets of its records, (n,).
+        shared: [weights..., bias] of the released model, (p,).
+        bias: whether the last parameter is a bias; models without one have no intercept of their own.
+        noise: nu of the released model; infinite for ``local`` alone.
+        limit: predictions are cut off at this absolute value; infinite for none.
+
+    Returns:
+        The model (p,), and the four weights, which add up to 1.
+    """
+    records = _Records.of(x, y, bias, limit)
+    own, own_errors = records.fits(np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES)
+    prior = prior_of_local(noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS)
+    models, errors = [own], [own_errors]
+    priors = [np.full(len(own), prior / len(own))]
+    parts = [np.full(len(own), PARTS.index("local"))]
+    kappas = dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
+    if not bias:
+        kappas = {math.inf: 1.0}
+    for kappa, weight in kappas.items():
+        found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
+        part = np.full(len(found), PARTS.index("ridge"))
+        part[-1] = PARTS.index("shared" if kappa == math.inf else "intercept")
+        models.append(found)
+        errors.append(found_errors)
+        priors.append(np.full(len(found), (1 - prior) * weight / len(found)))
+        parts.append(part)
+    floor = own_errors.min() / len(x) + 1e-300
+    logs = -len(x) / 4 * np.log(np.concatenate(errors) + floor) + np.log(np.concatenate(priors))
+    return _averaged(np.concatenate(models), logs, np.concatenate(parts))
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The records of a client with their standardized features Z = U S V^T.
+
+    Attributes:
+        x: features, (n, d).
+        y: targets, (n,).
+        bias: whether models have an intercept.
+        limit: absolute value at which predictions are cut off.
+        center: mean of the features, (d,); zeros without a bias.
+        spread: s, by which features are divided, (d,).
+        u: (n, r) of the decomposition.
+        s: singular values, (r,).
+        vt: (r, d) of the decomposition.
+    """
+
+    x: Array
+    y: Array
+    bias: bool
+    limit: float
+    center: Array
+    spread: Array
+    u: Array
+    s: Array
+    vt: Array
+
+    @classmethod
+    def of(cls, x: Array, y: Array, bias: bool, limit: float) -> _Records:
+        n, d = x.shape
+        center = x.mean(0) if bias else np.zeros(d)
+        spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))
+        u, s, vt = np.linalg.svd((x - center) / spread, full_matrices=False)
+        return cls(x, y, bias, limit, center, spread, u, s, vt)
+
+    def fits(self, base: Array, kappa: float, lambdas: Array) -> tuple[Array, Array]:
+        """Fits of an intercept and slopes of the client's own on a base, one for each penalty of the slopes.
+
+        Args:
+            base: [weights..., bias] of the base, (p,).
+            kappa: penalty of the intercept, at least 0; infinite leaves that of the base.
+            lambdas: penalties of the slopes, (m,); infinite leaves those of the base.
+
+        Returns:
+            The models (m, p), and the mean squares of their residuals left out one at a time, (m,).
+        """
+        n, d = self.x.shape
+        residual = self.y - self.x @ base[:d]
+        if self.bias:
+            residual = residual - base[d]
+        along = self.u.T @ residual
+        shrunk = self.s**2 / (self.s**2 + lambdas[:, None])  # (m, r)
+        intercept = residual.sum() / (n + kappa)
+        fit = intercept + (shrunk * along) @ self.u.T  # (m, n)
+        free = 1.0 - 1.0 / (n + kappa) - shrunk @ (self.u**2).T
+        left_out = np.where(free > 1e-9, (residual - fit) / np.maximum(free, 1e-9), residual)
+        predicted = np.clip(self.y - left_out, -self.limit, self.limit)
+        errors = ((self.y - predicted) ** 2).mean(1)
+        slopes = base[:d] + (shrunk / np.where(self.s > 0, self.s, 1.0) * along) @ self.vt / self.spread
+        if not self.bias:
+            return slopes, errors
+        offset = base[d] + intercept - (slopes - base[:d]) @ self.center
+        return np.concatenate([slopes, offset[:, None]], 1), errors
 
 
 @np.errstate(all="ignore")
@@ -267,7 +364,7 @@ def average_classes(
         log_likelihood, hits = log_likelihoods(rows[row], y[row], fit)
         scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
     parts = np.repeat([PARTS.index(name) for name in ("local", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
-    return _averaged(flat(fits[-1], bias), scores, parts, prior)
+    return _averaged(flat(fits[-1], bias), scores + _log_prior(parts, prior), parts)
 
 
 def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: float) -> Tensor:
@@ -295,9 +392,10 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: 
     parts = np.array([PARTS.index("local" if local else "ridge" if steps else "shared") for local, steps in _PATHS])
     averages = []
     for candidates, logs in zip(final, scores, strict=True):
-        _, shares = _averaged(candidates, logs, parts, prior, _SPLIT)
+        _, shares = _averaged(candidates, logs + _log_prior(parts, prior, _SPLIT), parts)
         path = (parts == 0) == (shares[0] > 0.5)
-        averages.append(np.concatenate(_averaged(candidates[path], logs[path], parts[path], prior, _SPLIT)))
+        taken = logs[path] + _log_prior(parts[path], prior, _SPLIT)
+        averages.append(np.concatenate(_averaged(candidates[path], taken, parts[path])))
     return torch.from_numpy(np.stack(averages)).to(starts)
 
 
@@ -332,20 +430,29 @@ def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
     return scores
 
 
-@np.errstate(all="ignore")  # of a prior of 0, and of models that are not finite
-def _averaged(
-    models: Array, logs: Array, parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
-) -> tuple[Array, Array]:
-    """Return the mean of models (m, p) by their log weights, and the weight of each part.
+@np.errstate(divide="ignore")  # of a prior of 0
+def _log_prior(parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)) -> Array:
+    """Log prior weights of models of classes, (m,); models of a part have equal shares of its prior.
 
     Args:
-        models, logs: each model, and its log weight without the prior.
-        parts: (m,), of which of the :data:`PARTS` it is; models of a part have equal shares of its prior.
+        parts: (m,), of which of the :data:`PARTS` each model is.
         prior: weight of ``local``.
-        others: shares of the other parts of the rest of the prior.
+        others: shares of the other parts in the rest of the prior.
     """
     priors = np.array([prior, *(np.array(others) * (1 - prior))])
-    logs = logs + np.log(priors / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
+    logs: Array = np.log(priors / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
+    return logs
+
+
+@np.errstate(all="ignore")  # of models that are not finite
+def _averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Mean of models (m, p) by their log weights, and the weight of each part.
+
+    Args:
+        models: (m, p).
+        logs: log weight of each model, (m,), with that of its prior.
+        parts: (m,), of which of the :data:`PARTS` each model is.
+    """
     finite = np.isfinite(models).all(1) & np.isfinite(logs)
     weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)
     weights /= weights.sum()

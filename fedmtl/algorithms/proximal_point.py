@@ -8,22 +8,29 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020, with 
 For linear models only. Of a real target l_k is half the mean squared error, and the minimizer a linear system; of
 classes it is the mean log loss, minimized by full-batch accelerated steps at 1 / L. So no local step size has to be
 tuned, and none diverges.
+
+In the first rounds the level of a real target can be learned by itself (``intercept_rounds``): a client then sends the
+mean of its residuals as the change of the bias, and the server moves the bias alone. Without these rounds a level far
+from 0 is first spread over all features, and clients whose features vary little take many rounds to undo it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from .._check import Count, Positive
+from .._check import Count, Positive, Whole
+from ..errors import ConfigError
 from ..local.losses import half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
 from .average import LocalAverage
-from .base import Algorithm, Problem
+from .base import Algorithm, Problem, Released
 from .cohort import Cohort, Own, Rows
 from .fedavg import FedAvg
 from .linear.classes import fit_classes, flat, layers
@@ -37,6 +44,7 @@ class ProximalPoint(FedAvg):
     Args:
         mu: strength of the proximal term, above 0.
         steps: accelerated steps of a model of classes.
+        intercept_rounds: number of first rounds that move the bias alone; of a real target.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
@@ -56,6 +64,7 @@ class ProximalPoint(FedAvg):
 
     mu: Positive = 0.03
     steps: Count = 20
+    intercept_rounds: Whole = 0
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
     name, title, colour = "proximal_point", "Proximal point", "#5c6bff"
@@ -66,7 +75,12 @@ class ProximalPoint(FedAvg):
         pass
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        check_linear(problem)  # refuses other models before anything is charged
+        bias = check_linear(problem)  # refuses other models before anything is charged
+        if self.intercept_rounds and not (bias and problem.loss in (mse, half_mse)):
+            raise ConfigError(
+                f"{type(self).__name__}.intercept_rounds is {self.intercept_rounds}, but the model has classes or no "
+                "bias; leave it out."
+            )
         return super().plan(problem, schedule)
 
     def local_baseline(self) -> Algorithm | None:
@@ -81,8 +95,19 @@ class ProximalPoint(FedAvg):
                 continue
             x = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # too large for float64: zero, and no end
-                rows[place] = self._change(problem, x, y, shared, bias)
+                if c.round < self.intercept_rounds:
+                    rows[place, -1] = (y - x @ shared).mean()
+                else:
+                    rows[place] = self._change(problem, x, y, shared, bias)
         return torch.from_numpy(rows).to(c.initial), c.own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        if released.step < self.intercept_rounds:
+            # the slopes of the release are noise alone
+            update = torch.zeros_like(released.values["update"])
+            update[-1] = released.values["update"][-1]
+            released = replace(released, values={**released.values, "update": update})
+        return super().server(problem, public, released)
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
         """Return v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""

@@ -25,11 +25,22 @@ from ..data import FederatedDataset
 from ..errors import ConfigError, ModelError
 from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
-from ..privacy import ClientPrivacy, FullParticipation, PoissonSampling, Privacy, RecordPrivacy, ReleasePlan, Sampler
+from ..privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    PoissonSampling,
+    Privacy,
+    QuantileClip,
+    RecordPrivacy,
+    ReleasePlan,
+    Sampler,
+)
 from ..privacy.opening import calibrated_release
 from .problem import made
 
 LARGEST_COHORT = 300
+_INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
+_COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
 _FAR, _LOOKED_AT = 10.0, 10_000  # the size of numbers that are not scaled, and records in which they are looked for
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
 
@@ -139,8 +150,9 @@ def automatic(
 ) -> Automatic:
     """Return settings for linear models of a real target or of classes, and for networks of classes.
 
-    Real targets at the client level: 20 exact proximal steps, and a clip by which the noise of a round is at most .1 in
-    units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level each client takes
+    Real targets at the client level: 20 exact proximal steps, of which the first four move the level alone, and a clip
+    that follows the median norm of the updates, at first so that the noise of a round is at most .1 in units of half
+    the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level each client takes
     one full-batch step in each of 60 rounds. Networks have the rounds and the clip of classes, and local steps whose
     size each client adapts.
 
@@ -176,19 +188,53 @@ def automatic(
         schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
     usual = 60 if records else 20 if not classes else 100 if clients >= LARGEST_COHORT else 30
     noise = noise_of(privacy, data, dimension, usual if rounds is None else rounds, settled)
-    algorithm: Algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD()) if deep else ProximalPoint(averaged=True)
+    clip: float | QuantileClip
+    rounds = usual if rounds is None else rounds
     if records:
-        algorithm, clip = _by_records(classes), 1.0
+        algorithm = _by_records(classes)
+        clip = 1.0
     elif classes:
+        algorithm = ProximalPoint(averaged=True)
+        if deep:
+            algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD())
         clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
-        clip = min(0.3, 0.1 / max(noise, 1e-9))
+        algorithm = ProximalPoint(averaged=True, intercept_rounds=min(_INTERCEPT_ROUNDS, rounds // 2))
+        clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
     if privacy is not None and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
-    rounds, finetune = usual if rounds is None else rounds, Average(noise=noise)
+    finetune = Average(noise=noise)
     return Automatic(
         algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, deep, clients
     )
+
+
+def _clip_of_numbers(
+    privacy: Privacy | None, noise: float, dimension: int, clients: int, schedule: Sampler
+) -> float | QuantileClip:
+    """The clip of a real target's updates: at first so that the noise of a round is at most .1, in units of half the
+    target's range, then the median of the clients' norms.
+
+    Once the level is learned these norms tell how far targets are spread within their range, so that a range that is
+    too wide costs little. The count of the clients within the clip takes a tenth of the budget: the noise of a round's
+    sum is nu m / sqrt(p) over the clip for m participants, a client moves the count half as far as the sum over the
+    clip, and by Theorem 1 of Andrew et al. a tenth of the budget is a multiplier 1 / sqrt(.1) times as large.
+
+    Args:
+        privacy: of the run.
+        noise: nu.
+        dimension: p.
+        clients: K.
+        schedule: of the rounds.
+    """
+    initial = min(0.3, 0.1 / max(noise, 1e-9))
+    if noise == 0 or not isinstance(privacy, ClientPrivacy):
+        return initial
+    if privacy.mechanism != "gaussian" or privacy.bands is not None:
+        return initial
+    of_the_sum = noise * schedule.bind(clients).denominator / math.sqrt(dimension)
+    count_noise = of_the_sum / 2 / math.sqrt(_COUNT_SHARE)
+    return QuantileClip(initial=initial, quantile=0.5, lr=0.4, count_noise=count_noise)
 
 
 def is_linear(module: nn.Module, data: FederatedDataset) -> bool:

@@ -10,15 +10,16 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
-from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, prior_of_local
+from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, noise_at, prior_of_local
 from fedmtl.algorithms.linear.classes import fit_classes
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
 from tests.algorithms.harness import problem_of
 from tests.helpers import regression
 
-RIDGES = (0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, np.inf)
-INTERCEPTS = (0, 1, 3, 10, 30, 100, np.inf)
+LOCAL_RIDGES = (0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, np.inf)
+RIDGES = (0.01, 0.1, 1, 10, 100, np.inf)
+INTERCEPTS = {0: 0.3, 0.03: 0.2, 0.3: 0.2, 3: 0.2, np.inf: 0.1}
 
 
 def rows(n: int, d: int, seed: int = 0):
@@ -35,32 +36,81 @@ def ridge(z, r, kappa: float, lam: float):
     return (solution[0] if intercept else 0.0), (solution[int(intercept) :] if slopes else np.zeros(z.shape[1]))
 
 
+@pytest.mark.parametrize("noise", [0.0, 1.5])
 @pytest.mark.parametrize("n", [2, 3, 9, 30])
-def test_the_average_is_that_of_refits_without_each_record(n: int) -> None:
+def test_the_average_is_that_of_refits_without_each_record(n: int, noise: float) -> None:
     d, limit = 4, 0.8
     x, y, shared = rows(n, d)
     center, spread = x.mean(0), np.sqrt((n * x.var(0) + 10 * 0.4**2) / (n + 10))
-    z, found, logs, parts = (x - center) / spread, [], [], []
-    for base, kappas in ((np.zeros(d + 1), [0]), (shared, INTERCEPTS)):
+    z = (x - center) / spread
+    found, errors, shares, parts = [], [], [], []
+
+    def add(base, kappa: float, lam: float, share: float, part: int) -> None:
         residual = y - x @ base[:d] - base[d]
-        for kappa in kappas:
-            for lam in RIDGES:
-                errors = []
-                for i in range(n):
-                    a, v = ridge(np.delete(z, i, 0), np.delete(residual, i), kappa, lam)
-                    errors.append(y[i] - np.clip(y[i] - residual[i] + a + z[i] @ v, -limit, limit))
-                a, v = ridge(z, residual, kappa, lam)
-                found.append([*(base[:d] + v / spread), base[d] + a - (v / spread) @ center])
-                logs.append(np.mean(np.square(errors)))
-                shared_slopes = 1 if kappa == np.inf else 2
-                parts.append(0 if base is not shared else shared_slopes if lam == np.inf else 3)
-    prior = np.array([0.3, 0.7 * 5 / 9, 0.7 * 2 / 9, 0.7 * 2 / 9]) / np.bincount(parts)
-    floor = min(logs[: len(RIDGES)]) / n  # of the models of its own
-    weights = prior[parts] * (np.array(logs) + floor) ** (-n / 4)
+        left_out = []
+        for i in range(n):
+            a, v = ridge(np.delete(z, i, 0), np.delete(residual, i), kappa, lam)
+            left_out.append(y[i] - np.clip(y[i] - residual[i] + a + z[i] @ v, -limit, limit))
+        a, v = ridge(z, residual, kappa, lam)
+        found.append([*(base[:d] + v / spread), base[d] + a - (v / spread) @ center])
+        errors.append(np.mean(np.square(left_out)))
+        shares.append(share)
+        parts.append(part)
+
+    for lam in LOCAL_RIDGES:
+        add(np.zeros(d + 1), 0, lam, 0.1, 0)
+    means = [y[i] - np.clip(np.delete(y, i).mean(), -limit, limit) for i in range(n)]
+    own_noise = noise * max(1, 0.3 / np.sqrt(np.mean(np.square(means))))
+    odds = 0.5 * (1 + (own_noise / 4) ** 2 * max(n / (d + 1), 1))
+    shares = [odds / (1 + odds) * share for share in shares]
+    for kappa, share in INTERCEPTS.items():
+        for lam in RIDGES:
+            part = 3
+            if lam == np.inf:
+                part = 1 if kappa == np.inf else 2
+            add(shared, kappa, lam, share / len(RIDGES) / (1 + odds), part)
+    floor = min(errors[: len(LOCAL_RIDGES)]) / n
+    weights = np.array(shares) * (np.array(errors) + floor) ** (-n / 4)
     weights /= weights.sum()
-    model, shares = average_numbers(x, y, shared, True, 0.3, limit)
+    model, found_shares = average_numbers(x, y, shared, True, noise, limit)
     np.testing.assert_allclose(model, weights @ np.array(found), rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(shares, np.bincount(parts, weights), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found_shares, np.bincount(parts, weights), rtol=1e-8, atol=1e-10)
+
+
+def test_a_range_that_is_too_wide_hides_no_noise() -> None:
+    """The weight of a client's own models at a target spread over a tenth of its range is that of ten times nu."""
+    random = np.random.default_rng(4)
+    x, y = random.uniform(-1, 1, (12, 3)), 0.2 * random.normal(size=12)
+    shared = np.array([0.2, -0.1, 0.1, 0.0])
+    wide, ten = (average_numbers(x, y / ratio, shared / ratio, True, nu, np.inf)[1] for ratio, nu in ((10, 1), (1, 10)))
+    exact = average_numbers(x, y, shared, True, 1, np.inf)[1]
+    assert wide[0] == pytest.approx(ten[0])
+    assert wide[0] > exact[0]
+
+
+@pytest.mark.parametrize("level", [0.0, 0.3])
+def test_clients_with_three_records_keep_to_their_level(level: float) -> None:
+    """As on panels of few records: if clients differ by their level alone, the error comes near that of the level's
+    posterior mean, and is never above that of the clients' own models.
+    """
+    random = np.random.default_rng(5)
+    shared = np.array([0.3, -0.2, 0.0])
+    squares = {name: [] for name in ("average", "local", "exact")}
+    for _ in range(400):
+        x, own = random.uniform(-1, 1, (203, 2)), level * random.normal()
+        y = x @ shared[:2] + own + 0.05 * random.normal(size=203)
+        residual = y[:3] - x[:3] @ shared[:2]
+        kappa = np.inf if level == 0 else (0.05 / level) ** 2
+        exact = np.append(shared[:2], residual.sum() / (3 + kappa))
+        models_of = {
+            "average": average_numbers(x[:3], y[:3], shared, True, 0.0, np.inf)[0],
+            "local": average_numbers(x[:3], y[:3], np.zeros(3), True, np.inf, np.inf)[0],
+            "exact": exact,
+        }
+        for name, model in models_of.items():
+            squares[name].append(np.mean((y[3:] - x[3:] @ model[:2] - model[2]) ** 2))
+    average, local, exact = (np.mean(squares[name]) for name in ("average", "local", "exact"))
+    assert exact < average < 0.5 * local
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -111,7 +161,7 @@ def test_records_too_large_for_float64_leave_the_released_model() -> None:
 def test_one_record_and_records_all_alike() -> None:
     x, y, shared = rows(1, 3)
     for features, targets in ((x, y), (np.ones((5, 3)), np.zeros(5))):
-        model, shares = average_numbers(features, targets, shared, True, 0.1, np.inf)
+        model, shares = average_numbers(features, targets, shared, True, 0.0, np.inf)
         assert np.isfinite(model).all()
         assert shares.sum() == pytest.approx(1.0)
 
@@ -120,11 +170,13 @@ def test_noise_and_records_weigh_the_models_of_a_client() -> None:
     """The square of the noise, over the error p / n of a model of n records, raises odds of 1 to 9."""
     assert Average().resolved(3.0).noise == 3.0
     assert Average(noise=0.2).resolved(9.0).noise == 0.2
-    odds = {(nu, n): 1 / (1 / prior_of_local(nu, n, 10) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
+    odds = {(nu, n): 1 / (1 / prior_of_local(nu, n, 10, 1 / 9) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
     assert [odds[0, n] for n in (5, 10, 30)] == pytest.approx([1 / 9] * 3)
     assert [odds[4, n] for n in (5, 10, 30)] == pytest.approx([2 / 9, 2 / 9, 4 / 9])
     assert odds[8, 30] == pytest.approx(13 / 9)
-    assert prior_of_local(math.inf, 5, 10) == 1
+    assert prior_of_local(math.inf, 5, 10, 1 / 2) == 1
+    assert [noise_at(*given) for given in ((2.0, 0.6), (2.0, 0.03), (0.0, 0.0))] == pytest.approx([2.0, 20.0, 0.0])
+    assert noise_at(2.0, 0.0) == math.inf
 
 
 def test_where_the_noise_is_loud_a_client_with_many_records_keeps_to_them() -> None:

@@ -1,5 +1,6 @@
 """Automatic settings: what they follow from, the proximal point method, and what a user sees."""
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -57,14 +58,68 @@ def numbers(clients: int, count: int = 12, seed: int = 0) -> FederatedDataset:
 @pytest.mark.parametrize("schedule", [None, PoissonSampling(cohort=12), FixedCohort(cohort=12)])
 def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     """The report of a run has the standard deviation of a coordinate of a released mean."""
-    privacy, settings = ClientPrivacy(epsilon=2.0), {} if schedule is None else {"rounds": 7, "schedule": schedule}
+    privacy = ClientPrivacy(epsilon=2.0, clip_norm=0.2)
+    settings = {} if schedule is None else {"rounds": 7, "schedule": schedule}
     report = Trainer(data=numbers(30), privacy=privacy, progress=False, **settings).fit().privacy
     measured = report.noise_std * math.sqrt(3) / report.clip_norm
     chosen = automatic(numbers(30), privacy, **settings)
     assert chosen.noise == pytest.approx(measured, rel=5e-3)
     assert (chosen.rounds, chosen.schedule) == ((7, schedule) if settings else (20, FullParticipation()))
-    assert report.clip_norm == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
     assert max(map(len, chosen.text().splitlines())) <= 120
+    clip = automatic(numbers(30), ClientPrivacy(epsilon=2.0), **settings).privacy.clip_norm
+    assert clip.initial == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
+
+
+@pytest.mark.parametrize("schedule", [None, PoissonSampling(cohort=12), FixedCohort(cohort=12)])
+def test_the_count_of_the_clip_takes_a_tenth_of_the_budget(schedule) -> None:
+    """Noise of the update rises by 1 / sqrt(.9): of two Gaussian releases 1 / z^2 adds up."""
+    settings = {} if schedule is None else {"rounds": 7, "schedule": schedule}
+    data, ratios = numbers(30), []
+    clip = automatic(data, ClientPrivacy(epsilon=2.0), **settings).privacy.clip_norm
+    for norm in (clip, clip.initial):
+        privacy = ClientPrivacy(epsilon=2.0, clip_norm=norm)
+        report = Trainer(data=data, privacy=privacy, progress=False, **settings).fit().privacy
+        ratios.append(report.noise_std / report.clip_norm)
+    assert ratios[0] / ratios[1] == pytest.approx(1 / math.sqrt(0.9), rel=5e-3)
+
+
+def test_a_range_that_is_ten_times_too_wide_costs_little() -> None:
+    """The level is learned first and the clip follows the updates, so that noise shrinks with the targets."""
+    random = np.random.default_rng(7)
+    rows, wide = {}, {}
+    for client in range(120):
+        x = random.uniform(-1, 1, (6, 2)).astype(np.float32)
+        y = (0.4 * x[:, 0] - 0.3 * x[:, 1] + 0.1 * random.normal() + 0.05 * random.normal(size=6)).astype(np.float32)
+        rows[f"c{client}"] = x, y
+        wide[f"c{client}"] = x, y / 10 - 0.9
+    errors = []
+    for clients, unit in ((rows, 1.0), (wide, 10.0)):
+        data = FederatedDataset.from_tensors(clients, classes=None, domain=Domain(2.0, 2**0.5, 1.0))
+        data = replace(data, limit=1.0)
+        result = Trainer(data=data, privacy=ClientPrivacy(epsilon=2.0), baselines=("local",), progress=False).fit()
+        shared = np.mean(list(result.scores["shared"]["mse"].values()))
+        errors.append((unit**2 * shared, unit**2 * result.metrics["mse"]))
+        assert result.metrics["mse"] < 0.7 * result.baselines["local"].metrics["mse"]
+    assert errors[1][0] < 1.5 * errors[0][0]  # with a fixed clip 100 times
+    assert errors[1][1] < 1.2 * errors[0][1]
+
+
+def test_first_rounds_move_the_level_alone() -> None:
+    problem, seen = problem_of(regression(clients=3), model=models.linear_regression(), rounds=4), []
+    algorithm = ProximalPoint(intercept_rounds=2)
+    run(algorithm, problem, watch=lambda step, state: seen.append(state.public["global"].clone()))
+    start, first, second, third = seen[:4]
+    assert torch.equal(first[:-1], start[:-1])
+    assert torch.equal(second[:-1], start[:-1])
+    assert (third[:-1] != start[:-1]).all()
+    x, y = problem.data.train.x.double(), problem.data.train.y.double()
+    bounds = problem.data.train.offsets.tolist()
+    residual = y - x @ start[:-1].double() - start[-1]
+    means = [residual[low:high].mean() for low, high in itertools.pairwise(bounds)]
+    assert float(first[-1] - start[-1]) == pytest.approx(float(torch.stack(means).mean()), rel=1e-6)
+    softmax = problem_of(ragged_classification(3), model=models.softmax_regression(), loss="auto")
+    with pytest.raises(ConfigError, match="intercept_rounds is 2, but the model has classes or no bias"):
+        algorithm.plan(softmax, FullParticipation().bind(3))
 
 
 def test_nu_of_a_noise_multiplier_and_without_noise() -> None:
@@ -74,7 +129,10 @@ def test_nu_of_a_noise_multiplier_and_without_noise() -> None:
 
 def test_choices_follow_from_public_facts() -> None:
     quiet = automatic(numbers(20), ClientPrivacy(epsilon=20.0))
-    assert quiet.privacy.clip_norm == 0.3
+    assert quiet.privacy.clip_norm.initial == 0.3
+    assert quiet.algorithm.intercept_rounds == 4
+    assert automatic(numbers(20), ClientPrivacy(epsilon=20.0), rounds=3).algorithm.intercept_rounds == 1
+    assert automatic(numbers(20), ClientPrivacy(epsilon=20.0, mechanism="l2_laplace")).privacy.clip_norm == 0.3
     assert quiet.finetune.noise == quiet.noise
     assert automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
     assert automatic(numbers(301, 2), None).schedule == PoissonSampling(cohort=300)

@@ -39,7 +39,7 @@ def _numbers(x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDa
     """Return the squared errors of a ridge regression chosen by records left out, and of the average."""
     tuned = np.clip(x_test @ (w := ridge(x, y, data.limit))[:-1] + w[-1], -data.limit, data.limit)
     with np.errstate(divide="ignore"):  # the logarithm of a prior weight of 0
-        w, _ = average_numbers(x, y, np.zeros(x.shape[1] + 1), True, 1.0, data.limit)
+        w, _ = average_numbers(x, y, np.zeros(x.shape[1] + 1), True, math.inf, data.limit)
     averaged = np.clip(x_test @ w[:-1] + w[-1], -data.limit, data.limit)
     return float(np.mean((tuned - y_test) ** 2)), float(np.mean((averaged - y_test) ** 2))
 
